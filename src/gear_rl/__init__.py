@@ -1,0 +1,50 @@
+"""GEAR gives each token of a GRPO completion the credit it earned.
+
+The front door: a dozen names. Everything is imported on first use, so that ``gear --help`` does not wait for
+torch, and the package works with torch and jaxtyping alone until an engine is asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gear_rl.engines.trl import GEARConfig, GEARTrainer
+    from gear_rl.methods import METHODS, Gear, RandomOnsets, Shuffled, Uniform
+    from gear_rl.tensor.advantage import group_relative_advantage
+    from gear_rl.types import Credit, CreditAssigner, TokenSignals
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Credit": "gear_rl.types",
+    "CreditAssigner": "gear_rl.types",
+    "TokenSignals": "gear_rl.types",
+    "METHODS": "gear_rl.methods",
+    "Gear": "gear_rl.methods",
+    "RandomOnsets": "gear_rl.methods",
+    "Shuffled": "gear_rl.methods",
+    "Uniform": "gear_rl.methods",
+    "group_relative_advantage": "gear_rl.tensor.advantage",
+    "GEARConfig": "gear_rl.engines.trl",
+    "GEARTrainer": "gear_rl.engines.trl",
+}
+
+__all__ = [
+    "METHODS",
+    "Credit",
+    "CreditAssigner",
+    "GEARConfig",
+    "GEARTrainer",
+    "Gear",
+    "RandomOnsets",
+    "Shuffled",
+    "TokenSignals",
+    "Uniform",
+    "group_relative_advantage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gear_rl' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)

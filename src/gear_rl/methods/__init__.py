@@ -1,0 +1,20 @@
+"""The catalogue: one file per method, one line per file. Knows no forward pass and no engine."""
+
+from gear_rl.methods.gear import Gear
+from gear_rl.methods.random_onsets import RandomOnsets
+from gear_rl.methods.shuffled import Shuffled
+from gear_rl.methods.uniform import Uniform
+from gear_rl.types import CreditAssigner
+
+METHODS: dict[str, type[CreditAssigner]] = {
+    cls.name: cls
+    for cls in (
+        Uniform,
+        Gear,
+        Shuffled,
+        RandomOnsets,
+    )
+}
+"""Every method by its name; a file of this folder that is missing here fails a test."""
+
+__all__ = ["METHODS", "Gear", "RandomOnsets", "Shuffled", "Uniform"]

@@ -1,0 +1,266 @@
+"""GEAR: where the student departs from the teacher, a segment of credit begins."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked_quantile
+from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
+from gear_rl.types import Credit, TokenSignals
+
+Estimator = Literal["full", "k3", "abs_k1"]
+Normaliser = Literal["minmax", "max", "log1p_minmax", "robust", "none"]
+EntropyNormaliser = Literal["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]
+OnsetRule = Literal["peak", "threshold", "quantile", "local_max", "never"]
+EndRule = Literal["next_fork", "entropy_drop", "fixed_length", "turn"]
+Aligned = Literal["own", "one"]
+WeightFunction = Literal["linear", "exp"]
+SignMode = Literal["agnostic", "aware", "neg_only"]
+Renormalise = Literal["mean", "none", "geomean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gear:
+    """Granularity-adaptive advantage reweighting (GEAR, arXiv:2605.11853).
+
+    The token-wise reverse KL ``d_t`` from the student to the teacher is normalised over the completion's
+    tokens, ``z_t``. Where it peaks, an onset opens a segment; the segment ends where the student's entropy
+    says so. Every token of a segment takes the ``z`` of its onset, an aligned token its own. The weight is
+    ``f(z)``, rescaled to mean 1 over the completion, and ``A_t = A * w_t``.
+
+    Confirmed by the paper's abstract and figure captions: what is rescaled (the completion's advantage), the
+    ground-truth-conditioned teacher, reverse KL per token, peaks as onsets, a role for entropy in the extent
+    of a segment, token resolution where the two agree, the onset's divergence as the weight of its whole
+    segment, and that both signals are normalised. That the completion's advantage is preserved is a caption's
+    wording. Everything else is *our reading*, and is a field below: the normalisers, the onset rule and
+    threshold, the absolute floor, the end rule and threshold, the aligned rule, the weight function and its
+    strength, the sign mode, the clip, the renormalisation. No default value is from the paper.
+
+    Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
+    ``aligned="one"``; fixed-length segments ``end_rule="fixed_length", max_segment_tokens=8``; to the end of
+    the turn ``end_rule="turn"``; no renormalisation ``renormalise="none"``.
+
+    ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere. A completion with no
+    trained token gets nothing; one with a single token keeps its advantage. Raises ``ValueError`` for a
+    setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 5, dtype=torch.bool),
+    ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0, 1.0]]),
+    ...     student_entropy=torch.tensor([[0.1, 0.1, 0.1, 1.0, 0.1]]),
+    ... )
+    >>> credit = Gear()(torch.tensor([1.0]), signals)
+    >>> credit.segment_id
+    tensor([[0, 1, 1, 2, 3]])
+    >>> credit.advantage
+    tensor([[0.6667, 1.3333, 1.3333, 0.6667, 1.0000]])
+    """
+
+    name: ClassVar[str] = "gear"
+    source: ClassVar[str] = "arXiv:2605.11853"
+
+    estimator: Estimator = "full"
+    """What stands for the divergence: ``full``, the exact KL over the vocabulary; ``k3`` or ``abs_k1``, from
+    the log-ratio ``r`` of the sampled token: ``exp(r) - 1 - r`` and ``|r|`` (cheaper, and much noisier)."""
+    divergence_norm: Normaliser = "minmax"
+    """Scale of the divergence inside one completion: ``minmax``; ``max`` (d / max); ``log1p_minmax``;
+    ``robust`` (d / 99th percentile, at most 1); ``none`` (nats)."""
+    entropy_norm: EntropyNormaliser = "minmax"
+    """The same for the student's entropy; ``log_vocab`` divides by the entropy of a uniform draw."""
+    vocab_size: int = 0
+    """Number of tokens in the vocabulary; only ``entropy_norm="log_vocab"`` reads it."""
+    onset_rule: OnsetRule = "peak"
+    """What opens a segment: ``peak``, a local maximum of the turn at or above the threshold; ``threshold``,
+    every token at or above it; ``quantile``, every token at or above the completion's quantile of that level;
+    ``local_max``, any local maximum; ``never``, none (token only)."""
+    onset_threshold: float = 0.5
+    """On the normalised scale; for ``quantile`` a level from 0 to 1."""
+    onset_floor_nats: float = 0.01
+    """No onset below this divergence: min-max would make a peak of pure noise. 0 is the literal reading."""
+    end_rule: EndRule = "next_fork"
+    """What closes a segment, beside the next onset and the end of the turn: ``next_fork``, entropy at or above
+    the threshold (the student decides anew); ``entropy_drop``, entropy below it; ``fixed_length``, nothing but
+    ``max_segment_tokens``; ``turn``, nothing."""
+    end_threshold: float = 0.5
+    """On the normalised entropy scale."""
+    max_segment_tokens: int | None = None
+    """Longest segment that an onset may open, in tokens; None for no limit."""
+    aligned: Aligned = "own"
+    """A token outside every segment: weighted by its ``own`` divergence, or as if it had none (``one``)."""
+    weight_function: WeightFunction = "linear"
+    """``linear``, 1 + alpha z; ``exp``, exp(alpha z)."""
+    alpha: float = 1.0
+    """Strength; 0 gives GRPO back."""
+    sign_mode: SignMode = "agnostic"
+    """``agnostic``: more divergence, more weight, whatever the sign of the advantage. ``aware``:
+    exp(-sign(A) alpha z), more blame and less praise. ``neg_only``: weight 1 where the advantage is not
+    negative. The choice we are least sure of."""
+    clip: tuple[float, float] | None = None
+    """Least and greatest weight before the renormalisation; None for no clip."""
+    renormalise: Renormalise = "mean"
+    """``mean``: the weights of a completion have mean 1, so its advantage is preserved; ``geomean``: geometric
+    mean 1; ``none``."""
+
+    def __post_init__(self) -> None:
+        for field, choices in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in choices:
+                raise ValueError(f"{field}: {value!r} is not one of {', '.join(choices)}")
+        for field in ("onset_threshold", "onset_floor_nats", "end_threshold", "alpha"):
+            if not math.isfinite(getattr(self, field)) or getattr(self, field) < 0:
+                raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
+        if self.onset_rule == "quantile" and self.onset_threshold > 1:
+            raise ValueError(f"onset_threshold: {self.onset_threshold} is a quantile here; give at most 1")
+        if self.max_segment_tokens is not None and self.max_segment_tokens < 1:
+            raise ValueError(f"max_segment_tokens: {self.max_segment_tokens}; a segment has at least 1 token")
+        if self.end_rule == "fixed_length" and self.max_segment_tokens is None:
+            raise ValueError("max_segment_tokens: end_rule='fixed_length' needs a length, for example 8")
+        if self.clip is not None and not 0 < self.clip[0] <= 1 <= self.clip[1] < math.inf:
+            raise ValueError(f"clip: {self.clip} must hold 1 between two positive numbers, as in (0.5, 2.0)")
+        if self.entropy_norm == "log_vocab" and self.vocab_size < 2:
+            raise ValueError(
+                f"vocab_size: {self.vocab_size}; entropy_norm='log_vocab' needs the number of tokens"
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        signals = ("divergence",) if self.estimator == "full" else ("student_logprob", "teacher_logprob")
+        return (*signals, "student_entropy") if self._reads_entropy else signals
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        return self.spread(advantage_B, signals, *self.onsets(signals))
+
+    def onsets(self, signals: TokenSignals) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        """The normalised divergence of every token, and the tokens that open a segment.
+
+        >>> Gear().onsets(TokenSignals(
+        ...     mask=torch.ones(1, 3, dtype=torch.bool), divergence=torch.tensor([[1.0, 3.0, 2.0]])
+        ... ))
+        (tensor([[0.0000, 1.0000, 0.5000]]), tensor([[False,  True, False]]))
+        """
+        mask = signals.mask
+        divergence = self._divergence(signals)
+        height = _normalised(divergence, mask, self.divergence_norm)
+        match self.onset_rule:
+            case "peak":
+                onset = local_maxima(height, _turns(signals)) & (height >= self.onset_threshold)
+            case "threshold":
+                onset = height >= self.onset_threshold
+            case "quantile":
+                onset = height >= masked_quantile(height, mask, self.onset_threshold)
+            case "local_max":
+                onset = local_maxima(height, _turns(signals))
+            case "never":
+                onset = torch.zeros_like(mask)
+        return height, onset & mask & (divergence >= self.onset_floor_nats)
+
+    def spread(
+        self,
+        advantage_B: Float[Tensor, " B"],
+        signals: TokenSignals,
+        height: Float[Tensor, "B T"],
+        onset: Bool[Tensor, "B T"],
+    ) -> Credit:
+        """The credit of given onsets: their segments, the weights, the renormalisation.
+
+        >>> signals = TokenSignals(
+        ...     mask=torch.ones(1, 3, dtype=torch.bool), student_entropy=torch.tensor([[0.0, 0.0, 1.0]])
+        ... )
+        >>> height, onset = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, False, False]])
+        >>> Gear().spread(torch.tensor([1.0]), signals, height, onset).advantage
+        tensor([[1.2000, 1.2000, 0.6000]])
+        """
+        mask, turn_id = signals.mask, _turns(signals)
+        new_turn = segment_starts(turn_id)
+        segment_id = segment_ids(
+            onset, new_turn | self._ends(signals), mask, max_tokens=self.max_segment_tokens
+        )
+        at_start = at_segment_start(height, segment_id)
+        if self.aligned == "one":
+            opened = at_segment_start(onset.to(height.dtype), segment_id) > 0
+            at_start = torch.where(opened, at_start, 0.0)
+        weight = self._weight(at_start, advantage_B)
+        return Credit.from_weights(advantage_B, self._renormalised(weight, mask), segment_id)
+
+    @property
+    def _reads_entropy(self) -> bool:
+        return self.onset_rule != "never" and self.end_rule in ("next_fork", "entropy_drop")
+
+    def _divergence(self, signals: TokenSignals) -> Float[Tensor, "B T"]:
+        if self.estimator == "full":
+            return signals.get("divergence")
+        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+        if self.estimator == "abs_k1":
+            return log_ratio.abs()
+        return log_ratio.clamp(max=20.0).expm1() - log_ratio  # clamped: a lone token must not overflow
+
+    def _ends(self, signals: TokenSignals) -> Bool[Tensor, "B T"]:
+        if not self._reads_entropy:
+            return torch.zeros_like(signals.mask)
+        entropy = signals.get("student_entropy")
+        if self.entropy_norm == "log_vocab":
+            level = entropy / math.log(self.vocab_size)
+        else:
+            level = _normalised(entropy, signals.mask, self.entropy_norm)
+        return level >= self.end_threshold if self.end_rule == "next_fork" else level < self.end_threshold
+
+    def _weight(self, z: Float[Tensor, "B T"], advantage_B: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
+        if self.sign_mode == "aware":
+            weight = torch.exp(-advantage_B.sign()[:, None] * self.alpha * z)
+        elif self.weight_function == "linear":
+            weight = 1.0 + self.alpha * z
+        else:
+            weight = torch.exp(self.alpha * z)
+        if self.sign_mode == "neg_only":
+            weight = torch.where(advantage_B[:, None] < 0, weight, 1.0)
+        return weight if self.clip is None else weight.clamp(*self.clip)
+
+    def _renormalised(self, weight: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        match self.renormalise:
+            case "mean":
+                mean = masked_mean(weight, mask)
+            case "geomean":
+                mean = masked_mean(weight.log(), mask).exp()
+            case "none":
+                return weight
+        return weight / torch.where(mean > 0, mean, 1.0)  # an empty row has mean 0
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "estimator": get_args(Estimator),
+    "divergence_norm": get_args(Normaliser),
+    "entropy_norm": get_args(EntropyNormaliser),
+    "onset_rule": get_args(OnsetRule),
+    "end_rule": get_args(EndRule),
+    "aligned": get_args(Aligned),
+    "weight_function": get_args(WeightFunction),
+    "sign_mode": get_args(SignMode),
+    "renormalise": get_args(Renormalise),
+}
+
+
+def _turns(signals: TokenSignals) -> Int[Tensor, "B T"]:
+    return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
+
+
+def _normalised(
+    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], how: EntropyNormaliser
+) -> Float[Tensor, "B T"]:
+    """``x`` on the scale that ``how`` names, row by row; 0 on masked tokens."""
+    match how:
+        case "minmax":
+            return masked_minmax(x, mask)
+        case "log1p_minmax":
+            return masked_minmax(x.clamp(min=0).log1p(), mask)
+        case "max":
+            scale = masked_max(x, mask)
+        case "robust":
+            scale = masked_quantile(x, mask, 0.99)
+        case _:
+            return torch.where(mask, x, 0.0)
+    scaled = torch.where(scale > 0, x / torch.where(scale > 0, scale, 1.0), 0.0).clamp(max=1.0)
+    return torch.where(mask, scaled, 0.0)

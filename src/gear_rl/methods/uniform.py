@@ -1,0 +1,34 @@
+"""GRPO: every token of a completion carries the completion's advantage."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.types import Credit, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uniform:
+    """GRPO: one segment per completion, weight 1 (arXiv:2402.03300).
+
+    The baseline that every other method must reduce to when its signal is flat.
+
+    >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
+    >>> Uniform()(torch.tensor([2.0]), signals).advantage
+    tensor([[2., 2., 0.]])
+    """
+
+    name: ClassVar[str] = "uniform"
+    source: ClassVar[str] = "arXiv:2402.03300"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        segment_id = torch.where(signals.mask, 0, -1)
+        weight = torch.ones_like(signals.mask, dtype=advantage_B.dtype)
+        return Credit.from_weights(advantage_B, weight, segment_id)

@@ -1,0 +1,169 @@
+"""Whose weights the teacher has: the student's own, those it began with, or a slow copy.
+
+A teacher that is not live keeps one copy of the *trained* parameters (all of them in full fine-tuning, the
+adapters under PEFT) and lends it to the model for the length of a scoring pass. Knows no trainer: somebody
+calls ``update`` after each optimizer step, and saves ``state_dict`` with the run.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+TeacherKind = Literal["live", "base", "ema", "sync"]
+"""``live``: the student's current weights. ``base``: those at the start of the run (under PEFT the adapter is
+disabled). ``ema``: a moving average. ``sync``: a copy renewed every few steps."""
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """Lends weights to a model, follows its training, can be saved."""
+
+    def weights(self, model: nn.Module) -> AbstractContextManager[None]:
+        """While it is open, ``model`` computes with the teacher's weights."""
+        ...
+
+    def update(self, model: nn.Module, step: int) -> None:
+        """Follow the student after optimizer step ``step``."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What has to be saved; empty if nothing has."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a saved state; ``ValueError`` if it is another model's."""
+        ...
+
+
+class LiveTeacher:
+    """The student itself, seeing more."""
+
+    def weights(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def update(self, model: nn.Module, step: int) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        _check_keys({}, state)
+
+
+class AdapterFreeTeacher(LiveTeacher):
+    """The base model under a PEFT adapter, by switching the adapter off: no copy, nothing to save."""
+
+    def weights(self, model: nn.Module) -> AbstractContextManager[None]:
+        wrapped: Any = model
+        while not hasattr(wrapped, "disable_adapter"):
+            wrapped = wrapped.module
+        return cast(AbstractContextManager[None], wrapped.disable_adapter())
+
+
+class CopyTeacher:
+    """A copy of the trained parameters: frozen, renewed every ``sync_steps`` steps, or a moving average.
+
+    ``update_rate`` is the share of the student that each step mixes in: 0 never, 1 all of it (EMA as in SDPO,
+    arXiv:2601.20802: 0.05). The copy is exchanged with the model's values in place, so it works wherever the
+    parameters can be written: plain, DDP, PEFT. The student's values come back bit for bit, also after an
+    error.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> _ = model.weight.data.fill_(1.0)
+    >>> teacher = CopyTeacher(model, update_rate=0.5)
+    >>> _ = model.weight.data.fill_(3.0)
+    >>> teacher.update(model, step=1)
+    >>> with teacher.weights(model):
+    ...     model.weight.item()
+    2.0
+    >>> model.weight.item()
+    3.0
+    """
+
+    def __init__(self, model: nn.Module, update_rate: float = 0.0, sync_steps: int = 1) -> None:
+        if not 0.0 <= update_rate <= 1.0:
+            raise ValueError(f"teacher_update_rate: {update_rate} is not a share; give a number from 0 to 1")
+        if sync_steps < 1:
+            raise ValueError(f"teacher_sync_steps: {sync_steps} is not a number of steps; give 1 or more")
+        self.update_rate, self.sync_steps = update_rate, sync_steps
+        self._copy = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
+        if any(p.numel() == 0 for p in self._copy.values()):
+            raise ValueError(
+                "teacher_model_kind: the parameters are partitioned away on this rank (DeepSpeed ZeRO-3), so "
+                "no copy can be kept; use 'live', or 'base' with a PEFT adapter"
+            )
+
+    @contextmanager
+    def weights(self, model: nn.Module) -> Generator[None, None, None]:
+        self._exchange(model)
+        try:
+            yield
+        finally:
+            self._exchange(model)
+
+    def update(self, model: nn.Module, step: int) -> None:
+        if self.update_rate == 0.0 or step % self.sync_steps:
+            return
+        for name, parameter in trained_parameters(model).items():
+            self._copy[name].lerp_(parameter.detach(), self.update_rate)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self._copy)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        _check_keys(self._copy, state)
+        for name, copy in self._copy.items():
+            copy.copy_(state[name])
+
+    @torch.no_grad()
+    def _exchange(self, model: nn.Module) -> None:
+        # In place: an optimizer, a wrapper or a tied layer may hold the same tensor.
+        for name, parameter in trained_parameters(model).items():
+            copy = self._copy[name]
+            student = parameter.detach().clone()
+            parameter.copy_(copy)
+            copy.copy_(student)
+
+
+def make_teacher(
+    kind: TeacherKind, model: nn.Module, update_rate: float = 0.05, sync_steps: int = 10
+) -> Teacher:
+    """The teacher that ``kind`` names; ``ValueError`` for a name that is none.
+
+    >>> type(make_teacher("live", nn.Linear(1, 1))).__name__
+    'LiveTeacher'
+    """
+    match kind:
+        case "live":
+            return LiveTeacher()
+        case "base" if hasattr(model, "peft_config"):
+            return AdapterFreeTeacher()
+        case "base":
+            return CopyTeacher(model)
+        case "ema":
+            return CopyTeacher(model, update_rate=update_rate)
+        case "sync":
+            return CopyTeacher(model, update_rate=1.0, sync_steps=sync_steps)
+    raise ValueError(f"teacher_model_kind: {kind!r} is not one of {', '.join(get_args(TeacherKind))}")
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that the optimizer moves, by name; a tied one once.
+
+    >>> list(trained_parameters(nn.Linear(1, 1, bias=False)))
+    ['weight']
+    """
+    return {name.removeprefix("module."): p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _check_keys(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    if expected.keys() != found.keys():
+        odd = sorted(expected.keys() ^ found.keys())[:3]
+        raise ValueError(
+            f"teacher state: {len(found)} parameters saved, {len(expected)} expected; the first that differ "
+            f"are {odd}. Resume with the model and the teacher_model_kind that the checkpoint was made with"
+        )

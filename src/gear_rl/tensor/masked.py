@@ -1,0 +1,81 @@
+"""Reductions over the tokens that count, one value per row.
+
+A masked token may hold anything, NaN included: it is replaced before it is read. A row without a True token
+reduces to 0. Knows no model, no trainer and no method.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def masked_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """Mean of each row over its True tokens; 0 for a row that has none.
+
+    >>> masked_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([[2.]])
+    """
+    return torch.where(mask, x, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def masked_min(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """Smallest True token of each row; 0 for a row that has none.
+
+    >>> masked_min(torch.tensor([[4.0, 3.0, -9.0]]), torch.tensor([[True, True, False]]))
+    tensor([[3.]])
+    """
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[0], 1)
+    least = torch.where(mask, x, torch.inf).amin(-1, keepdim=True)
+    return torch.where(mask.any(-1, keepdim=True), least, 0.0)
+
+
+def masked_max(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """Largest True token of each row; 0 for a row that has none.
+
+    >>> masked_max(torch.tensor([[4.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([[4.]])
+    """
+    return -masked_min(-x, mask)
+
+
+def masked_quantile(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:
+    """The ``level``-quantile of each row's True tokens, linear between neighbours; 0 for an empty row.
+
+    The same rule as ``torch.quantile`` on the row's True tokens alone, but every row at once and with shapes
+    that do not depend on the data. Raises ``ValueError`` for a level outside [0, 1].
+
+    >>> masked_quantile(torch.tensor([[4.0, 9.0, 1.0, 2.0]]), torch.tensor([[True, False, True, True]]), 0.5)
+    tensor([[2.]])
+    """
+    if not 0.0 <= level <= 1.0:
+        raise ValueError(f"level: {level} is not a quantile; give a number from 0 to 1")
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[0], 1)
+    ordered = torch.where(mask, x, torch.inf).sort(-1).values
+    place = (mask.sum(-1, keepdim=True) - 1).clamp(min=0) * level
+    below, above = (ordered.gather(-1, i.long()) for i in (place.floor(), place.ceil()))
+    # At a whole place both neighbours are one token; the difference would be inf - inf in an empty row.
+    value = torch.where(above > below, below + (above - below) * (place - place.floor()), below)
+    return torch.where(mask.any(-1, keepdim=True), value, 0.0)
+
+
+def masked_rank(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """How many True tokens stand before each True token of its row; -1 on masked tokens.
+
+    >>> masked_rank(torch.tensor([[True, False, True]]))
+    tensor([[ 0, -1,  1]])
+    """
+    return torch.where(mask, mask.cumsum(-1) - 1, -1)
+
+
+def masked_minmax(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Each row stretched so that its True tokens run from 0 to 1; all 0 if they are equal; 0 on masked tokens.
+
+    >>> masked_minmax(torch.tensor([[1.0, 3.0, 2.0, 9.0]]), torch.tensor([[True, True, True, False]]))
+    tensor([[0.0000, 1.0000, 0.5000, 0.0000]])
+    """
+    least, most = masked_min(x, mask), masked_max(x, mask)
+    span = most - least
+    stretched = (x - least) / torch.where(span > 0, span, 1.0)
+    return torch.where(mask, stretched, 0.0)

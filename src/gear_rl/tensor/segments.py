@@ -1,0 +1,123 @@
+"""Cut a completion into segments of credit.
+
+An *onset* is a token where the student departs from the teacher. A *boundary* is a token that closes the
+segment an onset opened. Both are masks; this module turns them into segment ids, without a loop over tokens.
+It does not know which signal an onset came from.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def turn_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Number the turns of each completion from 0; -1 outside the mask.
+
+    A turn is a maximal run of sampled tokens: any masked token between two runs parts them.
+
+    >>> turn_ids(torch.tensor([[True, True, False, False, True]]))
+    tensor([[ 0,  0, -1, -1,  1]])
+    """
+    begins = mask & ~_previous(mask, fill=False)
+    return torch.where(mask, begins.cumsum(-1) - 1, -1)
+
+
+def segment_ids(
+    onset: Bool[Tensor, "B T"],
+    boundary: Bool[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    max_tokens: int | None = None,
+) -> Int[Tensor, "B T"]:
+    """Number the segments of each completion from 0, left to right; -1 outside the mask.
+
+    A token opens a segment of its own unless it *continues* one: an onset stands before it, and no boundary
+    nor masked token lies between. An onset always opens a new segment, also where a boundary stands on the
+    same token. Aligned regions therefore keep token resolution, and each departure gathers its continuation
+    (GEAR, arXiv:2605.11853, Figure 1). A segment that an onset opened ends after ``max_tokens`` tokens.
+
+    >>> onset    = torch.tensor([[0, 1, 0, 0, 0, 1]], dtype=torch.bool)
+    >>> boundary = torch.tensor([[0, 0, 0, 0, 1, 0]], dtype=torch.bool)
+    >>> segment_ids(onset, boundary, mask=torch.ones_like(onset))
+    tensor([[0, 1, 1, 1, 2, 3]])
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens: {max_tokens} is too short; a segment has at least 1 token")
+    position = torch.arange(onset.shape[-1], device=onset.device).expand(onset.shape)
+    onset = onset & mask
+    closes = (boundary & ~onset) | ~mask
+    # The latest onset, and the latest token that closed a segment, at or before each position.
+    last_onset = _running_max(torch.where(onset, position, -1))
+    last_close = _running_max(torch.where(closes, position, -1))
+    continues = (last_onset > last_close) & ~onset
+    if max_tokens is not None:
+        continues &= position - last_onset < max_tokens
+    ids = (mask & ~continues).cumsum(-1) - 1
+    return torch.where(mask, ids, -1)
+
+
+def segment_starts(segment_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True on the first token of every segment.
+
+    >>> segment_starts(torch.tensor([[0, 1, 1, -1]]))
+    tensor([[ True,  True, False, False]])
+    """
+    return (segment_id >= 0) & (segment_id != _previous(segment_id, fill=-1))
+
+
+def at_segment_start(x: Float[Tensor, "B T"], segment_id: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Give every token the value that ``x`` has at the first token of its segment; 0 outside.
+
+    >>> x = torch.tensor([[0.1, 2.0, 0.3, 0.4]])
+    >>> at_segment_start(x, torch.tensor([[0, 1, 1, -1]]))
+    tensor([[0.1000, 2.0000, 2.0000, 0.0000]])
+    """
+    position = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
+    start = _running_max(torch.where(segment_starts(segment_id), position, 0))
+    return torch.where(segment_id >= 0, x.gather(-1, start), 0.0)
+
+
+def segment_lengths(segment_id: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """How many tokens the segment of each token has; 0 outside.
+
+    >>> segment_lengths(torch.tensor([[0, 1, 1, -1]]))
+    tensor([[1, 2, 2, 0]])
+    """
+    inside = segment_id >= 0
+    # One bin per possible id and one, at the end, for the tokens outside.
+    bin_of = torch.where(inside, segment_id, segment_id.shape[-1])
+    counts = segment_id.new_zeros(segment_id.shape[0], segment_id.shape[-1] + 1)
+    counts.scatter_add_(-1, bin_of, torch.ones_like(segment_id))
+    return torch.where(inside, counts.gather(-1, bin_of), 0)
+
+
+def local_maxima(x: Float[Tensor, "B T"], turn_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True where ``x`` is not below its neighbours of the same turn and above at least one of them.
+
+    A token whose neighbour is missing or belongs to another turn counts that neighbour as minus infinity; so
+    a turn of one token is a maximum, and no token in the middle of a plateau is (arXiv:2605.11853, our reading
+    of "KL peaks").
+
+    >>> x = torch.tensor([[1.0, 3.0, 2.0, 2.0, 5.0]])
+    >>> local_maxima(x, torch.tensor([[0, 0, 0, 0, 1]]))
+    tensor([[False,  True, False,  True,  True]])
+    """
+    if x.shape[-1] == 0:
+        return torch.zeros_like(x, dtype=torch.bool)
+    same_left = turn_id == _previous(turn_id, fill=-2)
+    left = torch.where(same_left, _previous(x, fill=-torch.inf), -torch.inf)
+    same_right = turn_id == _previous(turn_id.flip(-1), fill=-2).flip(-1)
+    right = torch.where(same_right, _previous(x.flip(-1), fill=-torch.inf).flip(-1), -torch.inf)
+    peak = (x >= left) & (x >= right) & ((x > left) | (x > right))
+    return peak & (turn_id >= 0)
+
+
+def _running_max(position: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    # cummax refuses an empty last dimension.
+    return position.cummax(-1).values if position.shape[-1] else position
+
+
+def _previous(x: Tensor, fill: float | bool | int) -> Tensor:
+    """The value one token earlier in the row; ``fill`` for the first token."""
+    shifted = torch.full_like(x, fill)
+    shifted[:, 1:] = x[:, :-1]
+    return shifted
