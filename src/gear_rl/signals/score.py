@@ -164,7 +164,7 @@ class _Scorer:
         if self.teacher is not None and needs_teacher(self.wanted):
             with nullcontext() if self.teacher_weights is None else self.teacher_weights(self.model):
                 teacher = self._hidden(self.teacher, batch, width)[keep]
-                if self.teacher_weights is not None and self._teacher_head is None:
+                if self.teacher_weights is not None and self._teacher_head is None and self._head_is_trained:
                     # A copy: once the weights are handed back, the parameter is the student's again.
                     with self.head_context(self.model):
                         self._teacher_head = _copied(head_of(self.model, self.temperature))
@@ -180,6 +180,11 @@ class _Scorer:
                 values = {name: getattr(both, name) for name in self.wanted}
         pad = (0, mask.shape[1] - width)
         return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
+
+    @property
+    def _head_is_trained(self) -> bool:
+        inner: Any = unwrapped(self.model)
+        return any(p.requires_grad for p in inner.get_output_embeddings().parameters())
 
     def _hidden(self, prompts: Prompts, batch: Tensor, width: int) -> Float[Tensor, "N W D"]:
         attention = prompts.attention_BP[batch]

@@ -54,7 +54,7 @@ class LiveTeacher:
         _check_keys({}, state)
 
 
-class AdapterFreeTeacher(LiveTeacher):
+class AdapterFreeTeacher:
     """The base model under a PEFT adapter, by switching the adapter off: no copy, nothing to save."""
 
     def weights(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -62,6 +62,15 @@ class AdapterFreeTeacher(LiveTeacher):
         while not hasattr(wrapped, "disable_adapter"):
             wrapped = wrapped.module
         return cast(AbstractContextManager[None], wrapped.disable_adapter())
+
+    def update(self, model: nn.Module, step: int) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        _check_keys({}, state)
 
 
 class CopyTeacher:

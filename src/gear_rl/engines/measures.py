@@ -1,0 +1,90 @@
+"""What every engine reports of the credit it gave: the ``gear/*`` metrics, as sums that processes can add up.
+
+Knows no trainer: an engine reduces the sums over its processes and logs ``finished`` of them.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gear_rl.tensor.segments import segment_lengths, segment_starts
+from gear_rl.types import Credit, TokenSignals
+
+FALLBACKS = ("no_context", "non_finite", "no_token")
+"""Why a completion keeps its GRPO advantage: no privileged context, a NaN or Inf signal, no trained token."""
+
+
+def weights(
+    credit: Credit, advantage_B: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Each token's advantage over its completion's; 1 where that is 0, and 0 on masked tokens.
+
+    >>> credit = Credit(advantage=torch.tensor([[1.0, 3.0]]), segment_id=torch.tensor([[0, 1]]))
+    >>> weights(credit, torch.tensor([2.0]), torch.ones(1, 2, dtype=torch.bool))
+    tensor([[0.5000, 1.5000]])
+    """
+    base = advantage_B[:, None]
+    weight = torch.where(base == 0, 1.0, credit.advantage / torch.where(base == 0, 1.0, base))
+    return torch.where(mask, weight, 0.0)
+
+
+def measured(
+    credit: Credit,
+    signals: TokenSignals,
+    advantage_B: Float[Tensor, " B"],
+    scored_B: Bool[Tensor, " B"],
+    fallback_B: dict[str, Bool[Tensor, " B"]],
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Sums over this process's completions, and the largest weight (which is not a sum).
+
+    Signals and weights are measured on the completions that were scored and did not fall back. A segment
+    counts from two tokens on: single tokens are the resolution of aligned regions.
+    """
+    trusted = scored_B & ~torch.stack(list(fallback_B.values())).any(0)
+    mask = signals.mask & trusted[:, None]
+    weight = weights(credit, advantage_B, mask)
+    length = torch.where(mask, segment_lengths(credit.segment_id), 0)
+    opens = segment_starts(credit.segment_id) & (length > 1)
+    square = weight.square().sum(-1)
+    effective = torch.where(square > 0, weight.sum(-1).square() / torch.where(square > 0, square, 1.0), 0.0)
+    sums = {
+        "completions": trusted.sum(),
+        "tokens": mask.sum(),
+        "segments": opens.sum(),
+        "segment_tokens": (length > 1).sum(),
+        "effective_tokens": effective.sum(),
+        "scored": scored_B.sum(),
+        **{f"fallback/{name}": fallback_B[name].sum() for name in FALLBACKS},
+    }
+    for name in ("divergence", "student_entropy"):
+        value: Tensor | None = getattr(signals, name)
+        if value is not None:
+            sums[name] = torch.where(mask, value, 0.0).sum()
+    return {
+        name: value.float() for name, value in sums.items()
+    }, weight.max() if weight.numel() else effective.sum()
+
+
+def finished(sums: dict[str, float], largest_weight: float, seconds: float) -> dict[str, float]:
+    """The metrics of one credit pass, from sums over all processes; means of nothing are left out.
+
+    >>> finished({"completions": 2.0, "tokens": 8.0, "segments": 1.0, "segment_tokens": 3.0,
+    ...           "effective_tokens": 7.0, "scored": 2.0, "divergence": 4.0}, 1.5, 0.1)["gear/divergence/mean"]
+    0.5
+    """
+    metrics = {f"gear/fallback/{name}": sums.get(f"fallback/{name}", 0.0) for name in FALLBACKS}
+    metrics["gear/fallbacks"] = sum(metrics.values())
+    metrics["gear/scored"] = sums["scored"]
+    metrics["gear/credit_seconds"] = seconds
+    if sums["tokens"]:
+        if "divergence" in sums:
+            metrics["gear/divergence/mean"] = sums["divergence"] / sums["tokens"]
+        if "student_entropy" in sums:
+            metrics["gear/entropy/mean"] = sums["student_entropy"] / sums["tokens"]
+        metrics["gear/segments/per_completion"] = sums["segments"] / sums["completions"]
+        metrics["gear/segments/token_share"] = sums["segment_tokens"] / sums["tokens"]
+        metrics["gear/weight/effective_tokens"] = sums["effective_tokens"] / sums["completions"]
+        metrics["gear/weight/max"] = largest_weight
+    if sums["segments"]:
+        metrics["gear/segments/length"] = sums["segment_tokens"] / sums["segments"]
+    return metrics

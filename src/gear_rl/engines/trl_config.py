@@ -1,0 +1,149 @@
+"""Settings of the credit pass in TRL, and whether the installed TRL can be worked with.
+
+The method's own settings are the method's fields; TRL's are ``GRPOConfig``'s.
+"""
+
+# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import trl
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
+
+from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
+
+SUPPORTED_TRL = ((1, 14), (1, 17))
+"""Releases that this adapter was run against: from the first, below the second."""
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+"""Losses that were run with advantages of shape (B, T)."""
+_HOOKS: dict[str, tuple[str, ...]] = {
+    "_generate": ("prompts",),
+    "_generate_and_score_completions": ("inputs",),
+    "_tokenize_prompts": ("prompts",),
+    "_compute_loss": ("model", "inputs"),
+    "_save_checkpoint": ("model", "trial"),
+    "_load_optimizer_and_scheduler": ("checkpoint",),
+}
+
+
+def incompatibilities(version: str | None = None, trainer: type | None = None) -> list[str]:
+    """What of the installed TRL this adapter cannot work with, one sentence each; empty if nothing.
+
+    >>> incompatibilities(version="0.9.1")
+    ['trl 0.9.1 is not supported; install trl>=1.14,<1.17']
+    """
+    version = trl.__version__ if version is None else version
+    trainer = GRPOTrainer if trainer is None else trainer
+    lowest, beyond = SUPPORTED_TRL
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    wanted = f"install trl>={lowest[0]}.{lowest[1]},<{beyond[0]}.{beyond[1]}"
+    if not lowest <= numbers < beyond:
+        return [f"trl {version} is not supported; {wanted}"]
+    problems: list[str] = []
+    for name, parameters in _HOOKS.items():
+        hook = getattr(trainer, name, None)
+        found = list(inspect.signature(hook).parameters)[1:] if callable(hook) else []
+        if not callable(hook) or any(parameter not in found for parameter in parameters):
+            problems.append(f"trl {version}: GRPOTrainer.{name}({', '.join(parameters)}) is gone; {wanted}")
+    loss = getattr(trainer, "_compute_loss", None)
+    if callable(loss) and "advantages.dim() == 1" not in inspect.getsource(loss):
+        problems.append(f"trl {version}: the loss no longer takes advantages of shape (B, T); {wanted}")
+    return problems
+
+
+# Before anything below leans on a TRL that may not have it.
+if incompatibilities():
+    raise ImportError("\n".join(incompatibilities()))
+
+
+@dataclass
+class GEARConfig(GRPOConfig):
+    """``GRPOConfig`` and the settings of the credit pass. The method's own settings are the method's fields."""
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
+
+    teacher_model_kind: str = field(
+        default="live",
+        metadata={
+            "help": "Whose weights the teacher has: 'live' (the student's current ones), 'base' (those at the "
+            "start; under PEFT the adapter is disabled), 'ema' (moving average) or 'sync' (a copy renewed every "
+            "`teacher_sync_steps` steps)."
+        },
+    )
+    teacher_update_rate: float = field(
+        default=0.05, metadata={"help": "Share of the student that each step mixes into an 'ema' teacher."}
+    )
+    teacher_sync_steps: int = field(
+        default=10, metadata={"help": "Optimizer steps between two renewals of a 'sync' teacher."}
+    )
+    teacher_prompt: str = field(
+        default="render",
+        metadata={
+            "help": "How the teacher sees the privileged context: 'render' (the template in the first user or "
+            "system message, through the chat template) or 'splice' (its ids before the verbatim prompt ids)."
+        },
+    )
+    teacher_prompt_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text with {privileged_context}, and with {prompt} for 'render'; None for the built-in one."
+        },
+    )
+    teacher_chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Chat template arguments of the teacher's prompt; None for the student's."},
+    )
+    privileged_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Dataset column with the privileged context; None tries privileged_context, solution, "
+            "answer, ground_truth in each row."
+        },
+    )
+    credit_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Completions per forward of the credit pass; None for per_device_train_batch_size."
+        },
+    )
+    record_file: str | None = field(
+        default=None,
+        metadata={"help": "Where to write one JSON line per completion with its credit; None for nowhere."},
+    )
+    record_max_mb: float = field(
+        default=32.0, metadata={"help": "Largest size of the record file in MB; the oldest records go first."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teacher_prompt not in ("render", "splice"):
+            raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
+        check_template(
+            self.template,
+            ("{privileged_context}",)
+            if self.teacher_prompt == "splice"
+            else ("{prompt}", "{privileged_context}"),
+        )
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(
+                f"loss_type: {self.loss_type!r} was never run with one advantage per token and might broadcast "
+                f"them silently; choose from {', '.join(LOSS_TYPES)}"
+            )
+        if self.use_liger_kernel and tuple(int(p) for p in trl.__version__.split(".")[:2]) < (1, 16):
+            raise ValueError(
+                "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "
+                "it to False or install trl>=1.16"
+            )
+        if self.credit_batch_size is not None and self.credit_batch_size < 1:
+            raise ValueError(f"credit_batch_size: {self.credit_batch_size}; give 1 or more, or None")
+
+    @property
+    def template(self) -> str:
+        """The teacher's template, given or built in."""
+        if self.teacher_prompt_template is not None:
+            return self.teacher_prompt_template
+        return DEFAULT_HINT if self.teacher_prompt == "splice" else DEFAULT_TEMPLATE
