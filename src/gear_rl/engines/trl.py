@@ -163,7 +163,11 @@ class GEARTrainer(GRPOTrainer):
         return self.teacher
 
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
-        """The advantage of every token, shape (B, T)."""
+        """The advantage of every token, shape (B, T); TRL's own tensor if every weight is 1.
+
+        One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where TRL works on whole
+        sequences, the same number repeated T times is summed in another order.
+        """
         begin = time.perf_counter()
         advantage_B: Tensor = output["advantages"]
         attention: Tensor = output["completion_mask"]
@@ -196,6 +200,8 @@ class GEARTrainer(GRPOTrainer):
         self._log_credit(credit, signals, advantage_B, scored_B, fallback_B, time.perf_counter() - begin)
         if self.args.record_file is not None:
             self._record(output, credit, signals, scored_B, fallback_B)
+        if torch.equal(credit.advantage, torch.where(mask, advantage_B[:, None], 0.0)):
+            return advantage_B
         return credit.advantage
 
     def _teacher_prompts(self, contexts: Sequence[str], student: Prompts) -> Prompts:

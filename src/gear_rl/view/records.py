@@ -22,7 +22,7 @@ class Record:
     """One completion and its credit; lists have one entry per completion token, padding left out."""
 
     step: int
-    """Optimizer step at which the completion was scored."""
+    """Optimizer steps that were done when the completion was sampled; 0 at first."""
     group: int
     """Which prompt of the step it answers; the completions of a group share the number."""
     method: str
@@ -100,8 +100,8 @@ class RecordWriter:
 
     Every ``write`` puts the whole file in place at once (a temporary file, then a rename), so a reader, or a
     run that is killed, never sees half a record. Beyond ``max_bytes`` the oldest records go. A file that is
-    already there is continued; records of steps after ``resume_step`` are dropped, since a resumed run makes
-    them again.
+    already there is continued; records from step ``resume_step`` on are dropped, since a resumed run makes
+    them again; at step 0 it begins anew.
     """
 
     def __init__(self, path: str | Path, max_bytes: int = 32 * 1024 * 1024, resume_step: int = 0) -> None:
@@ -110,7 +110,7 @@ class RecordWriter:
         self.path, self.max_bytes = Path(path), max_bytes
         self._lines: list[bytes] = []
         if self.path.exists() and resume_step > 0:
-            self._lines = [_line(record) for record in read_records(self.path) if record.step <= resume_step]
+            self._lines = [_line(record) for record in read_records(self.path) if record.step < resume_step]
 
     def write(self, records: Iterable[Record]) -> None:
         """Add records; the newest is kept even if it alone is larger than the bound."""

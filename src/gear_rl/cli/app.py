@@ -1,0 +1,258 @@
+"""The commands. Heavy imports live inside them, so that ``gear --help`` answers at once."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gear_rl.cli.errors import InputError
+
+app = typer.Typer(
+    name="gear",
+    help="Token-level credit for GRPO: train, look where the credit went, and doubt it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
+app.add_typer(arena_app, name="arena")
+out_console, error_console = Console(), Console(stderr=True)
+P = ParamSpec("P")
+
+
+def _mendable(command: Callable[P, None]) -> Callable[P, None]:
+    """Print what the user can mend as one line, and exit with code 2."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except InputError as error:
+            error_console.print(f"[bold red]gear:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            error_console.print("gear: interrupted", highlight=False)
+            raise typer.Exit(130) from None
+
+    return run
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_mendable
+def train(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Check the configuration, print it, and stop.")] = False,
+) -> None:
+    """Train with token credit. Any key of the file may follow as --KEY VALUE; they win over the file.
+
+    Keys: model, dataset, dataset_split, dataset_config, eval_dataset, eval_split, columns, chat, reward, credit,
+    lora, and every setting of TRL's GRPOConfig and of GEARConfig (learning_rate, teacher_model_kind, ...).
+    A method's own settings: --credit.alpha 0.5. A value that is a list or a mapping is written as in YAML.
+
+    gear train --model arena --dataset arena --reward arena --credit gear --max_steps 20
+    """
+    from gear_rl.cli.config import build_method, load_config
+
+    found = load_config(config, context.args)
+    if dry_run:
+        import yaml
+
+        out_console.print(
+            yaml.safe_dump(found.model_dump() | found.trainer, sort_keys=False), end="", highlight=False
+        )
+        out_console.print(f"# credit: {build_method(found.credit)!r}", highlight=False, soft_wrap=True)
+        return
+    from gear_rl.cli.train import quiet_libraries
+    from gear_rl.cli.train import train as run
+
+    quiet_libraries(error_console)
+    trainer = run(found, error_console)
+    out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_mendable
+def demo(
+    context: typer.Context,
+    credit: Annotated[
+        str, typer.Option(help="A method of `gear methods`, or package.module:object.")
+    ] = "gear",
+    task: Annotated[str, typer.Option(help="What to learn.")] = "chain",
+    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    seed: Annotated[int, typer.Option(help="Seed of the training run.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
+    ] = None,
+    n_eval: Annotated[int, typer.Option(help="Held-out problems before and after.")] = 512,
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, records.jsonl and curves.png.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Watch a small language model learn on this machine, CPU included, in a few minutes.
+
+    Settings of the method may follow, as in --credit.alpha 0.5.
+    """
+    from gear_rl.cli.config import load_config
+
+    if any(not word.startswith("--credit.") for word in context.args[::2]):
+        raise InputError(f"{context.args[0]}: no such option; see `gear demo --help`")
+    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
+    chosen = load_config(None, [*named, *context.args]).credit
+    from gear_rl.cli.demo import demo as run
+    from gear_rl.cli.train import quiet_libraries
+
+    quiet_libraries(error_console)
+    run(
+        credit=chosen,
+        task=task,
+        tier=tier,
+        seed=seed,
+        steps=steps,
+        n_eval=n_eval,
+        out=out,
+        console=out_console,
+    )
+
+
+@app.command()
+@_mendable
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> None:
+    """List the credit-assignment methods, the signals they need, and their settings."""
+    from gear_rl.cli.config import settings_of
+    from gear_rl.cli.errors import did_you_mean
+    from gear_rl.methods import METHODS
+
+    if name is not None and name not in METHODS:
+        raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")
+    chosen: dict[str, Any] = {key: cls for key, cls in METHODS.items() if name in (None, key)}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": key,
+            "idea": (cls.__doc__ or "").strip().splitlines()[0],
+            "needs": list(cls().needs),
+            "settings": settings_of(cls),
+            "source": cls.source,
+        }
+        for key, cls in chosen.items()
+    ]
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    table = (
+        Table("method", "needs", "idea", "source") if name is None else Table("setting", "default", "meaning")
+    )
+    for row in rows:
+        if name is None:
+            table.add_row(row["name"], ", ".join(row["needs"]) or "nothing", row["idea"], row["source"])
+        for setting in row["settings"] if name is not None else ():
+            choices = f" [{' | '.join(setting['choices'])}]" if setting["choices"] else ""
+            table.add_row(setting["name"], str(setting["default"]), escape((setting["help"] or "") + choices))
+    out_console.print(table)
+
+
+@app.command()
+@_mendable
+def view(
+    file: Annotated[Path, typer.Argument(help="A record file, such as runs/demo/records.jsonl.")],
+    number: Annotated[
+        int | None, typer.Option(help="Which record, from 0; by default an instructive one.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
+) -> None:
+    """Show where the credit of a recorded completion went."""
+    from gear_rl.view.records import read_records
+    from gear_rl.view.terminal import choose, rollout_panel
+
+    if not file.exists():
+        raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")
+    try:
+        records = list(read_records(file))
+        record = choose(records) if number is None else records[number]
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    except IndexError:
+        raise InputError(
+            f"--number: {number} is not there; {file} has {len(list(read_records(file)))} records"
+        ) from None
+    if picture is None:
+        out_console.print(rollout_panel(record))
+        return
+    from gear_rl.view.picture import save_picture
+
+    save_picture([record], picture)
+    out_console.print(f"wrote {picture}", highlight=False)
+
+
+@app.command()
+@_mendable
+def doctor() -> None:
+    """Say what this machine has, what will not work here, and how to mend it."""
+    from gear_rl.cli.doctor import examine
+
+    findings = examine()
+    table = Table("", "what", "found", "what to do")
+    signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
+    for finding in findings:
+        table.add_row(signs[finding.state], finding.subject, escape(finding.fact), escape(finding.mend))
+    out_console.print(table)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+@arena_app.command()
+@_mendable
+def build(
+    seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; by default the checkpoint inside the package.")
+    ] = None,
+) -> None:
+    """Make the arena's model again: competence first, then a sloppy habit. About a quarter of an hour."""
+    from gear_rl.arena.model import CHECKPOINT
+    from gear_rl.arena.warm_start import build as run
+    from gear_rl.cli.train import quiet_libraries, use_few_threads
+
+    quiet_libraries(error_console)
+    use_few_threads()
+    folder = CHECKPOINT if out is None else out
+    run(folder, seed=seed)
+    out_console.print(f"wrote {folder}", highlight=False)
+
+
+@arena_app.command()
+@_mendable
+def check(
+    path: Annotated[
+        Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
+    ] = None,
+    n: Annotated[int, typer.Option(help="Problems per tier.")] = 256,
+    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+) -> None:
+    """Measure the arena: accuracy with and without a reference, and how well signals find the first error."""
+    from gear_rl.arena.check import check as run
+    from gear_rl.arena.check import table
+    from gear_rl.arena.model import load
+    from gear_rl.cli.train import quiet_libraries, use_few_threads
+
+    quiet_libraries(error_console)
+    use_few_threads()
+    found = run(*load(path), n=n)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        out_console.print(table(found))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,272 @@
+"""A run, as data: one YAML file, overridden by ``--key value``, checked before anything heavy is loaded.
+
+Our own keys are ``RunConfig``'s fields. Every other key is a field of ``GEARConfig``, and so of TRL's and
+transformers' own settings: nothing is declared twice. The method's settings stand under ``credit``.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import os
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from gear_rl.cli.errors import InputError, did_you_mean
+from gear_rl.types import CreditAssigner
+
+
+class RunConfig(BaseModel):
+    """What ``gear train`` needs to know beside TRL's own settings."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str = Field(description="'arena', a hub name, or a local folder.")
+    dataset: str = Field(
+        description="'arena' or 'arena/TIER'; a .jsonl, .json, .parquet or .csv file; a folder; or a hub name."
+    )
+    dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")
+    dataset_split: str = Field(default="train", description="Split of a hub dataset.")
+    eval_dataset: str | None = Field(default=None, description="As dataset; evaluated by TRL at eval_steps.")
+    eval_split: str = Field(default="test", description="Split of a hub eval dataset.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="New name: column of the dataset, as in {prompt: question}."
+    )
+    chat: bool = Field(default=True, description="Wrap a plain text prompt into one user message.")
+    reward: str | list[str] = Field(
+        description="'arena', a function of trl.rewards, or package.module:object; several as a list."
+    )
+    credit: str | dict[str, Any] = Field(
+        default="gear", description="A method, or {name: METHOD, SETTING: VALUE}."
+    )
+    lora: dict[str, Any] | None = Field(
+        None, description="Arguments of peft.LoraConfig; null trains all weights."
+    )
+    trainer: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    """Filled from the keys that are not ours: the fields of GEARConfig."""
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value."""
+    values = {} if path is None else _read_yaml(Path(path))
+    for key, value in parse_overrides(overrides):
+        _put(values, key, value)
+    own = {
+        name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"
+    }
+    trainer = {name: value for name, value in values.items() if name not in own}
+    trainer_types = trainer_settings()
+    for name, value in trainer.items():
+        if name not in trainer_types:
+            raise InputError(
+                f"{name}: no such setting; {did_you_mean(name, [*RunConfig.model_fields, *trainer_types])}"
+            )
+        trainer[name] = checked(name, value, trainer_types[name])
+    try:
+        config = RunConfig(**own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"][:1]))
+        if first["type"] == "missing":
+            hint = RunConfig.model_fields[field].description
+            raise InputError(
+                f"{field}: missing; give it in the file or as --{field} VALUE ({hint})"
+            ) from None
+        raise InputError(f"{field}: {first['input']!r} is not right: {first['msg']}") from None
+    config.trainer = trainer
+    return config
+
+
+def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
+    """``--key value`` and ``--key=value`` pairs; values are read as YAML, dashes in a key as underscores.
+
+    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true"])
+    [('credit.alpha', 0.5), ('use_vllm', True)]
+    """
+    pairs: list[tuple[str, Any]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise InputError(f"{word!r}: expected --key value; a value with spaces needs quotes")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
+                raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
+            text = rest.pop(0)
+        try:
+            pairs.append((key.replace("-", "_"), yaml.safe_load(text)))
+        except yaml.YAMLError:
+            pairs.append((key.replace("-", "_"), text))
+    return pairs
+
+
+def trainer_settings() -> dict[str, Any]:
+    """Name and type of every field of GEARConfig."""
+    from gear_rl.engines.trl_config import GEARConfig
+
+    hints = typing.get_type_hints(GEARConfig)
+    return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(GEARConfig) if f.init}
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """The value as the type that ``hint`` asks for, ``"1e-4"`` as a number included; else ``InputError``.
+
+    >>> checked("learning_rate", "1e-4", float)
+    0.0001
+    """
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        raise InputError(f"{name}: {value!r} is not right: {error.errors()[0]['msg']}") from None
+    except Exception:
+        return value  # a type that pydantic cannot build a check for; the trainer checks it
+
+
+def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> CreditAssigner:
+    """The method that a name, ``package.module:object`` or ``{name: ..., setting: ...}`` describes."""
+    from gear_rl.methods import METHODS
+
+    settings: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
+    if ":" in name:
+        found = import_object(name, where)
+        if not dataclasses.is_dataclass(found) or not isinstance(found, type):
+            if settings:
+                raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
+            return _as_method(found, name, where)
+        cls: Any = found
+    elif name in METHODS:
+        cls = METHODS[name]
+    else:
+        raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    for key, value in settings.items():
+        if key not in known:
+            raise InputError(
+                f"{where}.{key}: method {name!r} has no such setting; {did_you_mean(key, known)}"
+            )
+        if _is_method_type(hints[key]):
+            settings[key] = build_method(value, f"{where}.{key}")
+        else:
+            settings[key] = checked(f"{where}.{key}", value, hints[key])
+    try:
+        return _as_method(cls(**settings), name, where)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}.{error}") from None
+
+
+def import_object(path: str, where: str) -> Any:
+    """The object that ``package.module:object`` names; the folder that the command runs in is searched too."""
+    module_name, _, attribute = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{where}: cannot import {module_name!r} ({error}); check the name and the folder"
+        ) from None
+    if not hasattr(module, attribute):
+        raise InputError(
+            f"{where}: {module_name!r} has no {attribute!r}; {did_you_mean(attribute, dir(module))}"
+        )
+    return getattr(module, attribute)
+
+
+def settings_of(cls: Any) -> list[dict[str, Any]]:
+    """Every setting of a method: name, default, choices or type, and the text under the field."""
+    hints, texts = typing.get_type_hints(cls), _field_texts(cls)
+    rows: list[dict[str, Any]] = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        choices = list(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else None
+        default = field.default
+        if _is_method_type(hint):
+            default = cast(CreditAssigner, default).name
+        kind = "choice" if choices else getattr(hint, "__name__", str(hint)).replace("typing.", "")
+        if isinstance(hint, types.UnionType):
+            kind = str(hint)
+        rows.append(
+            {
+                "name": field.name,
+                "default": default,
+                "type": kind,
+                "choices": choices,
+                "help": texts.get(field.name),
+            }
+        )
+    return rows
+
+
+def _field_texts(cls: Any) -> dict[str, str]:
+    """The string under each field of a class: Python keeps it in the source only."""
+    body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    texts: dict[str, str] = {}
+    for field, text in itertools.pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            texts[cast(ast.Name, field.target).id] = " ".join(str(text.value.value).replace("``", "").split())
+    return texts
+
+
+def _is_method_type(hint: Any) -> bool:
+    from gear_rl.methods import METHODS
+
+    return hint is CreditAssigner or hint in METHODS.values()
+
+
+def _as_method(found: Any, name: str, where: str) -> CreditAssigner:
+    if not isinstance(found, CreditAssigner):
+        raise InputError(
+            f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
+        )
+    return found
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise InputError(f"--config: {path} does not exist")
+    try:
+        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark: Any = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise InputError(f"{path}{line}: not YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
+    return cast(dict[str, Any], values)
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a bare name on the way (``credit: gear``) becomes ``{name: gear}``."""
+    first, *rest = key.split(".")
+    if not rest:
+        values[first] = value
+        return
+    inner: Any = values.get(first)
+    if inner is None:
+        # `--credit.alpha 0.5` alone speaks of the default method.
+        default: Any = RunConfig.model_fields[first].default if first in RunConfig.model_fields else None
+        inner = default if isinstance(default, str) else {}
+    if isinstance(inner, str):
+        inner = {"name": inner}
+    if not isinstance(inner, dict):
+        raise InputError(f"--{key}: {first} is {inner!r} and has no settings of its own")
+    values[first] = dict(cast(dict[str, Any], inner))
+    _put(values[first], ".".join(rest), value)

@@ -1,0 +1,163 @@
+"""``gear demo``: a small language model learns, on a CPU, in minutes, with credit from any method.
+
+The real thing in small: the arena's model, TRL's trainer, held-out problems before and after.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from transformers.trainer_callback import TrainerCallback
+
+from gear_rl.cli.config import RunConfig, build_method
+from gear_rl.cli.doctor import versions
+from gear_rl.cli.errors import InputError, did_you_mean
+from gear_rl.cli.progress import ProgressLine, replace_printers
+from gear_rl.cli.train import make_trainer, use_few_threads
+from gear_rl.view.records import read_records, replace_file
+
+TASKS = ("chain",)
+
+
+def demo(
+    *,
+    credit: str | dict[str, Any],
+    task: str,
+    tier: str,
+    seed: int,
+    steps: int | None,
+    n_eval: int,
+    out: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """Train, evaluate before and after, print the table and one rollout, write ``out``; returns the summary.
+
+    ``out`` gets ``summary.json``, ``records.jsonl`` and ``curves.png``; what an earlier demo left there under
+    these names is replaced. Raises ``InputError`` for an unknown task, tier or method.
+    """
+    from gear_rl.arena.chain import HELD_OUT, TIERS, fingerprint, rows
+    from gear_rl.arena.evaluate import accuracy
+    from gear_rl.view.curves import save_curves
+    from gear_rl.view.terminal import choose, rollout_panel
+
+    if task not in TASKS:
+        raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
+    if tier not in TIERS:
+        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    if not 1 <= n_eval <= len(HELD_OUT):
+        raise InputError(f"--n-eval: {n_eval} is not possible; there are {len(HELD_OUT)} held-out problems")
+    method = build_method(credit)
+    begin = time.perf_counter()
+    threads = use_few_threads()
+    budget = TIERS[tier].training
+    steps = budget.steps if steps is None else steps
+    out.mkdir(parents=True, exist_ok=True)
+    records = out / "records.jsonl"
+    records.unlink(missing_ok=True)
+
+    trainer = make_trainer(
+        RunConfig(
+            model="arena",
+            dataset=f"arena/{tier}",
+            reward="arena",
+            credit=credit,
+            trainer={
+                "output_dir": str(out / "trainer"),
+                "seed": seed,
+                "max_steps": steps,
+                "learning_rate": budget.learning_rate,
+                "lr_scheduler_type": "constant",
+                "per_device_train_batch_size": budget.batch_size,
+                "gradient_accumulation_steps": 1,
+                "num_generations": budget.num_generations,
+                "max_completion_length": budget.max_completion_length,
+                "save_strategy": "no",
+                "record_file": str(records),
+            },
+        )
+    )
+    problems = rows(tier, num=n_eval, first_seed=HELD_OUT.start)
+
+    def held_out(count: int) -> float:
+        return accuracy(trainer.model, trainer.processing_class, problems[:count], seed=0).mean()
+
+    console.print(
+        f"[bold]gear demo[/]: {task} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} steps of "
+        f"{budget.batch_size} completions, {threads} thread{'s' if threads > 1 else ''}"
+    )
+    with console.status(f"solving {n_eval} held-out problems before training ..."):
+        before = held_out(n_eval)
+    line = ProgressLine(console)
+    line.note(accuracy=before)
+    curve = _HeldOut(held_out, line, every=max(1, steps // 6), count=min(128, n_eval))
+    replace_printers(trainer, line)
+    trainer.add_callback(curve)
+    training = time.perf_counter()
+    try:
+        trainer.train()
+    finally:
+        line.close()
+    training = time.perf_counter() - training
+    with console.status(f"solving {n_eval} held-out problems after training ..."):
+        after = held_out(n_eval)
+
+    summary = {
+        "task": task,
+        "tier": tier,
+        "method": method.name,
+        "credit": repr(method),
+        "steps": steps,
+        "seed": seed,
+        "accuracy_before": round(before, 4),
+        "accuracy_after": round(after, 4),
+        "n_eval": n_eval,
+        "held_out": curve.points,
+        "held_out_sha256": fingerprint(tier, n_eval),
+        "seconds": round(time.perf_counter() - begin, 1),
+        "seconds_training": round(training, 1),
+        "seconds_credit": round(sum(h.get("gear/credit_seconds", 0.0) for h in trainer.state.log_history), 1),
+        "threads": threads,
+        "versions": versions(),
+    }
+    history = [*trainer.state.log_history]
+    save_curves(
+        history, out / "curves.png", {"before": before, "after": after}, title=f"{task}/{tier}, {method.name}"
+    )
+    replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    shutil.rmtree(out / "trainer", ignore_errors=True)
+
+    console.print(rollout_panel(choose(list(read_records(records)))))
+    console.print(_table(summary))
+    console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
+    return summary
+
+
+class _HeldOut(TrainerCallback):
+    """A quick held-out accuracy now and then, for the line and the curve."""
+
+    def __init__(self, held_out: Any, line: ProgressLine, every: int, count: int) -> None:
+        self.held_out, self.line, self.every, self.count = held_out, line, every, count
+        self.points: list[dict[str, float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0 and state.global_step < state.max_steps:
+            value = self.held_out(self.count)
+            self.points.append({"step": state.global_step, "accuracy": round(value, 4), "n": self.count})
+            self.line.note(accuracy=value)
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    table = Table(title=f"{summary['n_eval']} held-out problems, sampled at temperature 1")
+    for column in ("method", "seed", "steps", "before", "after", "gain", "seconds"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    before, after = summary["accuracy_before"], summary["accuracy_after"]
+    numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{summary['seconds']:.0f}")
+    table.add_row(summary["method"], str(summary["seed"]), str(summary["steps"]), *numbers)
+    return table

@@ -1,0 +1,117 @@
+"""``gear doctor``: what this machine has, what will not work here, and how to mend it."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+PACKAGES = (
+    "torch",
+    "jaxtyping",
+    "trl",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "peft",
+    "vllm",
+    "deepspeed",
+    "verl",
+)
+REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about the machine; ``mend`` says what to do where it is not ``ok``."""
+
+    state: Literal["ok", "note", "broken"]
+    subject: str
+    fact: str
+    mend: str = ""
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of everything a result may depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("gear-rl", *PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def examine() -> list[Finding]:
+    """Every finding, cheap ones first; nothing is downloaded and nothing is changed."""
+    found = versions()
+    python_ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    findings = [
+        Finding(
+            "ok" if python_ok else "broken",
+            "python",
+            found["python"],
+            "" if python_ok else "use 3.11 to 3.13",
+        )
+    ]
+    for package in PACKAGES:
+        if package in found:
+            findings.append(Finding("ok", package, found[package]))
+        elif package in REQUIRED:
+            findings.append(Finding("broken", package, "not installed", "pip install 'gear-rl[trl]'"))
+        else:
+            findings.append(Finding("note", package, "not installed (optional)"))
+    if "torch" in found:
+        findings += _device()
+    if all(package in found for package in REQUIRED):
+        findings += [*_hooks(), *_arena()]
+    return findings
+
+
+def _device() -> list[Finding]:
+    import torch
+
+    findings: list[Finding] = []
+    if torch.cuda.is_available():
+        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+        findings.append(Finding("ok", "device", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"))
+        if not torch.cuda.is_bf16_supported():
+            findings.append(Finding("note", "bfloat16", "not supported by this GPU", "set bf16: false"))
+    else:
+        mend = "fine for `gear demo` and models of a few million parameters; larger ones need a GPU"
+        findings.append(Finding("note", "device", f"CPU only, {os.cpu_count()} cores", mend))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    text = f"OMP_NUM_THREADS={threads}" if threads else f"{torch.get_num_threads()} by default"
+    mend = "" if threads else "tiny models run faster with OMP_NUM_THREADS=1; `gear demo` sets it itself"
+    findings.append(Finding("ok" if threads else "note", "threads", text, mend))
+    return findings
+
+
+def _hooks() -> list[Finding]:
+    try:
+        from gear_rl.engines.trl_config import incompatibilities
+    except ImportError as error:
+        return [Finding("broken", "TRL hooks", str(error), "install the TRL release that is named")]
+    problems = incompatibilities()
+    if problems:
+        return [
+            Finding("broken", "TRL hooks", problem, "install the TRL release that is named")
+            for problem in problems
+        ]
+    return [Finding("ok", "TRL hooks", "all present; the loss takes one advantage per token")]
+
+
+def _arena() -> list[Finding]:
+    from gear_rl.arena.model import load
+
+    try:
+        model, _ = load()
+    except (OSError, ValueError) as error:
+        return [
+            Finding(
+                "broken", "arena model", str(error), "reinstall gear-rl, or run `gear arena build --seed 0`"
+            )
+        ]
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    return [Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")]

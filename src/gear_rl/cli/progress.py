@@ -1,0 +1,110 @@
+"""What a person sees of a run while it goes on: one line with the numbers that matter and the time left."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
+SHOWN = {
+    "reward": "reward",
+    "eval_reward": "held out",
+    "accuracy": "accuracy",
+    "gear/divergence/mean": "KL",
+    "gear/segments/token_share": "in segments",
+    "gear/fallbacks": "fallbacks",
+}
+"""Metrics of the trainer's log that the line shows, and what it calls them; a missing one is left out."""
+
+
+def summary_line(logs: Mapping[str, Any]) -> str:
+    """The numbers of one log entry as text.
+
+    >>> summary_line({"reward": 0.4166, "gear/divergence/mean": 0.25, "loss": 3.0})
+    'reward 0.42  KL 0.25'
+    """
+    parts: list[str] = []
+    for key, word in SHOWN.items():
+        value = logs.get(key)
+        if isinstance(value, int | float) and (key != "gear/fallbacks" or value):
+            parts.append(f"{word} {value:.0f}" if key == "gear/fallbacks" else f"{word} {value:.2f}")
+    return "  ".join(parts)
+
+
+class ProgressLine(TrainerCallback):
+    """A bar in a terminal; where output is no terminal, one plain line every tenth of the run."""
+
+    def __init__(self, console: Console | None = None, word: str = "train") -> None:
+        self.console = console or Console(file=sys.stderr)
+        self.word, self._latest, self._bar, self._task = word, {}, None, None
+
+    _latest: dict[str, Any]
+    _bar: Progress | None
+    _task: Any
+
+    def note(self, **values: float) -> None:
+        """Show a number that the trainer does not log, such as a held-out accuracy."""
+        self._latest.update(values)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not self.console.is_terminal:
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("[cyan]{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("·"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
+        self._bar = Progress(*columns, console=self.console)
+        self._bar.start()
+        self._task = self._bar.add_task(
+            self.word, total=state.max_steps, completed=state.global_step, numbers=""
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=state.global_step, numbers=summary_line(self._latest))
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        self._latest.update(logs or {})
+        if self._bar is not None:
+            self._bar.update(self._task, numbers=summary_line(self._latest))
+        elif state.is_world_process_zero and not self.console.is_terminal and "reward" in (logs or {}):
+            every = max(1, state.max_steps // 10)
+            if state.global_step % every == 0 or state.global_step in (1, state.max_steps):
+                line = f"{self.word} {state.global_step}/{state.max_steps}  {summary_line(self._latest)}"
+                self.console.print(line, highlight=False, soft_wrap=True)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def replace_printers(trainer: Any, line: ProgressLine) -> None:
+    """Put the line in the place of transformers' bar and of its wall of dictionaries."""
+    for printer in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(printer)
+    trainer.add_callback(line)

@@ -1,0 +1,142 @@
+"""``gear train``: from a checked configuration to a trained model."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import logging
+import os
+import warnings
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from gear_rl.cli.config import RunConfig, build_method
+from gear_rl.cli.data import load_reward, load_rows
+from gear_rl.cli.errors import InputError
+from gear_rl.cli.progress import ProgressLine, replace_printers
+
+
+def quiet_libraries(console: Console) -> None:
+    """Our own log in the console; of the libraries under us only what a user can act on."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    log = logging.getLogger("gear_rl")
+    log.setLevel(logging.INFO)
+    log.handlers = [RichHandler(console=console, show_path=False, show_time=False, show_level=False)]
+    log.propagate = False
+
+
+def machine_defaults() -> dict[str, Any]:
+    """Settings that follow from the machine, for keys that the user leaves alone.
+
+    Without an accelerator TRL's defaults (bfloat16, gradient checkpointing, pinned memory) only cost time.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        return {}
+    return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+
+
+def use_few_threads() -> int:
+    """One thread for tiny models, unless the user set OMP_NUM_THREADS: more threads only wait for each other."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()
+
+
+def make_trainer(config: RunConfig) -> Any:
+    """The trainer that a configuration describes; ``InputError`` for what the user can mend."""
+    credit = build_method(config.credit)
+    dataset = load_rows(
+        config.dataset,
+        split=config.dataset_split,
+        config=config.dataset_config,
+        columns=config.columns,
+        chat=config.chat,
+    )
+    held_out = None
+    if config.eval_dataset is not None:
+        held_out = load_rows(
+            config.eval_dataset, split=config.eval_split, columns=config.columns, chat=config.chat
+        )
+    rewards = [
+        load_reward(name) for name in ([config.reward] if isinstance(config.reward, str) else config.reward)
+    ]
+    settings: dict[str, Any] = {
+        "logging_steps": 1,
+        "report_to": "none",
+        **machine_defaults(),
+        **config.trainer,
+    }
+    settings.setdefault("output_dir", "runs/train")
+    model, processing, extra = _model(config)
+    try:
+        from gear_rl.engines.trl import GEARTrainer
+        from gear_rl.engines.trl_config import GEARConfig
+
+        # transformers' own bar and dictionaries give way to our line.
+        everything: dict[str, Any] = {**extra, **settings, "disable_tqdm": True}
+        args = GEARConfig(**everything)
+        return GEARTrainer(
+            model,
+            rewards,
+            args,
+            dataset,
+            eval_dataset=held_out,
+            processing_class=processing,
+            peft_config=_lora(config.lora),
+            credit=credit,
+        )
+    except (ValueError, ImportError, OSError) as error:
+        raise InputError(str(error)) from None
+
+
+def train(config: RunConfig, console: Console) -> Any:
+    """Run the training, save the model, and return the trainer."""
+    resume = config.trainer.pop("resume_from_checkpoint", None)
+    trainer = make_trainer(config)
+    line = ProgressLine(console)
+    replace_printers(trainer, line)
+    try:
+        trainer.train(resume_from_checkpoint=True if resume in ("latest", "true", "True") else resume)
+    finally:
+        line.close()
+    trainer.save_model()
+    trainer.save_state()
+    return trainer
+
+
+def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
+    if config.model != "arena":
+        return config.model, None, {}
+    from gear_rl.arena import chain
+    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
+
+    use_few_threads()
+    model, tokenizer = load()
+    return (
+        model,
+        tokenizer,
+        {"teacher_prompt_template": chain.TEMPLATE, "chat_template_kwargs": CHAT_TEMPLATE_KWARGS},
+    )
+
+
+def _lora(arguments: dict[str, Any] | None) -> Any:
+    if arguments is None:
+        return None
+    from peft import LoraConfig
+
+    try:
+        return LoraConfig(task_type="CAUSAL_LM", **arguments)
+    except TypeError as error:
+        raise InputError(f"lora: {error}; the arguments are those of peft.LoraConfig") from None

@@ -1,0 +1,22 @@
+"""One thread, no network, no trackers: what every test of this suite relies on."""
+
+import os
+
+# Before torch is imported anywhere: tiny models only wait for each other's threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false"
+)
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a random Qwen3 of a few thousand weights and its tokenizer."""
+    from engines import tiny
+
+    return tiny.save(tmp_path_factory.mktemp("tiny-qwen3"))

@@ -1,0 +1,394 @@
+"""GEAR through the real GRPOTrainer, on a model of a few thousand weights."""
+
+import json
+import logging
+
+import pytest
+import torch
+from engines import tiny
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+import gear_rl.engines.trl as engine
+from gear_rl import GEARConfig, GEARTrainer, Gear, RandomOnsets, Shuffled, Uniform
+from gear_rl.engines.trl_config import LOSS_TYPES, incompatibilities
+from gear_rl.types import Credit
+from gear_rl.view.records import read_records
+
+
+def run(folder, model, credit=None, *, dataset=None, resume=None, reward=tiny.vowels, peft=None, **changes):
+    """A finished trainer: TRL's own without credit, ours with."""
+    settings = tiny.settings(folder, **{"max_steps": 3} | changes)
+    cls, config, extra = (
+        (GRPOTrainer, GRPOConfig, {}) if credit is None else (GEARTrainer, GEARConfig, {"credit": credit})
+    )
+    trainer = cls(
+        model,
+        reward,
+        config(**settings),
+        tiny.rows() if dataset is None else dataset,
+        peft_config=peft,
+        **extra,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def weights_of(trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def same(a, b) -> bool:
+    a, b = weights_of(a), weights_of(b)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def history(trainer, key) -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+@pytest.fixture(scope="module")
+def grpo(tiny_model, tmp_path_factory):
+    return run(tmp_path_factory.mktemp("grpo"), tiny_model)
+
+
+# --- all-one weights are GRPO, bit for bit -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "credit", [Uniform(), Gear(alpha=0), Gear(sign_mode="aware", alpha=0, clip=(0.5, 2.0))]
+)
+def test_weights_of_one_are_grpo_bit_for_bit(grpo, tiny_model, tmp_path, credit):
+    assert same(run(tmp_path, tiny_model, credit), grpo)
+
+
+def test_gear_itself_is_not_grpo(grpo, tiny_model, tmp_path):
+    """Else the test above would prove nothing."""
+    assert not same(run(tmp_path, tiny_model, Gear()), grpo)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_bit_for_bit_in_every_loss(tiny_model, tmp_path, loss_type):
+    level = "sequence" if loss_type == "luspo" else "token"
+    changes = {"loss_type": loss_type, "importance_sampling_level": level, "num_iterations": 2}
+    plain = run(tmp_path, tiny_model, **changes)
+    assert same(run(tmp_path, tiny_model, Gear(alpha=0), **changes), plain)
+    assert not same(run(tmp_path, tiny_model, Gear(), **changes), plain)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_loss_takes_one_advantage_per_token(tiny_model, tmp_path, loss_type, monkeypatch):
+    """The same number for every token, forced through as (B, T): nothing broadcasts behind our back."""
+    changes = {"loss_type": loss_type, "num_iterations": 2}
+    plain = run(tmp_path, tiny_model, **changes)
+
+    def expanded(self, inputs, output):
+        return torch.where(output["completion_mask"].bool(), output["advantages"][:, None], 0.0)
+
+    monkeypatch.setattr(GEARTrainer, "_spread", expanded)
+    assert same(run(tmp_path, tiny_model, Uniform(), **changes), plain)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_accumulation_steps": 4},
+        {"num_iterations": 2, "steps_per_generation": 4},
+        {"beta": 0.05},
+        {"top_entropy_quantile": 0.5},
+        {"off_policy_mask_threshold": 0.1, "num_iterations": 2},
+        {"scale_rewards": "none", "temperature": 0.7},
+        {"gradient_checkpointing": True},
+        {"delta": 1.5, "entropy_coef": 0.01},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_works_with_the_options_of_trl(tiny_model, tmp_path, changes):
+    plain = run(tmp_path, tiny_model, **changes)
+    assert same(run(tmp_path, tiny_model, Uniform(), **changes), plain)
+    trainer = run(tmp_path, tiny_model, Gear(), **changes)
+    assert not same(trainer, plain)
+    assert all(torch.isfinite(torch.tensor(history(trainer, "loss"))))
+    assert max(history(trainer, "gear/weight/max")) > 1.0
+
+
+@pytest.mark.parametrize("credit", [Gear(), Shuffled(), RandomOnsets(), Gear(estimator="k3")])
+def test_every_method_trains_and_keeps_the_completions_advantage(tiny_model, tmp_path, credit, monkeypatch):
+    spread = []
+    original = GEARTrainer._spread
+
+    def watch(self, inputs, output):
+        base, mask = output["advantages"].clone(), output["completion_mask"].bool()
+        advantage = original(self, inputs, output)
+        spread.append((base, mask, advantage))
+        return advantage
+
+    monkeypatch.setattr(GEARTrainer, "_spread", watch)
+    trainer = run(tmp_path, tiny_model, credit)
+    assert len(spread) == 3
+    for base, mask, advantage in spread:
+        assert advantage.shape == mask.shape
+        mean = (advantage * mask).sum(-1) / mask.sum(-1)
+        torch.testing.assert_close(mean, base, atol=1e-5, rtol=1e-5)
+        assert (advantage[~mask] == 0).all()
+        assert (advantage.std(-1)[base != 0] > 0).all(), "every completion's credit is spread unevenly"
+    assert set(history(trainer, "gear/fallbacks")) == {0.0}
+
+
+def test_metrics_reach_the_trainers_log(tiny_model, tmp_path):
+    trainer = run(tmp_path, tiny_model, Gear())
+    entry = trainer.state.log_history[0]
+    for name in (
+        "divergence/mean",
+        "entropy/mean",
+        "segments/per_completion",
+        "segments/length",
+        "segments/token_share",
+        "weight/max",
+        "weight/effective_tokens",
+        "fallbacks",
+        "credit_seconds",
+    ):
+        assert entry[f"gear/{name}"] >= 0, name
+    assert 0 < entry["gear/segments/token_share"] < 1
+    assert 1 < entry["gear/weight/effective_tokens"] <= entry["completions/max_length"]
+
+
+# --- what is scored, and what falls back ---------------------------------------------------------------------
+
+
+def test_groups_without_spread_skip_the_teacher(tiny_model, tmp_path, monkeypatch):
+    scored = []
+    original = engine.score
+    monkeypatch.setattr(
+        engine, "score", lambda *args, **kw: scored.append(int(kw["row_B"].sum())) or original(*args, **kw)
+    )
+    trainer = run(tmp_path, tiny_model, Gear(), reward=lambda completions, **kw: [1.0] * len(completions))
+    assert scored == [0, 0, 0]
+    assert history(trainer, "gear/scored") == [0.0, 0.0, 0.0]
+    assert history(trainer, "gear/fallbacks") == [0.0, 0.0, 0.0]
+
+
+def test_rows_without_context_keep_their_grpo_advantage(tiny_model, tmp_path, caplog):
+    rows = list(tiny.rows())
+    for i in range(0, 16, 2):
+        rows[i] |= {"privileged_context": None, "answer": ""}
+    with caplog.at_level(logging.INFO, logger="gear_rl"):
+        trainer = run(
+            tmp_path,
+            tiny_model,
+            Gear(),
+            dataset=tiny.rows().from_list(rows),
+            record_file=str(tmp_path / "records.jsonl"),
+        )
+    assert "privileged_context for 8 rows" in caplog.text
+    assert "none for 8 rows" in caplog.text
+    without = {row["prompt"][0]["content"] for row in rows[::2]}
+    records = list(read_records(tmp_path / "records.jsonl"))
+    fallbacks = [record.fallback for record in records]
+    assert fallbacks.count("no_context") == sum(history(trainer, "gear/fallback/no_context"))
+    assert {None, "no_context"} == set(fallbacks)
+    for record in records:
+        question = record.prompt.split("user\n")[1].split("<|im_end|>")[0]
+        assert (record.fallback == "no_context") == (question in without)
+        if record.fallback:
+            assert set(record.weight) == {1.0}
+            assert record.credit == [record.advantage] * len(record.ids)
+            assert record.signals == {}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value):
+    original = engine.score
+
+    def poisoned(*args, **kw):
+        signals = original(*args, **kw)
+        row = kw["row_B"].nonzero()[0, 0]
+        signals.divergence[row, 2] = value
+        return signals
+
+    monkeypatch.setattr(engine, "score", poisoned)
+    trainer = run(tmp_path, tiny_model, Gear(), record_file=str(tmp_path / "records.jsonl"))
+    assert history(trainer, "gear/fallback/non_finite") == [1.0, 1.0, 1.0]
+    assert "a NaN or Inf in a signal and kept their GRPO advantage" in caplog.text
+    assert all(p.isfinite().all() for p in weights_of(trainer).values())
+    bad = [record for record in read_records(tmp_path / "records.jsonl") if record.fallback == "non_finite"]
+    assert len(bad) == 3
+    for record in bad:
+        assert set(record.weight) == {1.0}
+        assert set(record.segment) == {0}
+
+
+def test_a_method_that_divides_by_zero_falls_back_too(grpo, tiny_model, tmp_path):
+    class Broken(Uniform):
+        def __call__(self, advantage_B, signals):
+            segment_id = torch.where(signals.mask, 0, -1)
+            weight = torch.full(segment_id.shape, float("nan"))
+            return Credit.from_weights(advantage_B, weight, segment_id)
+
+    trainer = run(tmp_path, tiny_model, Broken())
+    assert history(trainer, "gear/fallback/non_finite") == [8.0, 8.0, 8.0]
+    assert same(trainer, grpo)
+
+
+def test_truncated_completions_that_are_masked_count_as_without_token(tiny_model, tmp_path):
+    trainer = run(tmp_path, tiny_model, Gear(), mask_truncated_completions=True)
+    assert sum(history(trainer, "gear/fallback/no_token")) > 0
+
+
+# --- teachers, adapters, checkpoints -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["live", "base", "ema", "sync"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_every_teacher_trains(tiny_model, tmp_path, kind, lora):
+    peft = LoraConfig(r=2, target_modules=["q_proj", "v_proj"]) if lora else None
+    trainer = run(tmp_path, tiny_model, Gear(), peft=peft, teacher_model_kind=kind, teacher_sync_steps=2)
+    assert all(value > 0 for value in history(trainer, "gear/divergence/mean"))
+
+
+def test_a_frozen_teacher_is_not_a_live_one(tiny_model, tmp_path):
+    live, base = (
+        history(run(tmp_path, tiny_model, Gear(), teacher_model_kind=kind), "gear/divergence/mean")
+        for kind in ("live", "base")
+    )
+    assert live[0] == base[0]
+    assert live[2] != base[2]
+
+
+@pytest.mark.parametrize("kind", ["live", "base", "ema"])
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_model, tmp_path, kind):
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "teacher_model_kind": kind}
+    options |= {"teacher_update_rate": 0.5}
+    whole = run(tmp_path / "whole", tiny_model, Gear(), **options)
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    assert (checkpoint / "teacher.safetensors").exists() == (kind != "live")
+    resumed = run(tmp_path / "resumed", tiny_model, Gear(), resume=str(checkpoint), **options)
+    assert resumed.state.global_step == 4
+    assert same(resumed, whole)
+
+
+def test_resuming_with_another_teacher_is_refused(tiny_model, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    run(tmp_path, tiny_model, Gear(), **options)
+    with pytest.raises(
+        ValueError, match=r"resume_from_checkpoint: .*checkpoint-2: teacher state: 0 parameters"
+    ):
+        run(
+            tmp_path,
+            tiny_model,
+            Gear(),
+            resume=str(tmp_path / "checkpoint-2"),
+            teacher_model_kind="ema",
+            **options,
+        )
+
+
+# --- the record file -----------------------------------------------------------------------------------------
+
+
+def test_the_record_file_holds_what_the_loss_saw(tiny_model, tmp_path):
+    file = tmp_path / "records.jsonl"
+    trainer = run(tmp_path, tiny_model, Gear(), record_file=str(file))
+    records = list(read_records(file))
+    assert [record.step for record in records] == [0] * 8 + [1] * 8 + [2] * 8
+    assert [record.group for record in records[:8]] == [0] * 4 + [1] * 4
+    rewards = torch.tensor([record.reward for record in records[:8]])
+    assert rewards.mean().item() == pytest.approx(history(trainer, "reward")[0])
+    for record in records:
+        assert record.method == "gear"
+        assert (
+            len(record.tokens)
+            == len(record.ids)
+            == len(record.mask)
+            == len(record.credit)
+            == len(record.segment)
+        )
+        assert record.prompt.startswith("<|im_start|>user\n")
+        assert "is" not in record.prompt.split("assistant")[0].split("user")[1], "no privileged text"
+        if record.advantage:
+            assert set(record.signals) == {"divergence", "student_entropy"}
+            for weight, credit in zip(record.weight, record.credit, strict=True):
+                assert credit == pytest.approx(weight * record.advantage, rel=1e-4)
+    lines = file.read_text().splitlines()
+    assert json.loads(lines[0])["format"] == 1
+
+
+def test_the_record_file_is_bounded_and_a_resumed_run_does_not_repeat_itself(tiny_model, tmp_path):
+    file = tmp_path / "records.jsonl"
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3, "record_file": str(file)}
+    run(tmp_path, tiny_model, Gear(), **options)
+    run(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-2"), **options)
+    assert [record.step for record in read_records(file)] == [0] * 8 + [1] * 8 + [2] * 8
+    run(tmp_path, tiny_model, Gear(), record_file=str(file), record_max_mb=0.01)
+    assert file.stat().st_size <= 0.01 * 1024 * 1024
+    assert {record.step for record in read_records(file)} == {2}
+
+
+# --- clear refusals ------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_without_ground_truth_is_refused_before_anything_loads(tmp_path):
+    dataset = tiny.rows().remove_columns(["privileged_context", "answer"])
+    arguments = ("no-such-model", tiny.vowels, GEARConfig(**tiny.settings(tmp_path)), dataset)
+    with pytest.raises(
+        ValueError, match=r"the columns are prompt, without any of privileged_context, solution"
+    ):
+        GEARTrainer(*arguments, credit=Gear())
+    with pytest.raises(OSError, match="huggingface"):
+        GEARTrainer(*arguments, credit=Uniform())  # needs no teacher, so it gets as far as the model
+
+
+def test_a_named_column_must_be_there(tmp_path):
+    args = GEARConfig(**tiny.settings(tmp_path), privileged_column="gold")
+    with pytest.raises(ValueError, match="without 'gold'"):
+        GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), credit=Gear())
+
+
+def test_a_column_that_is_empty_everywhere_is_refused(tmp_path):
+    dataset = tiny.rows().from_list([{**row, "privileged_context": "", "answer": " "} for row in tiny.rows()])
+    with pytest.raises(ValueError, match="all 16 rows of privileged_context, answer are empty"):
+        GEARTrainer(
+            "no-such-model", tiny.vowels, GEARConfig(**tiny.settings(tmp_path)), dataset, credit=Gear()
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss_type": "gmpo"}, "loss_type: 'gmpo' was never run with one advantage per token"),
+        ({"teacher_prompt": "append"}, "teacher_prompt: 'append' is not one of render, splice"),
+        ({"teacher_prompt_template": "{prompt}"}, r"lacks \{privileged_context\}"),
+        ({"credit_batch_size": 0}, "credit_batch_size: 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        GEARConfig(**tiny.settings(tmp_path, **changes))
+
+
+def test_a_plain_config_and_a_missing_method_are_named(tmp_path):
+    args = GRPOConfig(**tiny.settings(tmp_path))
+    with pytest.raises(Exception, match="GEARConfig"):
+        GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), credit=Gear())
+    with pytest.raises(Exception, match="credit"):
+        GEARTrainer("no-such-model", tiny.vowels, None, tiny.rows(), credit="gear")
+
+
+def test_an_unsupported_trl_is_named_with_the_release_to_install():
+    assert incompatibilities("1.13.0") == ["trl 1.13.0 is not supported; install trl>=1.14,<1.17"]
+    assert incompatibilities("2.0.0") == ["trl 2.0.0 is not supported; install trl>=1.14,<1.17"]
+    assert incompatibilities() == []
+
+
+def test_a_trl_whose_hooks_moved_is_named():
+    class Moved(GRPOTrainer):
+        def _generate(self, conversations):
+            raise AssertionError
+
+        def _compute_loss(self, model, inputs):
+            return inputs["advantages"].unsqueeze(1)
+
+    first, second = incompatibilities(trainer=Moved)
+    assert "GRPOTrainer._generate(prompts) is gone" in first
+    assert "no longer takes advantages of shape (B, T)" in second

@@ -1,0 +1,90 @@
+"""The teacher's prompt: where the context goes, and where it never goes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.signals.privileged import DEFAULT_TEMPLATE, fill, privileged_context, render, splice
+
+CHAT = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "first {privileged_context}"},
+    {"role": "assistant", "content": "ok"},
+    {"role": "user", "content": "second"},
+]
+
+
+def test_the_first_user_message_takes_the_context_and_nothing_else_changes():
+    shown = render(CHAT, "the {prompt} answer", "{prompt} | {privileged_context} | \\boxed{}")
+    assert shown[1] == {
+        "role": "user",
+        "content": "first {privileged_context} | the {prompt} answer | \\boxed{}",
+    }
+    assert [shown[0], *shown[2:]] == [CHAT[0], *CHAT[2:]]
+    assert CHAT[1]["content"] == "first {privileged_context}"
+
+
+def test_without_a_user_message_the_system_message_takes_it():
+    assert (
+        render([{"role": "system", "content": "s"}], "c", "{prompt}+{privileged_context}")[0]["content"]
+        == "s+c"
+    )
+
+
+def test_content_blocks_keep_their_images():
+    blocks = [{"type": "image"}, {"type": "text", "text": "q"}]
+    shown = render([{"role": "user", "content": blocks}], "c", "{prompt}+{privileged_context}")
+    assert shown[0]["content"] == [{"type": "image"}, {"type": "text", "text": "q+c"}]
+    assert blocks[1]["text"] == "q"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "message"),
+    [
+        ("q", "{prompt}", "lacks {privileged_context}"),
+        ("q", "{privileged_context}", "lacks {prompt}"),
+        ([{"role": "tool", "content": "x"}], DEFAULT_TEMPLATE, "no user or system message"),
+        ([{"role": "user", "content": [{"type": "image"}]}], DEFAULT_TEMPLATE, "no text to hold"),
+    ],
+)
+def test_what_cannot_hold_the_context_is_said(prompt, template, message):
+    with pytest.raises(ValueError, match=message):
+        render(prompt, "c", template)
+
+
+@given(st.text(), st.text(), st.text())
+def test_filling_never_searches_what_it_filled_in(before, prompt, context):
+    if "{" in before:
+        return
+    template = before + "{prompt}\x00{privileged_context}"
+    assert fill(template, prompt=prompt, privileged_context=context) == f"{before}{prompt}\x00{context}"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"privileged_context": "p", "solution": "s"}, ("privileged_context", "p")),
+        ({"privileged_context": "", "solution": "s", "answer": "a"}, ("solution", "s")),
+        ({"privileged_context": None, "answer": 0}, ("answer", "0")),
+        ({"ground_truth": ["a", "b"]}, ("ground_truth", '["a", "b"]')),
+        (
+            {"solution": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+            ("solution", "x\ny"),
+        ),
+        ({"reward_model": {"ground_truth": "v"}}, ("reward_model.ground_truth", "v")),
+        ({"reward_model": "not a mapping"}, None),
+        ({"answer": " \n"}, None),
+        ({}, None),
+    ],
+)
+def test_columns_are_tried_in_their_order(row, expected):
+    assert privileged_context(row) == expected
+
+
+def test_a_named_column_is_the_only_one():
+    assert privileged_context({"answer": "a", "gold": "g"}, column="gold") == ("gold", "g")
+    assert privileged_context({"answer": "a"}, column="gold") is None
+
+
+def test_splicing_keeps_the_prompt_verbatim():
+    assert splice([1, 2], [3, 4, 5]).ids == (1, 2, 3, 4, 5)

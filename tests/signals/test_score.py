@@ -1,0 +1,241 @@
+"""Signals against an oracle that knows no batch, no padding, no hook and no tile: one token at a time."""
+
+import contextlib
+
+import pytest
+import torch
+from engines import tiny
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from trl.trainer.utils import add_fused_lm_head
+
+from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.score import Completions, Prompts, backbone_of, head_of, left_padded, score
+from gear_rl.signals.teacher import CopyTeacher
+
+PAD = 0
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
+HINTED = [[21, 22, *PROMPTS[0]], [23, *PROMPTS[1]], [24, 25, 26, *PROMPTS[2]]]
+COMPLETIONS = [[30, 31, 32, 33], [40, 41], [50, 51, 52, 53, 54, 55, 56]]
+MASKS = [[1, 1, 0, 1], [1, 1], [0, 1, 1, 0, 0, 1, 1]]
+EVERY = ("student_logprob", "teacher_logprob", "student_entropy", "divergence")
+
+
+def right_padded(rows: list[list[int]], width: int = 9) -> torch.Tensor:
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+
+
+def batch() -> tuple[Completions, Prompts, Prompts]:
+    attention = right_padded([[1] * len(row) for row in COMPLETIONS])
+    completions = Completions(
+        ids=right_padded(COMPLETIONS), attention=attention, mask=right_padded(MASKS).bool() & attention.bool()
+    )
+    student, teacher = (
+        left_padded([TeacherPrompt(tuple(ids)) for ids in prompts], PAD) for prompts in (PROMPTS, HINTED)
+    )
+    return completions, student, teacher
+
+
+@torch.no_grad()
+def by_hand(
+    model: nn.Module, temperature: float = 1.0, teacher: nn.Module | None = None
+) -> dict[str, torch.Tensor]:
+    """Each token scored by a forward over exactly the tokens before it."""
+    found = {name: torch.zeros(len(COMPLETIONS), 9) for name in EVERY}
+    for b, completion in enumerate(COMPLETIONS):
+        for t, token in enumerate(completion):
+            if not MASKS[b][t]:
+                continue
+            p, q = (
+                (
+                    net(input_ids=torch.tensor([prompt + completion[:t]])).logits[0, -1] / temperature
+                ).log_softmax(-1)
+                for net, prompt in ((model, PROMPTS[b]), (teacher or model, HINTED[b]))
+            )
+            found["student_logprob"][b, t] = p[token]
+            found["teacher_logprob"][b, t] = q[token]
+            found["student_entropy"][b, t] = -(p.exp() * p).sum()
+            found["divergence"][b, t] = (p.exp() * (p - q)).sum()
+    return found
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    net = tiny.model(97, hidden_size=40)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12.0)
+    return net.eval()
+
+
+def agree(found, expected, names=EVERY, tolerance=2e-5):
+    for name in names:
+        torch.testing.assert_close(found.get(name), expected[name], atol=tolerance, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
+    completions, student, teacher = batch()
+    expected = by_hand(model, temperature)
+    assert expected["divergence"].max() > 0.05, "the oracle must have something to see"
+    found = score(
+        model, completions, student, teacher, needs=EVERY, temperature=temperature, batch_size=batch_size
+    )
+    agree(found, expected)
+    assert found.turn_id[0, :4].tolist() == [0, 0, -1, 1]
+
+
+@pytest.mark.parametrize(
+    ("needs", "forwards"),
+    [
+        ((), 0),
+        (("student_entropy",), 1),
+        (("student_logprob", "student_entropy"), 1),
+        (("teacher_logprob",), 1),
+        (("divergence",), 2),
+        (EVERY, 2),
+    ],
+)
+def test_computes_what_is_needed_and_nothing_else(model, needs, forwards):
+    completions, student, teacher = batch()
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    found = score(model, completions, student, teacher, needs=needs, batch_size=8)
+    handle.remove()
+    assert len(calls) == forwards
+    assert [name for name in EVERY if getattr(found, name) is not None] == [
+        name for name in EVERY if name in needs
+    ]
+    agree(found, by_hand(model), needs)
+
+
+def test_rows_that_are_not_wanted_hold_zero_and_cost_nothing(model):
+    completions, student, teacher = batch()
+    rows = torch.tensor([False, True, False])
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    found = score(model, completions, student, teacher, needs=EVERY, row_B=rows, batch_size=1)
+    handle.remove()
+    assert len(calls) == 2
+    expected = {name: value * rows[:, None] for name, value in by_hand(model).items()}
+    agree(found, expected)
+
+
+def test_surplus_batches_keep_sharded_processes_in_step_and_change_nothing(model):
+    completions, student, teacher = batch()
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    found = score(model, completions, student, teacher, needs=EVERY, batch_size=3, num_batches=4)
+    nothing = score(
+        model,
+        completions,
+        student,
+        teacher,
+        needs=EVERY,
+        row_B=torch.zeros(3, dtype=torch.bool),
+        num_batches=2,
+    )
+    handle.remove()
+    assert len(calls) == 2 * 4 + 2 * 2
+    agree(found, by_hand(model))
+    assert all((nothing.get(name) == 0).all() for name in EVERY)
+
+
+@pytest.mark.parametrize("wrap", ["fused", "peft", "ddp"])
+def test_holds_under_what_wraps_a_model(model, wrap, tmp_path):
+    completions, student, teacher = batch()
+    expected = by_hand(model)
+    wrapped: nn.Module = model
+    if wrap == "fused":
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    elif wrap == "peft":
+        wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+        with torch.no_grad():
+            for name, parameter in wrapped.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.5)
+        expected = by_hand(wrapped.eval())
+    with process_group(tmp_path) if wrap == "ddp" else contextlib.nullcontext():
+        if wrap == "ddp":
+            wrapped = nn.parallel.DistributedDataParallel(model)
+        agree(score(wrapped, completions, student, teacher, needs=EVERY), expected)
+
+
+def test_holds_under_fsdp(model, tmp_path):
+    """PyTorch's own FSDP 2 on one CPU process: parameters are DTensors, and only `forward` gathers them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    completions, student, teacher = batch()
+    expected = by_hand(model)
+    with process_group(tmp_path):
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        agree(score(model, completions, student, teacher, needs=EVERY), expected)
+
+
+@contextlib.contextmanager
+def process_group(folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_logit_scale_and_softcap_of_the_config_are_honoured(model):
+    hidden = torch.randn(3, 40)
+    raw = hidden @ model.lm_head.weight.T
+    assert torch.allclose(head_of(model, 1.0).logits(hidden), raw, atol=1e-5)
+    model.config.final_logit_softcapping = 3.0
+    assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw / 3) * 3, atol=1e-5)
+    model.config.logits_scaling = 4.0  # Granite divides
+    capped = torch.tanh(raw / 4 / 3) * 3
+    assert torch.allclose(head_of(model, 0.5).logits(hidden), capped / 0.5, atol=1e-5)
+    model.config.logit_scale = 2.0  # Cohere multiplies, and comes first
+    assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw * 2 / 3) * 3, atol=1e-5)
+
+
+def test_a_teacher_with_other_weights_uses_its_own_head(model):
+    """With tied embeddings a full fine-tune moves the head too."""
+    teacher = CopyTeacher(model)
+    frozen = tiny.model(97, hidden_size=40)
+    frozen.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    completions, student, hinted = batch()
+    found = score(
+        model, completions, student, hinted, needs=EVERY, teacher_weights=teacher.weights, batch_size=2
+    )
+    agree(found, by_hand(model, teacher=frozen.eval()))
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_dropout_is_off_and_every_module_gets_its_mode_back(model):
+    model.train()
+    model.model.layers[0].eval()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    completions, student, teacher = batch()
+    first, second = (score(model, completions, student, teacher, needs=EVERY) for _ in range(2))
+    assert all(torch.equal(first.get(name), second.get(name)) for name in EVERY)
+    assert model.training
+    assert not model.model.layers[0].training
+    assert model.model.layers[1].training
+
+
+def test_what_cannot_be_scored_is_said(model):
+    completions, student, _ = batch()
+    with pytest.raises(ValueError, match="teacher: .*divergence.*none were given"):
+        score(model, completions, student, needs=["divergence"])
+    with pytest.raises(ValueError, match="'magic' is not computed"):
+        score(model, completions, student, needs=["magic"])
+    with pytest.raises(ValueError, match="Linear has no `base_model`"):
+        backbone_of(nn.Linear(2, 3))

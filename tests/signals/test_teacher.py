@@ -1,0 +1,105 @@
+"""Whose weights the teacher has, and that the student's come back."""
+
+import pytest
+import torch
+from engines import tiny
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from gear_rl.signals.teacher import CopyTeacher, make_teacher
+
+
+def linear(value: float) -> nn.Linear:
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight.data.fill_(value)
+    return layer
+
+
+def lent(teacher, model) -> float:
+    with teacher.weights(model):
+        return model.weight.item()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "seen"),
+    [
+        ("live", {}, [2.0, 3.0, 4.0, 5.0]),
+        ("base", {}, [1.0, 1.0, 1.0, 1.0]),
+        ("ema", {"update_rate": 0.5}, [1.5, 2.25, 3.125, 4.0625]),
+        ("sync", {"sync_steps": 2}, [1.0, 3.0, 3.0, 5.0]),
+    ],
+)
+def test_each_kind_follows_its_rule(kind, options, seen):
+    model = linear(1.0)
+    teacher = make_teacher(kind, model, **options)
+    found = []
+    for step in range(1, 5):
+        model.weight.data.fill_(1.0 + step)
+        teacher.update(model, step)
+        found.append(lent(teacher, model))
+        assert model.weight.item() == 1.0 + step
+    assert found == seen
+
+
+def test_a_saved_teacher_is_taken_up_again():
+    model = linear(1.0)
+    teacher = make_teacher("ema", model, update_rate=0.25)
+    model.weight.data.fill_(5.0)
+    teacher.update(model, 1)
+    state = {name: value.clone() for name, value in teacher.state_dict().items()}
+    resumed = make_teacher("ema", model, update_rate=0.25)
+    assert lent(resumed, model) == 5.0
+    resumed.load_state_dict(state)
+    assert lent(resumed, model) == 2.0
+
+
+def test_another_models_state_is_refused():
+    with pytest.raises(ValueError, match="0 parameters saved, 1 expected"):
+        make_teacher("ema", linear(1.0)).load_state_dict({})
+    with pytest.raises(ValueError, match="1 parameters saved, 0 expected"):
+        make_teacher("live", linear(1.0)).load_state_dict({"weight": torch.ones(1)})
+
+
+def test_the_students_weights_come_back_after_an_error():
+    model = linear(7.0)
+    teacher = CopyTeacher(linear(1.0))
+    with pytest.raises(RuntimeError), teacher.weights(model):
+        assert model.weight.item() == 1.0
+        raise RuntimeError
+    assert model.weight.item() == 7.0
+    assert lent(teacher, model) == 1.0
+
+
+def test_under_peft_base_is_the_model_without_its_adapter():
+    base = tiny.model(31).eval()
+    ids = torch.tensor([[3, 4, 5]])
+    plain = base(input_ids=ids).logits
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).eval()
+    teacher = make_teacher("base", model)
+    assert not torch.allclose(model(input_ids=ids).logits, plain)
+    with teacher.weights(model):
+        assert torch.equal(model(input_ids=ids).logits, plain)
+    assert teacher.state_dict() == {}
+
+
+def test_under_peft_only_the_adapter_is_copied():
+    model = get_peft_model(tiny.model(31), LoraConfig(r=2, target_modules=["q_proj"]))
+    copied = make_teacher("ema", model).state_dict()
+    assert copied
+    assert all("lora_" in name for name in copied)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mean", linear(1.0)), "teacher_model_kind: 'mean' is not one of live, base, ema, sync"),
+        (("ema", linear(1.0), 1.5), "teacher_update_rate: 1.5"),
+        (("sync", linear(1.0), 0.1, 0), "teacher_sync_steps: 0"),
+    ],
+)
+def test_bad_settings_are_named(arguments, message):
+    # `make_teacher` checks the kind at run time too: a config file is not type-checked.
+    with pytest.raises(Exception, match=message):
+        make_teacher.__wrapped__(*arguments) if hasattr(make_teacher, "__wrapped__") else make_teacher(
+            *arguments
+        )

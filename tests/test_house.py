@@ -1,0 +1,77 @@
+"""The floors of the house, kept by a test: an import may only point down."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gear_rl
+
+ROOT = Path(gear_rl.__file__).parent
+ALLOWED = {  # room: the rooms it may import; docs/decisions/0002 says why where it differs from a first guess
+    "types": set(),
+    "tensor": set(),
+    "methods": {"types", "tensor"},
+    "signals": {"types", "tensor"},
+    "view": {"types"},
+    "lab": {"types", "tensor", "view"},
+    "engines": {"types", "tensor", "signals", "view"},
+    "arena": {"types", "tensor", "signals", "view"},
+    "cli": {"types", "tensor", "methods", "signals", "view", "lab", "engines", "arena"},
+}
+TORCH_ONLY = {"types", "tensor", "methods", "signals"}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that the file imports, at the top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.relative_to(ROOT)}: write imports in full, from gear_rl down"
+            names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path):
+    room = room_of(path)
+    assert room in ALLOWED, f"a new room: say in tests/test_house.py what {room} may import"
+    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("gear_rl.")} - {room}
+    assert used <= ALLOWED[room], f"{path.relative_to(ROOT)} may not import {sorted(used - ALLOWED[room])}"
+    assert "gear_rl" not in imports_of(path) or room == "cli", (
+        "import from the room, not through the front door"
+    )
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in TORCH_ONLY], ids=lambda p: p.stem)
+def test_the_core_needs_torch_and_jaxtyping_alone(path: Path):
+    foreign = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    assert foreign <= {"torch", "jaxtyping", "gear_rl"}, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_only_one_file_shifts_by_one():
+    """Turning predicting positions into emitted tokens is `tensor/logits.py`'s alone."""
+    for path in FILES:
+        if path.name != "logits.py" and room_of(path) in ("signals", "engines", "methods"):
+            assert "[:, :-1]" not in path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+
+
+def test_the_command_line_does_not_wait_for_torch():
+    code = "import sys, gear_rl.cli.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_front_door_opens_every_name():
+    for name in gear_rl.__all__:
+        assert getattr(gear_rl, name) is not None
+    with pytest.raises(AttributeError, match="Gaer"):
+        _ = gear_rl.Gaer
