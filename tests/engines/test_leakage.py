@@ -4,10 +4,10 @@ import secrets
 
 import pytest
 import torch
-from engines import tiny
 
 import gear_rl.engines.trl as engine
-from gear_rl import GEARConfig, GEARTrainer, Gear
+from engines import tiny
+from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.view.records import read_records
 
 

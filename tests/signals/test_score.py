@@ -4,11 +4,11 @@ import contextlib
 
 import pytest
 import torch
-from engines import tiny
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
+from engines import tiny
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, Prompts, backbone_of, head_of, left_padded, score
 from gear_rl.signals.teacher import CopyTeacher
@@ -233,7 +233,7 @@ def test_dropout_is_off_and_every_module_gets_its_mode_back(model):
 
 def test_what_cannot_be_scored_is_said(model):
     completions, student, _ = batch()
-    with pytest.raises(ValueError, match="teacher: .*divergence.*none were given"):
+    with pytest.raises(ValueError, match=r"teacher: .*divergence.*none were given"):
         score(model, completions, student, needs=["divergence"])
     with pytest.raises(ValueError, match="'magic' is not computed"):
         score(model, completions, student, needs=["magic"])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from engines import tiny
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from engines import tiny
 from gear_rl.signals.teacher import CopyTeacher, make_teacher
 
 

@@ -1,0 +1,296 @@
+"""The picture of a method: completions as rows of tokens on the colour of their credit, segments outlined.
+
+Knows no method; what it draws is in the records. matplotlib is imported on the first call, since it is slow.
+"""
+
+import io
+import math
+import unicodedata
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from gear_rl.view.records import Record, replace_file
+from gear_rl.view.terminal import full_strength, number, runs, shade, shortened, strengths, visible
+
+COLUMNS = 90
+"""Characters on a line."""
+MOST_LINES, MOST_RECORDS = 12, 3
+"""A completion of more lines shows those around its strongest credit; more records are refused."""
+
+# Lengths in points; DejaVu Sans Mono, which comes with matplotlib, advances 0.602 em per character.
+_SIZE = 9.5
+_CHARACTER = 0.602 * _SIZE
+_LEFT, _RIGHT = 14.0, 14.0
+_BOX, _STRIP, _ONSET, _LABEL, _GAP = 15.0, 20.0, 8.0, 11.0, 5.0
+_WIDTH = _LEFT + COLUMNS * _CHARACTER + _RIGHT
+_TEXT, _QUIET, _TOOL, _KL, _ENTROPY = "#1a1a1a", "#6b6b6b", "#e9e9e9", "#404040", "#9467bd"
+_TRIANGLE: dict[str, Any] = {"marker": "v", "ms": 4.5, "mec": "none", "color": _TEXT}
+_MONOSPACED: dict[str, Any] = {"family": "DejaVu Sans Mono", "va": "center_baseline"}
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_MISSING = "\N{WHITE SQUARE}"
+
+
+class Placed(NamedTuple):
+    """A token as it is drawn: its index in the completion, its text, the column where it begins."""
+
+    t: int
+    text: str
+    column: int
+
+
+def save_picture(records: Sequence[Record], path: str | Path) -> None:
+    """One to three completions as an SVG or PNG file, whichever the suffix of ``path`` says.
+
+    Each token stands on the colour of its credit in units of the completion's advantage: blue praise, orange
+    blame, white none. Above it, where the record has the signals, a bar for the divergence and a line for the
+    student's entropy, each to its own largest value in the picture. A segment of two tokens or more is
+    outlined, its weight below, a triangle on its onset. Tool output is grey. Lines wrap after ``COLUMNS``
+    characters; a character that the font lacks is a square.
+
+    The same records give the same bytes. The directory is made; ``ValueError`` for another number of records
+    or another suffix.
+    """
+    if not 1 <= len(records) <= MOST_RECORDS:
+        raise ValueError(f"a picture shows 1 to {MOST_RECORDS} records, not {len(records)}; choose first")
+    check_suffix(path)
+    with figure_style():
+        write_figure(_figure(records), path)
+
+
+def check_suffix(path: str | Path) -> None:
+    """``ValueError`` unless the file is to be an SVG or a PNG.
+
+    >>> check_suffix("credit.pdf")
+    Traceback (most recent call last):
+    ValueError: credit.pdf: only .svg and .png can be drawn; change the suffix
+    """
+    if Path(path).suffix.lower() not in (".svg", ".png"):
+        raise ValueError(f"{path}: only .svg and .png can be drawn; change the suffix")
+
+
+def figure_style() -> AbstractContextManager[Any]:
+    """matplotlib's own defaults, whatever the user has set, and files that do not change from run to run."""
+    from matplotlib import style
+
+    files = {"svg.hashsalt": "gear", "svg.fonttype": "path"}
+    looks = {"font.family": "DejaVu Sans", "figure.facecolor": "white", "text.color": _TEXT}
+    return cast(Any, style).context(["default", {**files, **looks}])
+
+
+def write_figure(figure: Any, path: str | Path) -> None:
+    """The figure in its file at once, without date or program name."""
+    kind = Path(path).suffix.lower()[1:]
+    metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=160, metadata=metadata)
+    replace_file(Path(path), content.getvalue())
+
+
+def drawable(text: str) -> str:
+    """``text`` without characters that steer, and a square for each that the font cannot draw."""
+    whole = unicodedata.normalize("NFC", visible(text))
+    return "".join(c if ord(c) in _glyphs() else _MISSING for c in whole)
+
+
+def lines_of(record: Record) -> list[list[Placed]]:
+    """The tokens in lines of at most ``COLUMNS`` characters; a newline in a token ends its line.
+
+    A token longer than a line loses its end.
+    """
+    lines: list[list[Placed]] = [[]]
+    column = 0
+    for t, token in enumerate(record.tokens):
+        text = drawable(token)
+        text = text if len(text) <= COLUMNS else text[: COLUMNS - 1] + "…"
+        if column + len(text) > COLUMNS:
+            lines.append([])
+            column = 0
+        lines[-1].append(Placed(t, text, column))
+        column += len(text)
+        if "\n" in token:
+            lines.append([])
+            column = 0
+    return [line for line in lines if line]
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    from matplotlib import font_manager
+
+    fonts = cast(Any, font_manager)  # partly untyped
+    mono, sans = (fonts.get_font(fonts.findfont(name)) for name in ("DejaVu Sans Mono", "DejaVu Sans"))
+    return frozenset(mono.get_charmap()) & frozenset(sans.get_charmap())
+
+
+def _figure(records: Sequence[Record]) -> Any:
+    from matplotlib.figure import Figure
+
+    full = full_strength(s for record in records for s in strengths(record))
+    tallest = {name: _tallest(records, name) for name in ("divergence", "student_entropy")}
+    shown = [_most_telling(record, lines_of(record)) for record in records]
+    strips = [_STRIP + 2 if any(_tallest([record], name) for name in tallest) else 0.0 for record in records]
+    row = _ONSET + _BOX + _LABEL + _GAP
+    height = 64 + sum(
+        34 + len(lines) * (strip + row) for (lines, _), strip in zip(shown, strips, strict=True)
+    )
+    figure: Any = Figure(figsize=(_WIDTH / 72, height / 72))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, _WIDTH), ylim=(height, 0))
+    axes.set_axis_off()
+    y = 8.0
+    for place, (record, (lines, omitted), strip) in enumerate(zip(records, shown, strips, strict=True)):
+        y = _header(axes, y, record, omitted)
+        for line in lines:
+            if strip:
+                _signals(axes, y + _STRIP, record, line, tallest)
+            _tokens(axes, y + strip + _ONSET, record, line, full, place)
+            _segments(axes, y + strip + _ONSET, record, line, place)
+            y += strip + row
+        y += 6
+    _legend(axes, y + 8, records, tallest, full)
+    return figure
+
+
+def _signal(record: Record, name: str, t: int) -> float:
+    values = record.signals.get(name, [])
+    value = number(values[t]) if t < len(values) and record.mask[t] else 0.0
+    return value if value > 0 else 0.0  # not for nan
+
+
+def _tallest(records: Sequence[Record], name: str) -> float:
+    return max((_signal(r, name, t) for r in records for t in range(len(r.tokens))), default=0.0)
+
+
+def _most_telling(record: Record, lines: list[list[Placed]]) -> tuple[list[list[Placed]], int]:
+    """The lines that fit, and how many tokens they leave out."""
+    strength = strengths(record)
+    peak = max(range(len(lines)), key=lambda n: max(abs(strength[token.t]) for token in lines[n]), default=0)
+    first = max(0, min(peak - MOST_LINES // 4, len(lines) - MOST_LINES))
+    kept = lines[first : first + MOST_LINES]
+    return kept, len(record.tokens) - sum(map(len, kept))
+
+
+def _write(axes: Any, x: float, y: float, text: str, size: float = 7.5, **more: Any) -> None:
+    axes.text(x, y, text, fontsize=size, parse_math=False, **{"va": "center", **more})
+
+
+def _header(axes: Any, y: float, record: Record, omitted: int) -> float:
+    reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
+    facts = f"{reward}, advantage {number(record.advantage):+.2f}".replace("-", "\N{MINUS SIGN}")
+    facts += f"  ·  {drawable(record.method)}, step {record.step}"
+    if record.fallback is not None:
+        facts += f", GRPO's advantage kept: {drawable(record.fallback)}"
+    if omitted:
+        facts += f"  ·  {omitted} of {len(record.tokens)} tokens not shown"
+    _write(axes, _LEFT, y + 6, shortened(drawable(record.prompt), COLUMNS + 10), color=_QUIET, size=8.0)
+    _write(axes, _LEFT, y + 19, facts, size=8.5, weight="bold")
+    return y + 28
+
+
+def _x(column: int) -> float:
+    return _LEFT + column * _CHARACTER
+
+
+def _signals(axes: Any, floor: float, record: Record, line: list[Placed], tallest: dict[str, float]) -> None:
+    unit = {name: _STRIP / (tall or 1.0) for name, tall in tallest.items()}
+    axes.plot([_x(0), _x(line[-1].column + len(line[-1].text))], [floor, floor], color="#bbbbbb", lw=0.5)
+    x, y = list[float](), list[float]()
+    for t, text, column in line:
+        tall = unit["divergence"] * _signal(record, "divergence", t)
+        if tall > 0:
+            _bar(axes, _x(column) + 0.5, floor, len(text) * _CHARACTER - 1, tall, fc=_KL)
+        height = floor - unit["student_entropy"] * _signal(record, "student_entropy", t)
+        x += [_x(column), _x(column + len(text))]
+        y += [height if record.mask[t] else math.nan] * 2  # nan interrupts the line at tool output
+    if record.signals.get("student_entropy"):
+        axes.plot(x, y, color=_ENTROPY, lw=0.8)
+
+
+def _tokens(axes: Any, y: float, record: Record, line: list[Placed], full: float, place: int) -> None:
+    strength = strengths(record)
+    for t, text, column in line:
+        fill, ink = (shade(strength[t], full), _TEXT) if record.mask[t] else (_TOOL, _QUIET)
+        wide = len(text) * _CHARACTER
+        _bar(axes, _x(column), y + _BOX, wide, _BOX, fc=fill, ec="white", lw=0.7, gid=f"token-{place}-{t}")
+        _write(axes, _x(column), y + _BOX / 2, text, _SIZE, color=ink, **_MONOSPACED)
+
+
+def _segments(axes: Any, y: float, record: Record, line: list[Placed], place: int) -> None:
+    """Outlines of the segments on this line; one that runs on over the line's end is open there."""
+    from matplotlib.collections import LineCollection
+
+    first, last = line[0].t, line[-1].t
+    at = {token.t: token for token in line}
+    free = 0.0  # no weight has been written at or right of it
+    for run in runs(record):
+        if not run.bracketed or run.stop <= first or run.start > last:
+            continue
+        begins, ends = run.start >= first, run.stop - 1 <= last
+        left, end = _x(at[max(run.start, first)].column), at[min(run.stop - 1, last)]
+        right = _x(end.column + len(end.text))
+        sides = [[(left, y), (right, y)], [(left, y + _BOX), (right, y + _BOX)]]
+        sides += [[(x, y), (x, y + _BOX)] for x, closed in ((left, begins), (right, ends)) if closed]
+        outline = LineCollection(sides, colors=_TEXT, linewidths=1.3, capstyle="projecting", zorder=3)
+        outline.set_gid(f"segment-{place}-{run.start}-{first}")
+        axes.add_collection(outline, autolim=False)
+        if not begins:
+            continue
+        if run.onset:
+            middle = left + len(at[run.start].text) * _CHARACTER / 2
+            axes.plot([middle], [y - _ONSET / 2], gid=f"onset-{place}-{run.start}", **_TRIANGLE)
+        middle, weight = (left + right) / 2, f"{_TIMES}{number(record.weight[run.start]):.1f}"
+        half = 2.7 * len(weight) + 1
+        x = max(middle, free + half)
+        if x - middle <= half:  # further right it would seem to belong to the next segment
+            _write(axes, x, y + _BOX + 6, weight, ha="center", weight="bold")
+            free = x + half
+
+
+def _legend(axes: Any, y: float, records: Sequence[Record], tallest: dict[str, float], full: float) -> None:
+    """What the marks mean; facts about the signals, since the method may be any."""
+    _colour_bar(axes, y, full)
+    every = [run for record in records for run in runs(record)]
+    if any(not run.trained for run in every):
+        left = _WIDTH - _RIGHT - 150
+        _bar(axes, left, y + 29, 14.0, 9.0, fc=_TOOL)
+        _write(axes, left + 19, y + 25, "tool output, not trained")
+    divergence, entropy = (f"up to {tall:.2g} nats" for tall in tallest.values())
+    if tallest["divergence"] > 0:
+        for n, tall in enumerate((3.0, 10.0, 4.0)):
+            _bar(axes, _LEFT + 5 * n, y + 4, 4.0, tall, fc=_KL)
+        _write(
+            axes, _LEFT + 22, y, f"KL(student ‖ teacher), {divergence}: it spikes where the student departs"
+        )
+        y += 13
+    if any(run.onset for run in every):
+        axes.plot([_LEFT + 7], [y], **_TRIANGLE)
+        _write(axes, _LEFT + 22, y, "onset: opens a segment, every token of which takes the onset's weight")
+        y += 13
+    if tallest["student_entropy"] > 0:
+        x = [_LEFT, _LEFT + 7, _LEFT + 7, _LEFT + 14]
+        axes.plot(x, [y + 3, y + 3, y - 3, y - 3], color=_ENTROPY, lw=0.8)
+        _write(axes, _LEFT + 22, y, f"the student's entropy, {entropy}: uncertain again, a segment can end")
+
+
+def _colour_bar(axes: Any, y: float, full: float) -> None:
+    swatches, width = 9, 11.0
+    left = _WIDTH - _RIGHT - 32 - swatches * width
+    for n in range(swatches):
+        strength = (2 * n / (swatches - 1) - 1) * full
+        _bar(axes, left + n * width, y + 5, width, 10.0, fc=shade(strength, full), ec="#cccccc", lw=0.4)
+        if n % 2 == 0:
+            label = f"{_TIMES}{abs(strength):.2g}"
+            _write(axes, left + (n + 0.5) * width, y + 11, label, 6.5, ha="center", color=_QUIET)
+    _write(axes, left - 4, y, "blame", ha="right")
+    _write(axes, left + swatches * width + 4, y, "praise")
+
+
+def _bar(
+    axes: Any, left: float, floor: float, width: float, tall: float, fc: str, lw: float = 0.0, **look: Any
+) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((left, floor - tall), width, tall, fc=fc, lw=lw, **look))

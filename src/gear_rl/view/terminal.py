@@ -1,0 +1,282 @@
+"""One completion in the terminal: each token on the colour of its credit, segments between brackets.
+
+Also what the pictures share with it: the palette, how a token is shown, where segments lie. Knows no matplotlib.
+"""
+
+import math
+import unicodedata
+from collections.abc import Iterable
+from itertools import groupby
+from statistics import median_low
+from typing import NamedTuple
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.style import Style
+from rich.text import Text
+
+from gear_rl.view.records import Record
+
+BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)
+"""Praise and blame: sky blue and orange of Okabe and Ito, equally light, so that black text reads on both."""
+
+FULL = 2.0
+"""The least strength that gets the full colour; GRPO's own credit is then half of it."""
+
+CLEARLY = 0.25
+"""How far a weight must lie from the completion's typical one to be written on its token."""
+
+PROMPT_CHARACTERS = 320
+
+_GREY = Style(color="bright_black", italic=True)
+_QUIET = Style(dim=True)
+_BRACKET = Style(bold=True)
+
+
+class Run(NamedTuple):
+    """Tokens ``start`` to ``stop - 1``, neighbours of one segment, or a stretch of tool output."""
+
+    start: int
+    stop: int
+    trained: bool
+    onset: bool
+    """The first token opened a segment of two tokens or more, and the completion has other segments."""
+
+    @property
+    def bracketed(self) -> bool:
+        return self.trained and self.stop - self.start > 1
+
+
+def credit_text(record: Record) -> Text:
+    """The completion with each token on the colour of its credit.
+
+    Blue is positive, orange negative. The depth of the colour is the size of the credit relative to the
+    completion's advantage: white at 0, half at weight 1 (GRPO), full at weight 2 or at the largest one beyond.
+    A token without credit has no background; tool output stands in grey between ``« »`` and never has one.
+
+    The same text says it without colours. A segment of two tokens or more stands in ``⟦ ⟧`` with its weight
+    behind it, its first token (the onset) bold and underlined. Any other token bears ``⟨weight⟩`` only where
+    that is ``CLEARLY`` off the completion's median weight. Where the advantage is 0 there is no weight, and
+    signed credit is written instead. Characters that could steer a terminal are made visible.
+
+    >>> print(credit_text(Record(
+    ...     step=1, group=0, method="gear", prompt="7-3-5", tokens=["7-3", "=", "3", "!"], ids=[1, 2, 3, 4],
+    ...     mask=[1, 1, 1, 0], turn=[0, 0, 0, -1], segment=[0, 1, 1, -1], reward=0.0, advantage=-1.0,
+    ...     credit=[-0.6, -1.2, -1.2, 0.0], weight=[0.6, 1.2, 1.2, 0.0],
+    ... )).plain)
+    7-3⟨0.6⟩⟦=3⟧⟨1.2⟩«!»
+    """
+    strength = strengths(record)
+    full = full_strength(strength)
+    typical = _typical(record)
+    values = _values(record)
+    text = Text(overflow="fold")
+    for run in runs(record):
+        shown = [_broken(token) for token in record.tokens[run.start : run.stop]]
+        line_ends = shown[-1].endswith("\n")
+        shown[-1] = shown[-1].removesuffix("\n")  # what closes the run stands before the line break
+        if run.bracketed:
+            text.append("⟦", _BRACKET)
+        if not run.trained:
+            text.append(f"«{''.join(shown)}»", _GREY)
+        for t in range(run.start, run.stop) if run.trained else ():
+            onset = True if run.onset and t == run.start else None
+            style = Style(bold=onset, underline=onset)
+            if strength[t] != 0:
+                style += Style(color="#000000", bgcolor=shade(strength[t], full))
+            text.append(shown[t - run.start], style)
+        here = values[run.start : run.stop]
+        if run.bracketed:
+            text.append("⟧", _BRACKET)
+            text.append(_mark(here, record), _QUIET)
+        elif run.trained and not abs(here[0] - typical) < CLEARLY:
+            text.append(_mark(here, record), _QUIET)
+        if line_ends:
+            text.append("\n")
+    return text
+
+
+def rollout_panel(record: Record) -> Panel:
+    """One rollout in a frame: prompt, coloured completion, legend, and what was made of its reward.
+
+    Long prompts lose their middle. Nothing in the record is read as markup.
+    """
+    reward = "none" if record.reward is None else f"{record.reward:g}"
+    facts = f"reward {reward} · advantage {number(record.advantage):+.3g}"
+    if record.fallback is not None:
+        facts += f" · kept its GRPO advantage: {visible(record.fallback)}"
+    title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
+    body = Group(
+        Text(shortened(visible(record.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
+        Text(),
+        credit_text(record),
+        Text(),
+        _legend(record),
+        Text(facts),
+    )
+    return Panel(body, title=title, title_align="left", border_style="bright_black")
+
+
+def choose(records: Iterable[Record]) -> Record:
+    """The record that teaches most about its method, for a screen that shows one.
+
+    First those with an advantage, no fallback and a segment of two tokens or more between others; then those
+    with an advantage; among equals the widest spread of weights, and of equal spreads the first.
+    ``ValueError`` where there is no record.
+    """
+    best = max(records, key=_instructive, default=None)
+    if best is None:
+        raise ValueError("no records to choose from; has the run logged a step with completions yet?")
+    return best
+
+
+def visible(text: str) -> str:
+    """``text`` with every character shown that a terminal would obey, or that would hide.
+
+    Newline becomes ⏎, tab ⇥, other control characters their Unicode picture, and what has none (C1 controls,
+    directional marks, line separators, lone surrogates) its escape. Joiners stay: scripts need them.
+
+    >>> visible("a\\n\\x1b[31m")
+    'a⏎␛[31m'
+    """
+    return "".join(map(_visible, text))
+
+
+def shortened(text: str, characters: int) -> str:
+    """``text``, or its beginning and its longer end around an ellipsis: the question stands at the end.
+
+    >>> shortened("abcdefghij", 7)
+    'a … hij'
+    """
+    if len(text) <= characters:
+        return text
+    head = max((characters - 3) // 3, 1)
+    tail = characters - 3 - head
+    return f"{text[:head]} … {text[len(text) - tail :]}"
+
+
+def runs(record: Record) -> list[Run]:
+    """The completion cut where segment or mask changes. ``ValueError`` where its lists differ in length.
+
+    A segment that tool output interrupts gives several runs, the first of which holds the onset. Where all
+    trained tokens share one segment (GRPO, a fallback) nothing departed from anything: there is no onset.
+    """
+    _check(record)
+    num_segments = len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained})
+    found: list[Run] = []
+    seen: set[int] = set()
+    for (trained, segment), group in groupby(
+        range(len(record.tokens)), key=lambda t: (bool(record.mask[t]), record.segment[t])
+    ):
+        t = list(group)
+        onset = trained and len(t) > 1 and num_segments > 1 and segment not in seen
+        found.append(Run(t[0], t[-1] + 1, trained, onset))
+        seen.add(segment)
+    return found
+
+
+def strengths(record: Record) -> list[float]:
+    """The credit of each token in units of the completion's advantage, 0 on tool output.
+
+    The sign is the credit's: -2 is twice the blame that GRPO would give. Where the advantage is 0 the largest
+    credit is the unit. A credit that was not finite, null in the file, counts as 0.
+    ``ValueError`` as for ``runs``.
+    """
+    _check(record)
+    credit = [
+        value if trained and math.isfinite(value := number(c)) else 0.0
+        for c, trained in zip(record.credit, record.mask, strict=True)
+    ]
+    unit = abs(number(record.advantage)) or max(map(abs, credit), default=0.0)
+    return [c / unit for c in credit] if unit > 0 else [0.0 for _ in credit]
+
+
+def full_strength(strength: Iterable[float]) -> float:
+    """The strength that gets the full colour: the largest, and at least ``FULL``."""
+    return max(FULL, max(map(abs, strength), default=0.0))
+
+
+def shade(strength: float, full: float) -> str:
+    """The colour of a strength: white at 0, blue at ``full``, orange at ``-full``.
+
+    >>> shade(2.0, 2.0), shade(-1.0, 2.0), shade(0.0, 2.0)
+    ('#56b4e9', '#f2cf80', '#ffffff')
+    """
+    part = min(abs(strength) / full, 1.0)
+    end = BLUE if strength > 0 else ORANGE
+    return "#" + "".join(f"{round(255 + (channel - 255) * part):02x}" for channel in end)
+
+
+def number(value: float | None) -> float:
+    """A number of a record file, where null stands for what was not finite."""
+    return math.nan if value is None else value
+
+
+def _check(record: Record) -> None:
+    for name in ("mask", "segment", "credit", "weight"):
+        if len(getattr(record, name)) != len(record.tokens):
+            raise ValueError(
+                f"the record of step {record.step} has {len(record.tokens)} tokens, but "
+                f"{len(getattr(record, name))} entries in {name}; write the file again"
+            )
+
+
+def _instructive(record: Record) -> tuple[bool, bool, float]:
+    opens = any(run.onset for run in runs(record))
+    advantage = number(record.advantage)
+    credited = math.isfinite(advantage) and advantage != 0 and record.fallback is None
+    weights = [number(w) for w, trained in zip(record.weight, record.mask, strict=True) if trained]
+    finite = [w for w in weights if math.isfinite(w)]
+    spread = max(finite) - min(finite) if finite else 0.0
+    return credited and opens, credited, spread
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t":
+        return "⏎" if character == "\n" else "⇥"
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + code) if code < 0x20 else "␡"
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d":
+        return f"\\u{code:04x}"
+    return character
+
+
+def _broken(token: str) -> str:
+    """The token made visible, with the line break that its last newline asks for."""
+    head, newline, tail = token.rpartition("\n")
+    return visible(head + newline) + newline + visible(tail)
+
+
+def _values(record: Record) -> list[float]:
+    return [number(value) for value in (record.weight if record.advantage else record.credit)]
+
+
+def _typical(record: Record) -> float:
+    """The median weight (or credit, at zero advantage) of the trained tokens."""
+    values = zip(_values(record), record.mask, strict=True)
+    return median_low([v for v, trained in values if trained and math.isfinite(v)] or [math.nan])
+
+
+def _mark(values: list[float], record: Record) -> str:
+    written = [f"{v + 0.0:.1f}" if record.advantage else f"{v:+.2g}" for v in (min(values), max(values))]
+    return f"⟨{'..'.join(dict.fromkeys(written))}⟩"
+
+
+def _legend(record: Record) -> Text:
+    text = Text(overflow="fold")
+    for name, strength in (("praise", FULL), ("blame", -FULL)):
+        for part in (0.5, 1.0):
+            text.append("  ", Style(bgcolor=shade(strength * part, FULL)))
+        text.append(f" {name} · ", _QUIET)
+    kinds = {(run.bracketed, run.onset, run.trained) for run in runs(record)}
+    if any(bracketed for bracketed, _, _ in kinds):
+        text.append("⟦⟧", _BRACKET)
+        opens = any(onset for _, onset, _ in kinds)
+        text.append(" segment" + (", its first token the onset" if opens else "") + " · ", _QUIET)
+    if any(not trained for _, _, trained in kinds):
+        text.append("«tool output»", _GREY)
+        text.append(" · ", _QUIET)
+    what = "weight" if record.advantage else "credit"
+    text.append(f"⟨{what}⟩, where none is written {_mark([_typical(record)], record)}", _QUIET)
+    return text

@@ -1,0 +1,52 @@
+"""One of two processes: train with TRL's trainer, with Uniform, and with Gear; write down what came out."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from engines import tiny
+from trl import GRPOConfig, GRPOTrainer
+
+from gear_rl import GEARConfig, GEARTrainer, Gear, Uniform
+from gear_rl.engines import trl as engine
+
+
+def lopsided(completions, prompts, **kwargs):
+    """Half of the groups have no spread, so the two processes score different numbers of completions."""
+    flat = [int(prompt[0]["content"].split()[0]) % 2 == 0 for prompt in prompts]
+    return [1.0 if same else value for same, value in zip(flat, tiny.vowels(completions), strict=True)]
+
+
+def main(model: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    scored: list[int] = []
+    original = engine.score
+    engine.score = lambda *args, **kw: scored.append(int(kw["row_B"].sum())) or original(*args, **kw)
+    found = {}
+    for name, credit in (("grpo", None), ("uniform", Uniform()), ("gear", Gear())):
+        changes = (
+            {"max_steps": 3}
+            if credit is None
+            else {"max_steps": 3, "record_file": str(folder / f"{name}.jsonl")}
+        )
+        settings = tiny.settings(folder / name, **changes)
+        cls, config, extra = (
+            (GRPOTrainer, GRPOConfig, {}) if credit is None else (GEARTrainer, GEARConfig, {"credit": credit})
+        )
+        trainer = cls(model, lopsided, config(**settings), tiny.rows(), **extra)
+        trainer.train()
+        weights = trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()
+        torch.save(weights, folder / f"{name}-{rank}.pt")
+        found[name] = {
+            "wrapped": type(trainer.model_wrapped).__name__,
+            "history": [h for h in trainer.state.log_history if "loss" in h],
+            "scored": scored[-3:] if credit else [],
+        }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

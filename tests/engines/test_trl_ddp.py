@@ -1,0 +1,65 @@
+"""Two processes: the same weights on both, GRPO bit for bit, and metrics that add up."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gear_rl.view.records import read_records
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ddp")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    worker = [str(TESTS / "engines" / "ddp_worker.py"), tiny_model, str(folder)]
+    environment = os.environ | {
+        "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [*command, *worker], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def weights(folder: Path, name: str, rank: int) -> dict[str, torch.Tensor]:
+    return torch.load(folder / f"{name}-{rank}.pt", weights_only=True)
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_both_processes_end_with_the_same_weights(finished):
+    for name in ("grpo", "uniform", "gear"):
+        assert equal(weights(finished, name, 0), weights(finished, name, 1)), name
+
+
+def test_weights_of_one_are_grpo_bit_for_bit(finished):
+    assert equal(weights(finished, "uniform", 0), weights(finished, "grpo", 0))
+    assert not equal(weights(finished, "gear", 0), weights(finished, "grpo", 0))
+
+
+def test_metrics_are_of_all_processes(finished):
+    ranks = [json.loads((finished / f"{rank}.json").read_text())["gear"] for rank in (0, 1)]
+    assert all(found["wrapped"] == "DistributedDataParallel" for found in ranks)
+    assert ranks[0]["scored"] != ranks[1]["scored"], "else the lopsided case was not seen"
+    for step, entry in enumerate(ranks[0]["history"]):
+        assert entry["gear/scored"] == ranks[0]["scored"][step] + ranks[1]["scored"][step]
+
+
+def test_one_file_holds_the_records_of_both(finished):
+    records = list(read_records(finished / "gear.jsonl"))
+    groups = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert [record.group for record in records] == groups * 3
+    history = json.loads((finished / "0.json").read_text())["gear"]["history"]
+    first = [record.reward for record in records if record.step == 0]
+    assert sum(first) / len(first) == pytest.approx(history[0]["reward"])

@@ -1,0 +1,91 @@
+"""The curves of a run: a panel for each thing that was logged, and a clear error where nothing was."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from gear_rl.view.curves import PANELS, save_curves
+
+ALL = {key: 0.5 for panel in PANELS for key in panel.curves}
+
+
+def headings(path: Path) -> list[str]:
+    """matplotlib writes each drawn string as a comment into the SVG."""
+    comments = re.findall(r"<!-- (.*?) -->", path.read_text())
+    known = [panel.heading for panel in PANELS] + ["Held-out accuracy"]
+    return [comment for comment in comments if comment in known]
+
+
+def points(path: Path, gid: str) -> list[tuple[float, float]]:
+    found = re.search(rf'<g id="{gid}">.*?</g>\s*</g>', path.read_text(), re.S)
+    assert found
+    return [(float(x), float(y)) for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', found[0])]
+
+
+def test_everything_logged_has_its_panel(tmp_path: Path):
+    save_curves([{"step": n, **ALL} for n in (1, 2, 3)], tmp_path / "c.svg")
+    assert headings(tmp_path / "c.svg") == [panel.heading for panel in PANELS]
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.heading)
+def test_a_panel_appears_with_any_one_of_its_keys_and_alone(panel, tmp_path: Path):
+    for key in panel.curves:
+        save_curves([{"step": 1, key: 0.5}, {"step": 2, "loss": 1.0}, {key: 9.0}], tmp_path / "c.svg")
+        assert headings(tmp_path / "c.svg") == [panel.heading]
+        assert panel.unit in (tmp_path / "c.svg").read_text()
+
+
+@pytest.mark.parametrize("history", [[], [{"reward": 1.0}], [{"step": 1, "reward": math.nan, "loss": 2.0}]])
+def test_nothing_to_draw_says_what_is_missing(history, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"nothing to draw.*step.*reward.*gear/divergence/mean"):
+        save_curves(history, tmp_path / "c.png", {"before": 0.1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_accuracy_marks_stand_at_the_ends_of_the_run(tmp_path: Path):
+    path = tmp_path / "c.svg"
+    save_curves([{"step": n, "reward": n / 10} for n in (2, 4, 9)], path, {"before": 0.2, "after": 0.9})
+    assert headings(path) == ["Reward"]
+    (before,), (after,) = points(path, "accuracy-0"), points(path, "accuracy-1")
+    rewards = [
+        (float(x), float(y))
+        for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: #0072b2', path.read_text())
+    ]
+    assert before == pytest.approx(rewards[0])  # the rewards at both ends are the accuracies
+    assert after == pytest.approx(rewards[-1])
+    assert "before 20%" in path.read_text() and "after 90%" in path.read_text()
+
+
+@pytest.mark.parametrize("log", [{"reward": 7.0}, {"reward": -0.5}, {"gear/weight/max": 2.0}])
+def test_accuracy_has_its_own_panel_beside_a_reward_on_another_scale(log, tmp_path: Path):
+    save_curves([{"step": 5, **log}], tmp_path / "c.svg", {"before": 0.2, "after": 0.9})
+    assert headings(tmp_path / "c.svg")[-1] == "Held-out accuracy"
+    assert len(headings(tmp_path / "c.svg")) == 2
+
+
+def test_rows_may_come_in_any_order_and_a_repeated_step_counts_once(tmp_path: Path):
+    rows = [{"step": n, "reward": n / 10, "gear/weight/max": 2.0} for n in (1, 2, 3)]
+    save_curves(rows, tmp_path / "a.svg")
+    save_curves([{"step": 3, "reward": 0.9}, rows[2], rows[0], rows[1]], tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_many_points_are_smoothed_by_the_mean_that_is_named(tmp_path: Path):
+    save_curves([{"step": n, "reward": n % 2} for n in range(100)], tmp_path / "c.svg")
+    assert "<!-- mean of 5 -->" in (tmp_path / "c.svg").read_text()
+    save_curves([{"step": n, "reward": n % 2} for n in range(20)], tmp_path / "c.svg")
+    assert "<!-- mean of" not in (tmp_path / "c.svg").read_text()
+
+
+def test_titles_are_not_mathematics_and_pngs_have_the_width_of_a_page(tmp_path: Path):
+    save_curves([{"step": 1, **ALL}], tmp_path / "c.svg", {"$x$ <": 0.0, "日": 1.0}, "cost $x_1$ \x1b日")
+    assert "cost $x_1$ □□" in (tmp_path / "c.svg").read_text()
+    save_curves([{"step": 1, **ALL}], tmp_path / "deep" / "c.png")
+    assert 1000 <= int.from_bytes((tmp_path / "deep" / "c.png").read_bytes()[16:20]) <= 2000
+
+
+def test_another_suffix_is_an_error(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"only \.svg and \.png"):
+        save_curves([{"step": 1, **ALL}], tmp_path / "c.jpg")
