@@ -127,6 +127,7 @@ def demo(
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    markdown: Annotated[bool, typer.Option(help="The table of the README.")] = False,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
     from gear_rl.cli.config import settings_of

@@ -59,6 +59,9 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
     """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value."""
     values = {} if path is None else _read_yaml(Path(path))
     for key, value in parse_overrides(overrides):
+        first = key.partition(".")[0]
+        if first != key and first in RunConfig.model_fields and first not in ("credit", "lora", "columns"):
+            raise InputError(f"--{key}: {first} has no settings of its own; write --{first} VALUE")
         _put(values, key, value)
     own = {
         name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"

@@ -4,13 +4,14 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.cli.config import import_object
 from gear_rl.cli.errors import InputError, did_you_mean
 
+_NO_ROWS = "has no rows; give at least as many as one batch takes"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -41,13 +42,18 @@ def load_rows(
             "--columns.prompt COLUMN"
         )
     if len(dataset) == 0:
-        raise InputError(f"dataset: {name} has no rows; give at least as many as one batch takes")
+        raise InputError(f"dataset: {name} {_NO_ROWS}")
     if chat and isinstance(dataset[0]["prompt"], str):
+        import datasets
+
+        if len(dataset) < 20_000:
+            datasets.disable_progress_bars()  # a bar is for work that one waits for
         dataset = dataset.map(_as_message)
+        datasets.enable_progress_bars()
     return dataset
 
 
-def _as_message(row: dict[str, Any]) -> dict[str, Any]:
+def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": [{"role": "user", "content": row["prompt"]}]}
 
 
@@ -98,13 +104,16 @@ def _local(path: Path) -> Any:
     if path.suffix == ".jsonl":
         rows = list(_lines(path))
         if not rows:
-            raise InputError(f"dataset: {path} has no rows; give at least as many as one batch takes")
+            raise InputError(f"dataset: {path} {_NO_ROWS}")
         return datasets.Dataset.from_list(rows)
+    if path.stat().st_size == 0:
+        raise InputError(f"dataset: {path} {_NO_ROWS}")
     try:
         return datasets.load_dataset(kind, data_files=str(path), split="train")
     except Exception as error:
-        cause = error.__cause__ or error
-        raise InputError(f"dataset: {path} cannot be read as {kind}: {str(cause).splitlines()[0]}") from None
+        raise InputError(
+            f"dataset: {path} cannot be read as {kind}: {_first_line(error.__cause__ or error)}"
+        ) from None
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -129,8 +138,11 @@ def _hub(name: str, config: str | None, split: str) -> Any:
     try:
         return datasets.load_dataset(name, config, split=split)
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"dataset: {name!r} is no local path and could not be loaded from the hub: {first}; check the name, "
-            "the split and the connection"
+            f"dataset: {name!r} is no local path and could not be loaded from the hub: {_first_line(error)}; "
+            "check the name, the split and the connection"
         ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

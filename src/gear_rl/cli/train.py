@@ -79,8 +79,8 @@ def make_trainer(config: RunConfig) -> Any:
         **config.trainer,
     }
     settings.setdefault("output_dir", "runs/train")
-    model, processing, extra = _model(config)
     try:
+        model, processing, extra = _model(config)
         from gear_rl.engines.trl import GEARTrainer
         from gear_rl.engines.trl_config import GEARConfig
 

@@ -165,8 +165,8 @@ class GEARTrainer(GRPOTrainer):
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """The advantage of every token, shape (B, T); TRL's own tensor if every weight is 1.
 
-        One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where TRL works on whole
-        sequences, the same number repeated T times is summed in another order.
+        One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where TRL works on
+        whole sequences, the same number repeated T times is summed in another order.
         """
         begin = time.perf_counter()
         advantage_B: Tensor = output["advantages"]

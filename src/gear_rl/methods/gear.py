@@ -25,12 +25,13 @@ Renormalise = Literal["mean", "none", "geomean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gear:
-    """Granularity-adaptive advantage reweighting (GEAR, arXiv:2605.11853).
+    """Segments open where student and teacher part, and take the weight of that departure.
 
-    The token-wise reverse KL ``d_t`` from the student to the teacher is normalised over the completion's
-    tokens, ``z_t``. Where it peaks, an onset opens a segment; the segment ends where the student's entropy
-    says so. Every token of a segment takes the ``z`` of its onset, an aligned token its own. The weight is
-    ``f(z)``, rescaled to mean 1 over the completion, and ``A_t = A * w_t``.
+    Granularity-adaptive advantage reweighting (GEAR, arXiv:2605.11853). The token-wise reverse KL ``d_t`` from
+    the student to the teacher is normalised over the completion's tokens, ``z_t``. Where it peaks, an onset
+    opens a segment; the segment ends where the student's entropy says so. Every token of a segment takes the
+    ``z`` of its onset, an aligned token its own. The weight is ``f(z)``, rescaled to mean 1 over the completion,
+    and ``A_t = A * w_t``.
 
     Confirmed by the paper's abstract and figure captions: what is rescaled (the completion's advantage), the
     ground-truth-conditioned teacher, reverse KL per token, peaks as onsets, a role for entropy in the extent

@@ -13,7 +13,7 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomOnsets:
-    """Placebo: GEAR with its onsets moved to random tokens of the completion.
+    """Placebo: GEAR with its onsets moved to random tokens.
 
     Every onset takes its divergence along and changes places with the token it lands on, so a completion
     keeps its number of segments and its stock of divergences; the end rule (student entropy) works as in GEAR

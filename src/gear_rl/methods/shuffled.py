@@ -14,7 +14,7 @@ from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffled:
-    """Placebo: another method's per-token advantages, permuted inside each completion.
+    """Placebo: another method's credit, permuted inside each completion.
 
     Keeps their sum and their spread, destroys their place. A method that does not beat its own shuffle has
     learned nothing from *where* it put the credit. Every token is a segment of its own. A completion with

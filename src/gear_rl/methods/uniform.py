@@ -12,9 +12,9 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform:
-    """GRPO: one segment per completion, weight 1 (arXiv:2402.03300).
+    """GRPO: one segment per completion, weight 1.
 
-    The baseline that every other method must reduce to when its signal is flat.
+    The baseline (arXiv:2402.03300) that every other method must reduce to when its signal is flat.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> Uniform()(torch.tensor([2.0]), signals).advantage

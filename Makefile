@@ -1,0 +1,47 @@
+# `make demo` and `make test` do everything themselves: python3, make and a package index are enough.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help install demo test check format picture clean
+help: ## Show these lines
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "gear-rl needs Python 3.11 to 3.13; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.trl: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[trl]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.trl
+
+install: $(VENV)/.dev ## Make the virtual environment, with everything for development
+
+demo: $(VENV)/.trl ## Train a small language model with GEAR on this machine, in minutes
+	$(BIN)/gear demo $(ARGS)
+
+test: $(VENV)/.dev ## Run every test, on two processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.dev ## Lint, types and the architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest tests/test_house.py
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+picture: $(VENV)/.trl ## Make the README's picture again, from runs/demo
+	$(BIN)/gear view runs/demo/records.jsonl --picture docs/credit.svg
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

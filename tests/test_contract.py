@@ -1,0 +1,238 @@
+"""What every method promises. A new line in the catalogue is tested here without a new test."""
+
+import dataclasses
+import math
+import pathlib
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+import gear_rl.methods
+from gear_rl.methods import METHODS
+from gear_rl.types import SIGNAL_NAMES, Credit, CreditAssigner, TokenSignals
+
+ADDITIVE: set[str] = set()
+"""Methods that add to the advantage, so that a sign may flip inside a completion; their docstring says so."""
+
+every_method = pytest.mark.parametrize("method", [cls() for cls in METHODS.values()], ids=METHODS)
+every_reweighting_method = pytest.mark.parametrize(
+    "method", [cls() for name, cls in METHODS.items() if name not in ADDITIVE], ids=set(METHODS) - ADDITIVE
+)
+
+
+def example(num_rows=7, num_tokens=13, seed=0) -> tuple[torch.Tensor, TokenSignals]:
+    """Rows of no, one, two and many tokens, with tool output in the last three; both signs and a zero."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([0, 1, 2, 5, 11, 13, 13])[:num_rows]
+    mask = torch.arange(num_tokens) < lengths[:, None]
+    mask[-3:, 3:5] = False
+    values = {name: torch.rand(num_rows, num_tokens, generator=g) * 3 for name in SIGNAL_NAMES}
+    values["student_logprob"] *= -1
+    values["teacher_logprob"] *= -1
+    values["group_B"] = torch.arange(num_rows) // 2
+    advantage_B = torch.tensor([1.0, -1.5, 0.5, 2.0, -0.25, 0.0, 0.75])[:num_rows]
+    return advantage_B, TokenSignals(mask=mask, **values)
+
+
+def altered(signals: TokenSignals, change, change_group=lambda group_B: group_B) -> TokenSignals:
+    """The signals with every (B, T) tensor put through ``change``."""
+    new = {}
+    for field in dataclasses.fields(signals):
+        value = getattr(signals, field.name)
+        if value is not None:
+            new[field.name] = change_group(value) if field.name == "group_B" else change(value)
+    return TokenSignals(**new)
+
+
+def chosen(signals: TokenSignals, rows) -> TokenSignals:
+    return altered(signals, lambda x: x[rows], lambda x: x[rows])
+
+
+@every_method
+def test_masked_tokens_get_exactly_zero_and_no_segment(method):
+    advantage_B, signals = example()
+    credit = method(advantage_B, signals)
+    assert (credit.advantage[~signals.mask] == 0).all()
+    assert (credit.segment_id[~signals.mask] == -1).all()
+    assert (credit.segment_id[signals.mask] >= 0).all()
+    if credit.distill_weight is not None:
+        assert (credit.distill_weight[~signals.mask] == 0).all()
+
+
+@every_method
+def test_everything_is_finite(method):
+    credit = method(*example())
+    assert credit.advantage.isfinite().all()
+    assert credit.distill_weight is None or credit.distill_weight.isfinite().all()
+
+
+@every_method
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(0, 5), (2, 0), (0, 0)])
+def test_no_rows_and_no_columns_are_fine(method, num_rows, num_tokens):
+    signals = TokenSignals(
+        mask=torch.ones(num_rows, num_tokens, dtype=torch.bool),
+        **{name: torch.zeros(num_rows, num_tokens) for name in SIGNAL_NAMES if name != "group_B"},
+        group_B=torch.arange(num_rows),
+    )
+    credit = method(torch.ones(num_rows), signals)
+    assert credit.advantage.shape == credit.segment_id.shape == (num_rows, num_tokens)
+
+
+@every_method
+def test_a_row_of_one_token_keeps_its_advantage(method):
+    advantage_B, signals = example()
+    assert signals.mask.sum(-1)[1] == 1
+    torch.testing.assert_close(method(advantage_B, signals).advantage[1].sum(), advantage_B[1])
+
+
+@every_method
+def test_segments_are_numbered_from_zero_without_a_gap(method):
+    advantage_B, signals = example()
+    credit = method(advantage_B, signals)
+    for row, mask in zip(credit.segment_id, signals.mask, strict=True):
+        ids = row[mask].tolist()
+        assert sorted(ids) == ids
+        assert set(ids) == set(range(len(set(ids))))
+
+
+@every_method
+def test_more_padding_changes_nothing(method):
+    """Over many lengths: a sum may round otherwise where the row is longer, but nothing may hang on that."""
+    g = torch.Generator().manual_seed(1)
+    for num_tokens in range(3, 60):
+        signals = TokenSignals(
+            mask=torch.ones(2, num_tokens, dtype=torch.bool),
+            **{name: torch.rand(2, num_tokens, generator=g) for name in SIGNAL_NAMES if name != "group_B"},
+            group_B=torch.zeros(2, dtype=torch.int64),
+        )
+        advantage_B = torch.tensor([0.7, -1.2])
+        credit = method(advantage_B, signals)
+        padded = method(advantage_B, altered(signals, lambda x: pad(x, (0, 5))))
+        torch.testing.assert_close(padded.advantage, pad(credit.advantage, (0, 5)))
+        assert torch.equal(padded.segment_id, pad(credit.segment_id, (0, 5), value=-1))
+
+
+@every_method
+@pytest.mark.parametrize("fill", [math.nan, math.inf, 1e6])
+def test_what_a_masked_token_holds_changes_nothing(method, fill):
+    advantage_B, signals = example()
+    filled = altered(signals, lambda x: torch.where(signals.mask, x, fill) if x.is_floating_point() else x)
+    credit, again = method(advantage_B, signals), method(advantage_B, filled)
+    assert torch.equal(credit.advantage, again.advantage)
+    assert torch.equal(credit.segment_id, again.segment_id)
+
+
+@every_method
+@pytest.mark.parametrize("rows", [[6, 2, 0, 5, 1, 4, 3], [4, 5], [3]], ids=["permuted", "dropped", "alone"])
+def test_other_completions_change_nothing(method, rows):
+    if "group_B" in method.needs:
+        pytest.skip(f"{method.name} compares the completions of a group")
+    advantage_B, signals = example()
+    credit, other = method(advantage_B, signals), method(advantage_B[rows], chosen(signals, rows))
+    torch.testing.assert_close(other.advantage, credit.advantage[rows])
+    assert torch.equal(other.segment_id, credit.segment_id[rows])
+
+
+@every_method
+def test_reads_only_what_it_needs(method):
+    advantage_B, signals = example()
+    assert set(method.needs) <= set(SIGNAL_NAMES)
+    bare = dataclasses.replace(signals, **{name: None for name in SIGNAL_NAMES if name not in method.needs})
+    assert torch.equal(method(advantage_B, bare).advantage, method(advantage_B, signals).advantage)
+
+
+@every_method
+def test_says_which_signal_is_missing(method):
+    advantage_B, signals = example()
+    for name in method.needs:
+        with pytest.raises(ValueError, match=repr(name)):
+            method(advantage_B, dataclasses.replace(signals, **{name: None}))
+
+
+@every_method
+def test_the_credit_carries_no_gradient(method):
+    credit = method(*example())
+    assert isinstance(credit, Credit)
+    assert not credit.advantage.requires_grad
+    assert credit.distill_weight is None or not credit.distill_weight.requires_grad
+
+
+@every_method
+def test_two_calls_agree_whatever_the_global_seed(method):
+    advantage_B, signals = example()
+    torch.manual_seed(0)
+    first, state = method(advantage_B, signals), torch.get_rng_state()
+    torch.manual_seed(1)
+    second = method(advantage_B, signals)
+    assert torch.equal(first.advantage, second.advantage)
+    assert torch.equal(first.segment_id, second.segment_id)
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), state)  # nor does a call draw from it
+
+
+@every_method
+def test_the_signals_and_the_advantage_are_left_as_they_were(method):
+    advantage_B, signals = example()
+    copy_B, copies = advantage_B.clone(), altered(signals, torch.clone)
+    method(advantage_B, signals)
+    assert torch.equal(advantage_B, copy_B)
+    for name in ("mask", *SIGNAL_NAMES):
+        assert torch.equal(getattr(signals, name), getattr(copies, name))
+
+
+@every_method
+def test_float32_in_float32_out(method):
+    credit = method(*example())
+    assert credit.advantage.dtype == torch.float32
+    assert credit.segment_id.dtype == torch.int64
+
+
+# the reweighting methods
+
+
+@every_reweighting_method
+def test_the_sign_of_the_advantage_is_kept(method):
+    advantage_B, signals = example()
+    product = method(advantage_B, signals).advantage * advantage_B[:, None]
+    assert (product >= 0).all()
+
+
+@every_reweighting_method
+def test_no_advantage_gives_none(method):
+    _, signals = example()
+    assert (method(torch.zeros(7), signals).advantage == 0).all()
+
+
+# the catalogue
+
+
+def test_every_file_is_in_the_catalogue():
+    folder = pathlib.Path(gear_rl.methods.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    listed = {cls.__module__.rsplit(".", 1)[-1] for cls in METHODS.values()}
+    missing = ", ".join(sorted(files - listed))
+    assert not missing, (
+        f"METHODS in gear_rl/methods/__init__.py lacks the class of {missing}.py: add its line"
+    )
+
+
+@every_method
+def test_a_method_says_what_it_is(method):
+    assert isinstance(method, CreditAssigner)
+    assert METHODS[method.name] is type(method)
+    assert method.source
+    assert isinstance(method.needs, tuple)
+    assert type(method).__doc__ and type(method).__doc__.strip()
+
+
+@every_method
+def test_a_method_is_a_frozen_dataclass_that_shows_its_settings(method):
+    assert dataclasses.is_dataclass(method)
+    assert hash(method) == hash(type(method)()) and method == type(method)()
+    fields = dataclasses.fields(method)
+    for field in fields:
+        assert f"{field.name}={getattr(method, field.name)!r}" in repr(method)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method, field.name, getattr(method, field.name))
+    assert dataclasses.replace(method) == method
