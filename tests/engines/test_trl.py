@@ -376,9 +376,10 @@ def test_a_plain_config_and_a_missing_method_are_named(tmp_path):
         GEARTrainer("no-such-model", tiny.vowels, None, tiny.rows(), credit="gear")
 
 
-def test_an_unsupported_trl_is_named_with_the_release_to_install():
-    assert incompatibilities("1.13.0") == ["trl 1.13.0 is not supported; install trl>=1.14,<1.17"]
-    assert incompatibilities("2.0.0") == ["trl 2.0.0 is not supported; install trl>=1.14,<1.17"]
+@pytest.mark.parametrize("version", ["1.13.0", "1.15.0", "1.17.0.dev0", "2.0.0"])
+def test_an_unsupported_trl_is_named_with_the_release_to_install(version):
+    message = f"trl {version} is not supported; install trl>=1.14,!=1.15.*,<1.17"
+    assert incompatibilities(version) == [message]
     assert incompatibilities() == []
 
 

@@ -115,7 +115,12 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
 
 def trainer_settings() -> dict[str, Any]:
     """Name and type of every field of GEARConfig."""
-    from gear_rl.engines.trl_config import GEARConfig
+    try:
+        from gear_rl.engines.trl_config import GEARConfig
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed; run: pip install 'gear-rl[trl]'") from None
+    except ImportError as error:
+        raise InputError(str(error)) from None
 
     hints = typing.get_type_hints(GEARConfig)
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(GEARConfig) if f.init}

@@ -34,14 +34,15 @@ def incompatibilities(version: str | None = None, trainer: type | None = None) -
     """What of the installed TRL this adapter cannot work with, one sentence each; empty if nothing.
 
     >>> incompatibilities(version="0.9.1")
-    ['trl 0.9.1 is not supported; install trl>=1.14,<1.17']
+    ['trl 0.9.1 is not supported; install trl>=1.14,!=1.15.*,<1.17']
     """
     version = trl.__version__ if version is None else version
     trainer = GRPOTrainer if trainer is None else trainer
     lowest, beyond = SUPPORTED_TRL
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    wanted = f"install trl>={lowest[0]}.{lowest[1]},<{beyond[0]}.{beyond[1]}"
-    if not lowest <= numbers < beyond:
+    wanted = f"install trl>={lowest[0]}.{lowest[1]},!=1.15.*,<{beyond[0]}.{beyond[1]}"
+    # The loss of 1.15 needs Triton, so nothing of ours could be run with it.
+    if not lowest <= numbers < beyond or numbers == (1, 15):
         return [f"trl {version} is not supported; {wanted}"]
     problems: list[str] = []
     for name, parameters in _HOOKS.items():

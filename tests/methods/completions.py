@@ -1,0 +1,84 @@
+"""Short ways to write down a completion, and random ones for the property tests."""
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from gear_rl.methods import Gear
+from gear_rl.types import TokenSignals
+
+PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
+"""The same hundred completions in every run."""
+
+quarters = st.integers(0, 12).map(lambda i: i / 4)
+"""Nats on a coarse grid: ties are common, and no comparison hangs on the last bit of a float32."""
+
+
+def completion(divergence=None, entropy=None, *, turn_id=None, student=None, teacher=None):
+    """The signals of one completion without a masked token, from lists."""
+    given = {
+        "divergence": divergence,
+        "student_entropy": entropy,
+        "student_logprob": student,
+        "teacher_logprob": teacher,
+    }
+    row = {name: torch.tensor([values], dtype=torch.float32) for name, values in given.items() if values}
+    mask = torch.ones_like(next(iter(row.values())), dtype=torch.bool)
+    turns = None if turn_id is None else torch.tensor([turn_id])
+    return TokenSignals(mask=mask, turn_id=turns, **row)
+
+
+@st.composite
+def rollouts(draw, max_tokens: int = 9) -> TokenSignals:
+    """Three completions with masked tokens anywhere, and turns that may also part without one."""
+    num_tokens = draw(st.integers(1, max_tokens))
+    num_cells = 3 * num_tokens
+
+    def table(cell, dtype):
+        cells = draw(st.lists(cell, min_size=num_cells, max_size=num_cells))
+        return torch.tensor(cells, dtype=dtype).view(3, num_tokens)
+
+    mask = table(st.sampled_from([True, True, True, False]), torch.bool)
+    turn_id = None
+    if draw(st.booleans()):
+        parted = mask & table(st.sampled_from([False, False, False, True]), torch.bool)
+        after_gap = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+        first = mask & (mask.cumsum(-1) == 1)
+        turn_id = torch.where(mask, ((parted | after_gap) & ~first).cumsum(-1), -1)
+    nats = [table(quarters, torch.float32) for _ in range(4)]
+    return TokenSignals(
+        mask=mask,
+        turn_id=turn_id,
+        divergence=nats[0],
+        student_entropy=nats[1],
+        student_logprob=-nats[2],
+        teacher_logprob=-nats[3],
+    )
+
+
+thresholds = st.sampled_from([0.25, 0.4, 0.5, 0.75])
+gears = st.builds(
+    Gear,
+    estimator=st.sampled_from(["full", "full", "k3", "abs_k1"]),
+    divergence_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "none"]),
+    entropy_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]),
+    vocab_size=st.just(7),
+    onset_rule=st.sampled_from(["peak", "peak", "threshold", "quantile", "local_max", "never"]),
+    # Levels that float32 holds exactly, so that a quantile falls on a token in both or in neither.
+    onset_threshold=st.sampled_from([0.25, 0.5, 0.75]),
+    onset_floor_nats=st.sampled_from([0.0, 0.01, 0.3]),
+    end_rule=st.sampled_from(["next_fork", "entropy_drop", "fixed_length", "turn"]),
+    end_threshold=thresholds,
+    max_segment_tokens=st.integers(1, 5),
+    aligned=st.sampled_from(["own", "one"]),
+    weight_function=st.sampled_from(["linear", "exp"]),
+    alpha=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    sign_mode=st.sampled_from(["agnostic", "aware", "neg_only"]),
+    clip=st.sampled_from([None, (0.5, 2.0), (0.9, 1.0)]),
+    renormalise=st.sampled_from(["mean", "none", "geomean"]),
+) | st.builds(
+    Gear,
+    onset_threshold=thresholds,
+    end_threshold=thresholds,
+    end_rule=st.sampled_from(["next_fork", "turn"]),
+)

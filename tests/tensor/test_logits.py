@@ -1,0 +1,352 @@
+"""Statistics over the vocabulary in tiles: the definition is the full log-softmax in float64."""
+
+import math
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gear_rl.tensor.logits import Head, predicting_positions, scattered, token_statistics
+from tensor.rows import PROPERTY, tables
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def full_log_softmax(hidden, head):
+    """The definition: the whole vocabulary at once, float64."""
+    logits = hidden.double() @ head.weight_VD.double().T
+    if head.bias_V is not None:
+        logits = logits + head.bias_V.double()
+    logits = logits * head.scale
+    if head.softcap is not None:
+        logits = head.softcap * torch.tanh(logits / head.softcap)
+    return torch.log_softmax(logits / head.temperature, -1)
+
+
+def naive(student, token, head, teacher=None, teacher_head=None):
+    """log-prob, entropy, teacher log-prob and KL(student || teacher) of each token."""
+    lp = full_log_softmax(student, head)
+    at_token = lp.gather(-1, token[:, None])[:, 0]
+    entropy = -(lp.exp() * lp).sum(-1)
+    if teacher is None:
+        return at_token, entropy
+    lq = full_log_softmax(teacher, teacher_head or head)
+    return at_token, entropy, lq.gather(-1, token[:, None])[:, 0], (lp.exp() * (lp - lq)).sum(-1)
+
+
+def agrees(found, expected, atol=2e-6):
+    numbers = (found.student_logprob, found.student_entropy, found.teacher_logprob, found.divergence)
+    for number, value in zip(numbers, expected, strict=False):
+        assert number.dtype == torch.float32
+        torch.testing.assert_close(number.double(), value, rtol=1e-6, atol=atol)
+    assert all(number is None for number in numbers[len(expected) :])
+
+
+def small(num_tokens=7, vocab=11, width=5, seed=0):
+    g = seeded(seed)
+    student, teacher = torch.randn(2, num_tokens, width, generator=g)
+    token = torch.randint(vocab, (num_tokens,), generator=g)
+    return student, teacher, token, torch.randn(vocab, width, generator=g)
+
+
+# against the definition
+
+
+@pytest.mark.parametrize("vocab_tile", [1, 3, 5, 10, 11, 12, 100])  # 11 tokens: none but 1 and 11 divide
+@pytest.mark.parametrize("token_tile", [1, 2, 7, 100])
+def test_every_tile_size_gives_the_full_log_softmax(token_tile, vocab_tile):
+    student, teacher, token, weight = small()
+    head = Head(weight_VD=weight)
+    found = token_statistics(
+        student, token, head, teacher_ND=teacher, token_tile=token_tile, vocab_tile=vocab_tile
+    )
+    agrees(found, naive(student, token, head, teacher))
+
+
+@PROPERTY
+@given(
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([0.5, 1.0, 3.0]),
+    softcap=st.sampled_from([None, 2.0, 5.0]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    biased=st.booleans(),
+    taught=st.booleans(),
+)
+def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, temperature, biased, taught):
+    student, teacher, token, weight = small(seed=seed)
+    bias = torch.randn(11, generator=seeded(seed + 1)) if biased else None
+    head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
+    teacher = teacher if taught else None
+    found = token_statistics(student, token, head, teacher_ND=teacher, token_tile=3, vocab_tile=4)
+    agrees(found, naive(student, token, head, teacher), atol=1e-5)
+
+
+def test_a_head_by_hand():
+    """softcap(scale * (h w + b)) / temperature, in this order."""
+    head = Head(
+        weight_VD=torch.tensor([[2.0], [-1.0]]),
+        bias_V=torch.tensor([1.0, 0.0]),
+        scale=0.5,
+        softcap=4.0,
+        temperature=2.0,
+    )
+    expected = [[4 * math.tanh(0.5 * 7 / 4) / 2, 4 * math.tanh(0.5 * -3 / 4) / 2]]
+    torch.testing.assert_close(head.logits(torch.tensor([[3.0]])), torch.tensor(expected))
+    torch.testing.assert_close(head.logits(torch.tensor([[3.0]]), 1, 2), torch.tensor(expected)[:, 1:])
+
+
+@pytest.mark.parametrize("width", [5, 3])
+def test_the_teacher_may_have_a_head_of_its_own(width):
+    """Another model, hence maybe another width; the vocabulary and the temperature are the same."""
+    student, _, token, weight = small()
+    teacher = torch.randn(7, width, generator=seeded(5))
+    head = Head(weight_VD=weight, temperature=1.3)
+    teacher_head = Head(
+        weight_VD=torch.randn(11, width, generator=seeded(6)), softcap=2.0, scale=0.7, temperature=1.3
+    )
+    found = token_statistics(
+        student, token, head, teacher_ND=teacher, teacher_head=teacher_head, token_tile=2, vocab_tile=4
+    )
+    agrees(found, naive(student, token, head, teacher, teacher_head))
+
+
+@pytest.mark.parametrize("student_turn", [1, -1])
+@pytest.mark.parametrize("teacher_turn", [1, -1])
+def test_the_largest_logit_may_come_first_or_last(student_turn, teacher_turn):
+    """The running maxima of student and teacher move in every tile, or in none, and far."""
+    weight = torch.linspace(-1, 1, 23)[:, None]
+    student = torch.tensor([[9.0], [80.0], [700.0]]) * student_turn
+    teacher = torch.tensor([[7.0], [75.0], [600.0]]) * teacher_turn
+    token, head = torch.tensor([0, 11, 22]), Head(weight_VD=weight)
+    found = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=4)
+    agrees(found, naive(student, token, head, teacher), atol=1e-4)
+
+
+def test_the_sampled_token_is_found_in_every_tile():
+    student, teacher, _, weight = small(num_tokens=11)
+    token, head = torch.arange(11), Head(weight_VD=weight)
+    found = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=3)
+    agrees(found, naive(student, token, head, teacher))
+
+
+# accuracy at the size of a real vocabulary
+
+
+def large(dtype=torch.float32):
+    """Forty distributions over 50,000 tokens, from open to near certain, and teachers near and far."""
+    g = seeded(3)
+    weight = torch.randn(50_000, 64, generator=g) / 8
+    token = torch.randint(50_000, (40,), generator=g)
+    sharp = torch.linspace(1.5, 4.5, 20)[:, None] * torch.randn(20, 64, generator=g)
+    peaked = torch.linspace(18, 34, 20)[:, None] * weight[token[20:]]
+    student = torch.cat([sharp, peaked])
+    # From hardly any divergence to a large one.
+    teacher = student + torch.logspace(-4, 0.55, 40)[torch.randperm(40, generator=g), None] * torch.randn(
+        40, 64, generator=g
+    )
+    return student.to(dtype), teacher.to(dtype), token, Head(weight_VD=weight.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_stay_below_the_gates(dtype):
+    """With bfloat16 operands too: their products are exact in float32, and so must the logits be."""
+    student, teacher, token, head = large(dtype)
+    found = token_statistics(student, token, head, teacher_ND=teacher)
+    logprob, entropy, teacher_logprob, divergence = naive(student, token, head, teacher)
+    assert entropy.min() < 3e-4 and entropy.max() > 9  # peaked and open
+    assert divergence.min() < 1e-7 and divergence.max() > 0.2
+    assert (found.student_logprob - logprob).abs().max() <= 5e-6
+    assert (found.teacher_logprob - teacher_logprob).abs().max() <= 5e-6
+    assert (found.student_entropy - entropy).abs().max() <= 1.2e-5
+    assert (found.divergence - divergence).abs().max() <= 5e-6
+    assert (found.divergence >= 0).all()
+
+
+# the divergence
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3]))
+def test_the_divergence_is_never_negative(seed, nudge):
+    student, noise, token, weight = small(num_tokens=5, vocab=13, seed=seed)
+    found = token_statistics(
+        student, token, Head(weight_VD=weight), teacher_ND=student + nudge * noise, vocab_tile=4
+    )
+    assert (found.divergence >= 0).all()
+
+
+@pytest.mark.parametrize("vocab_tile", [3, 11])
+def test_a_teacher_that_is_the_student_diverges_by_exactly_zero(vocab_tile):
+    student, _, token, weight = small()
+    head = Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7)
+    found = token_statistics(student, token, head, teacher_ND=student.clone(), vocab_tile=vocab_tile)
+    assert found.divergence.tolist() == [0.0] * 7
+    assert torch.equal(found.student_logprob, found.teacher_logprob)
+
+
+def test_the_divergence_is_reverse():
+    """KL(student || teacher) = 0.9 log(0.9 / 0.5) + 0.1 log(0.1 / 0.5); the other way round is 0.511."""
+    head, token = Head(weight_VD=torch.eye(2)), torch.tensor([1])
+    student, teacher = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    found = token_statistics(student, token, head, teacher_ND=teacher)
+    expected = 0.9 * math.log(1.8) + 0.1 * math.log(0.2)
+    assert found.divergence.item() == pytest.approx(expected, abs=1e-6)
+    assert found.student_entropy.item() == pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1), abs=1e-6)
+    assert found.student_logprob.item() == pytest.approx(math.log(0.1), abs=1e-6)
+    assert found.teacher_logprob.item() == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+# promises
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_no_tokens_give_no_statistics(taught):
+    _, _, _, weight = small()
+    none = torch.zeros(0, 5)
+    found = token_statistics(
+        none, torch.zeros(0, dtype=torch.int64), Head(weight_VD=weight), teacher_ND=none if taught else None
+    )
+    assert found.student_logprob.shape == found.student_entropy.shape == (0,)
+    if taught:
+        assert found.teacher_logprob.shape == found.divergence.shape == (0,)
+    else:
+        assert found.teacher_logprob is None and found.divergence is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value):
+    student, teacher, token, weight = small()
+    head = Head(weight_VD=weight)
+    clean = token_statistics(student, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
+    broken = student.clone()
+    broken[2, 1] = value
+    found = token_statistics(broken, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
+    others = torch.arange(7) != 2
+    for name in ("student_logprob", "student_entropy", "divergence"):
+        assert not getattr(found, name)[2].isfinite()
+        assert torch.equal(getattr(found, name)[others], getattr(clean, name)[others])
+    assert torch.equal(found.teacher_logprob, clean.teacher_logprob)
+
+
+def test_a_broken_teacher_leaves_the_student_alone():
+    student, teacher, token, weight = small()
+    head = Head(weight_VD=weight)
+    clean = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=3)
+    teacher = teacher.clone()
+    teacher[4, 0] = math.nan
+    found = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=3)
+    others = torch.arange(7) != 4
+    assert torch.equal(found.student_logprob, clean.student_logprob)
+    assert torch.equal(found.student_entropy, clean.student_entropy)
+    assert found.divergence[4].isnan() and found.teacher_logprob[4].isnan()
+    assert torch.equal(found.divergence[others], clean.divergence[others])
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.numel = max(self.numel, *sizes, 0)
+        return result
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_no_tensor_of_tokens_by_vocabulary_ever_exists(softcap):
+    num_tokens, vocab, width = 70, 900, 3
+    student, teacher, token, weight = small(num_tokens, vocab, width)
+    head = Head(weight_VD=weight, softcap=softcap, temperature=0.9)
+    with LargestTensor() as largest:
+        token_statistics(student, token, head, teacher_ND=teacher, token_tile=20, vocab_tile=150)
+    assert largest.numel == 20 * 150  # and not 70 * 900, nor 20 * 900, nor 70 * 150
+
+
+def test_no_gradient_is_recorded():
+    student, teacher, token, weight = small()
+    head = Head(weight_VD=weight.requires_grad_())
+    found = token_statistics(student.requires_grad_(), token, head, teacher_ND=teacher.requires_grad_())
+    for number in (found.student_logprob, found.student_entropy, found.teacher_logprob, found.divergence):
+        assert not number.requires_grad
+
+
+def test_the_operands_are_left_as_they_were():
+    student, teacher, token, weight = small()
+    copies = [x.clone() for x in (student, teacher, token, weight)]
+    token_statistics(student, token, Head(weight_VD=weight), teacher_ND=teacher)
+    assert all(
+        torch.equal(x, copy) for x, copy in zip((student, teacher, token, weight), copies, strict=True)
+    )
+
+
+# refusals
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_a_temperature_that_is_not_positive_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature"):
+        Head(weight_VD=torch.eye(2), temperature=temperature)
+
+
+@pytest.mark.parametrize("softcap", [0.0, -30.0, math.nan])
+def test_a_softcap_that_is_not_positive_is_refused(softcap):
+    with pytest.raises(ValueError, match="softcap"):
+        Head(weight_VD=torch.eye(2), softcap=softcap)
+
+
+@pytest.mark.parametrize(
+    ("word", "teacher_head"),
+    [
+        ("vocabulary", Head(weight_VD=torch.ones(12, 5))),
+        ("temperature", Head(weight_VD=torch.ones(11, 5), temperature=2.0)),
+    ],
+)
+def test_a_teacher_over_another_distribution_is_refused(word, teacher_head):
+    student, teacher, token, weight = small()
+    with pytest.raises(ValueError, match=f"teacher_head: {word}"):
+        token_statistics(
+            student, token, Head(weight_VD=weight), teacher_ND=teacher, teacher_head=teacher_head
+        )
+
+
+def test_one_token_for_each_hidden_state():
+    student, _, token, weight = small()
+    with pytest.raises(jaxtyping.TypeCheckError):
+        token_statistics(student, token[:-1], Head(weight_VD=weight))
+
+
+# predicting_positions, scattered
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 6])
+def test_the_state_before_a_token_predicts_it(num_tokens):
+    """The state at position s holds the number s + 1, the position that it predicts."""
+    hidden_BSD = torch.arange(1.0, 8.0).view(1, 7, 1) + torch.tensor([0.0, 100.0]).view(2, 1, 1)
+    found = predicting_positions(hidden_BSD, num_tokens)[:, :, 0]
+    emitted = list(range(7 - num_tokens, 7))
+    assert found.tolist() == [emitted, [100 + s for s in emitted]]
+
+
+@pytest.mark.parametrize("num_tokens", [7, 8])
+def test_the_first_position_cannot_be_predicted(num_tokens):
+    with pytest.raises(ValueError, match="num_tokens"):
+        predicting_positions(torch.zeros(2, 7, 3), num_tokens)
+
+
+@PROPERTY
+@given(tables(float, bool))
+def test_scattered_puts_gathered_values_back(table):
+    x, mask = table
+    expected = [
+        [value if counts else 0.0 for value, counts in zip(row, on, strict=True)]
+        for row, on in zip(x.tolist(), mask.tolist(), strict=True)
+    ]
+    assert scattered(x[mask], mask).tolist() == expected

@@ -1,0 +1,171 @@
+"""Turns, segments and peaks: each routine agrees with the loop over tokens that defines it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.tensor.segments import (
+    at_segment_start,
+    local_maxima,
+    segment_ids,
+    segment_lengths,
+    segment_starts,
+    turn_ids,
+)
+from tensor.rows import PROPERTY, by_row, tables, with_nan
+
+
+def turn_ids_loop(mask):
+    ids, turn, inside = [], -1, False
+    for is_token in mask:
+        if is_token and not inside:
+            turn += 1
+        inside = is_token
+        ids.append(turn if is_token else -1)
+    return ids
+
+
+def segment_ids_loop(max_tokens):
+    def loop(onset, boundary, mask):
+        ids, current, opened_at = [], -1, None
+        for t, is_token in enumerate(mask):
+            if not is_token:
+                opened_at = None
+                ids.append(-1)
+                continue
+            full = opened_at is not None and max_tokens is not None and t - opened_at >= max_tokens
+            if onset[t]:
+                current, opened_at = current + 1, t
+            elif opened_at is None or boundary[t] or full:
+                current, opened_at = current + 1, None
+            ids.append(current)
+        return ids
+
+    return loop
+
+
+def starts_loop(ids):
+    return [i >= 0 and i not in ids[:t] for t, i in enumerate(ids)]
+
+
+def at_start_loop(row, ids):
+    return [row[ids.index(i)] if i >= 0 else 0.0 for i in ids]
+
+
+def lengths_loop(ids):
+    return [ids.count(i) if i >= 0 else 0 for i in ids]
+
+
+def local_maxima_loop(row, turn):
+    def neighbour(t, s):
+        return row[s] if 0 <= s < len(row) and turn[s] == turn[t] else -math.inf
+
+    peaks = []
+    for t in range(len(row)):
+        left, right = neighbour(t, t - 1), neighbour(t, t + 1)
+        peaks.append(turn[t] >= 0 and max(left, right) <= row[t] and min(left, right) < row[t])
+    return peaks
+
+
+@st.composite
+def segmentations(draw):
+    """Values and the ids of segments that onsets, boundaries and masked tokens made."""
+    x, onset, boundary, mask = draw(tables(float, bool, bool, bool))
+    ids = by_row(segment_ids_loop(None), onset, boundary, mask)
+    return x, torch.tensor(ids, dtype=torch.int64).view(mask.shape)
+
+
+@PROPERTY
+@given(tables(bool))
+def test_a_turn_is_a_run_of_true_tokens(table):
+    (mask,) = table
+    assert turn_ids(mask).tolist() == by_row(turn_ids_loop, mask)
+
+
+@PROPERTY
+@given(tables(bool, bool, bool), st.one_of(st.none(), st.integers(1, 4)))
+def test_segment_ids_agree_with_the_loop(table, max_tokens):
+    expected = by_row(segment_ids_loop(max_tokens), *table)
+    assert segment_ids(*table, max_tokens=max_tokens).tolist() == expected
+
+
+def test_a_long_segment_ends_after_max_tokens_and_its_rest_is_single_tokens():
+    onset = torch.tensor([[1, 0, 0, 0, 0, 1, 0]]).bool()
+    never, every = torch.zeros_like(onset), torch.ones_like(onset)
+    assert segment_ids(onset, never, every, max_tokens=3).tolist() == [[0, 0, 0, 1, 2, 3, 3]]
+    assert segment_ids(onset, never, every, max_tokens=1).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
+    assert segment_ids(onset, never, every, max_tokens=7).tolist() == [[0, 0, 0, 0, 0, 1, 1]]
+
+
+def test_an_onset_on_a_masked_token_opens_nothing():
+    onset, mask = torch.tensor([[0, 1, 0, 0]]).bool(), torch.tensor([[1, 0, 1, 1]]).bool()
+    assert segment_ids(onset, torch.zeros_like(onset), mask).tolist() == [[0, -1, 1, 2]]
+
+
+def test_a_segment_of_less_than_one_token_is_refused():
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="max_tokens"):
+        segment_ids(none, none, ~none, max_tokens=0)
+
+
+@PROPERTY
+@given(segmentations())
+def test_a_segment_starts_once(segmentation):
+    _, ids = segmentation
+    assert segment_starts(ids).tolist() == by_row(starts_loop, ids)
+
+
+@PROPERTY
+@given(segmentations())
+def test_every_token_takes_the_value_at_its_segments_start(segmentation):
+    x, ids = segmentation
+    assert at_segment_start(with_nan(x, ids >= 0), ids).tolist() == by_row(at_start_loop, x, ids)
+
+
+@PROPERTY
+@given(segmentations())
+def test_lengths_count_the_tokens_of_a_segment(segmentation):
+    _, ids = segmentation
+    assert segment_lengths(ids).tolist() == by_row(lengths_loop, ids)
+
+
+@PROPERTY
+@given(tables(float, bool, bool))
+def test_local_maxima_agree_with_the_loop(table):
+    x, mask, new_turn = table
+    # A turn may also follow another without a masked token between them.
+    turn = torch.where(mask, new_turn.cumsum(-1), -1)
+    assert local_maxima(with_nan(x, mask), turn).tolist() == by_row(local_maxima_loop, x, turn)
+
+
+@pytest.mark.parametrize(
+    ("x", "turn", "peaks"),
+    [
+        ([1, 3, 3, 3, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]),  # the ends of a plateau, not its middle
+        ([2, 2, 2], [0, 0, 0], [1, 0, 1]),  # outside the turn is minus infinity
+        ([5], [0], [1]),
+        ([1, 2, 9, 3, 1], [0, 0, -1, 1, 1], [0, 1, 0, 1, 0]),  # a masked token is no neighbour
+        ([1, 2, 3, 2], [0, 0, 1, 1], [0, 1, 1, 0]),  # nor is the next turn
+    ],
+)
+def test_peaks_by_hand(x, turn, peaks):
+    found = local_maxima(torch.tensor([x], dtype=torch.float32), torch.tensor([turn]))
+    assert found.long().tolist() == [peaks]
+
+
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_rows_without_columns_stay_empty(num_rows):
+    none, ids = torch.zeros(num_rows, 0, dtype=torch.bool), torch.zeros(num_rows, 0, dtype=torch.int64)
+    x = torch.zeros(num_rows, 0)
+    for found in (
+        turn_ids(none),
+        segment_ids(none, none, none, max_tokens=2),
+        segment_starts(ids),
+        at_segment_start(x, ids),
+        segment_lengths(ids),
+        local_maxima(x, ids),
+    ):
+        assert found.shape == (num_rows, 0)
