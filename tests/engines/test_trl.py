@@ -358,6 +358,7 @@ def test_a_column_that_is_empty_everywhere_is_refused(tmp_path):
     ("changes", "message"),
     [
         ({"loss_type": "gmpo"}, "loss_type: 'gmpo' was never run with one advantage per token"),
+        ({"teacher_model_kind": "old"}, "teacher_model_kind: 'old' is not one of live, base, ema, sync"),
         ({"teacher_prompt": "append"}, "teacher_prompt: 'append' is not one of render, splice"),
         ({"teacher_prompt_template": "{prompt}"}, r"lacks \{privileged_context\}"),
         ({"credit_batch_size": 0}, "credit_batch_size: 0"),

@@ -9,12 +9,13 @@ The method's own settings are the method's fields; TRL's are ``GRPOConfig``'s.
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import trl
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
+from gear_rl.signals.teacher import TeacherKind
 
 SUPPORTED_TRL = ((1, 14), (1, 17))
 """Releases that this adapter was run against: from the first, below the second."""
@@ -121,6 +122,9 @@ class GEARConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.teacher_model_kind not in get_args(TeacherKind):
+            kinds = ", ".join(get_args(TeacherKind))
+            raise ValueError(f"teacher_model_kind: {self.teacher_model_kind!r} is not one of {kinds}")
         if self.teacher_prompt not in ("render", "splice"):
             raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
         check_template(
