@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from gear_rl.tensor.permute import moved_at_random, permuted, placed, random_order, tokens_first
+from gear_rl.tensor.permute import moved, permuted, random_order, tokens_first
 from tensor.rows import PROPERTY, tables, with_nan
 
 seeds = st.integers(-3, 2**40)
@@ -16,6 +16,14 @@ seeds = st.integers(-3, 2**40)
 
 def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def shuffle(x, mask, seed):
+    return permuted(x, random_order(x, mask, seed), mask)
+
+
+def move(x, chosen, mask, seed):
+    return moved(x, chosen, random_order(x, mask, seed), mask)
 
 
 def every(x):
@@ -129,7 +137,7 @@ def test_the_global_generator_is_neither_read_nor_moved():
 @given(tables(float, bool), seeds)
 def test_permuted_keeps_the_true_values_and_the_masked_tokens(table, seed):
     x, mask = table
-    found = permuted(x, mask, seed)
+    found = shuffle(x, mask, seed)
     for row, result, counts in zip(x, found, mask, strict=True):
         assert result[counts].sort().values.tolist() == row[counts].sort().values.tolist()
         assert result[~counts].tolist() == row[~counts].tolist()
@@ -137,11 +145,11 @@ def test_permuted_keeps_the_true_values_and_the_masked_tokens(table, seed):
 
 def test_permuted_moves_things():
     x = noise(600, 3)
-    moved = (permuted(x, every(x), 0) != x).any(-1)
-    assert 0.75 < moved.float().mean() < 0.9  # five orders of six
+    changed = (shuffle(x, every(x), 0) != x).any(-1)
+    assert 0.75 < changed.float().mean() < 0.9  # five orders of six
 
 
-# moved_at_random
+# moved
 
 
 def moved_loop(row, chosen, mask, place):
@@ -155,48 +163,48 @@ def moved_loop(row, chosen, mask, place):
 def test_moved_values_are_neither_lost_nor_made_up(table, seed):
     x, mask, chosen = table
     chosen = chosen & mask
-    moved, place = moved_at_random(with_nan(x, mask), chosen, mask, seed)
+    found, place = move(with_nan(x, mask), chosen, mask, seed)
     assert not (place & ~mask).any()
     assert place.sum(-1).tolist() == chosen.sum(-1).tolist()
     for b in range(len(x)):
-        assert sorted(moved[b][place[b]].tolist()) == sorted(x[b][chosen[b]].tolist())
+        assert sorted(found[b][place[b]].tolist()) == sorted(x[b][chosen[b]].tolist())
         expected = moved_loop(*(t[b].tolist() for t in (x, chosen, mask, place)))
-        kept = [(f, e) for f, e in zip(moved[b].tolist(), expected, strict=True) if e is not None]
-        assert all(found == value for found, value in kept)
-        assert moved[b][~mask[b]].isnan().all()
+        kept = [(f, e) for f, e in zip(found[b].tolist(), expected, strict=True) if e is not None]
+        assert all(value == wanted for value, wanted in kept)
+        assert found[b][~mask[b]].isnan().all()
 
 
 @PROPERTY
 @given(tables(float, bool, bool), seeds, st.integers(1, 5))
 def test_more_padding_leaves_the_places_alone(table, seed, num_more):
     x, mask, chosen = table
-    moved, place = moved_at_random(x, chosen & mask, mask, seed)
+    found, place = move(x, chosen & mask, mask, seed)
     wide = [pad(t, (0, num_more)) for t in (x, chosen & mask, mask)]
-    moved_wide, place_wide = moved_at_random(*wide, seed)
-    assert torch.equal(moved_wide[:, : x.shape[1]], moved)
+    wide_found, place_wide = move(*wide, seed)
+    assert torch.equal(wide_found[:, : x.shape[1]], found)
     assert torch.equal(place_wide, pad(place, (0, num_more)))
 
 
 def test_a_chosen_token_lands_on_every_place_evenly():
     x, chosen = noise(3000, 5), torch.tensor([[False, True, False, False, False]]).expand(3000, 5)
-    _, place = moved_at_random(x, chosen, every(x), seed=9)
+    _, place = move(x, chosen, every(x), seed=9)
     assert_even(place.sum(0).tolist(), len(x))
 
 
 def test_chosen_values_land_in_random_order():
     x, chosen = noise(1000, 5), torch.tensor([[True, False, False, True, False]]).expand(1000, 5)
-    moved, place = moved_at_random(x, chosen, every(x), seed=9)
-    in_order = (moved[place].view(-1, 2) == x[chosen].view(-1, 2)).all(-1).sum().item()
+    found, place = move(x, chosen, every(x), seed=9)
+    in_order = (found[place].view(-1, 2) == x[chosen].view(-1, 2)).all(-1).sum().item()
     assert_even([in_order, len(x) - in_order], len(x))
 
 
 def test_seeds_give_different_places():
     x, chosen = noise(1, 7).expand(1, 7), torch.tensor([[1, 0, 0, 0, 0, 0, 0]]).bool()
-    found = {tuple(moved_at_random(x, chosen, every(x), seed)[1][0].tolist()) for seed in range(60)}
+    found = {tuple(move(x, chosen, every(x), seed)[1][0].tolist()) for seed in range(60)}
     assert len(found) == 7
 
 
-# tokens_first, placed
+# tokens_first
 
 
 @PROPERTY
@@ -207,7 +215,6 @@ def test_tokens_first_is_a_stable_partition(table):
         assert found == sorted(range(len(row)), key=lambda t: not row[t])  # sorted() is stable
 
 
-def test_placed_by_hand():
-    x = torch.tensor([[5.0, 6.0, 7.0]])
-    found = placed(x, torch.tensor([[2, 0, 1]]), torch.tensor([[0, 2, 1]]))
-    assert found.tolist() == [[7.0, 6.0, 5.0]]
+def test_permuted_by_hand():
+    x, mask = torch.tensor([[5.0, 0.5, 6.0, 7.0]]), torch.tensor([[True, False, True, True]])
+    assert permuted(x, torch.tensor([[3, 0, 2, 1]]), mask).tolist() == [[6.0, 0.5, 7.0, 5.0]]

@@ -46,7 +46,8 @@ class Gear:
     the turn ``end_rule="turn"``; no renormalisation ``renormalise="none"``.
 
     ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere. A completion with no
-    trained token gets nothing; one with a single token keeps its advantage. Raises ``ValueError`` for a
+    trained token gets nothing; one with a single token keeps its advantage if the weights are renormalised.
+    Raises ``ValueError`` for a
     setting outside its range.
 
     >>> signals = TokenSignals(
@@ -116,11 +117,14 @@ class Gear:
                 raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
         if self.onset_rule == "quantile" and self.onset_threshold > 1:
             raise ValueError(f"onset_threshold: {self.onset_threshold} is a quantile here; give at most 1")
-        if self.max_segment_tokens is not None and self.max_segment_tokens < 1:
+        longest = self.max_segment_tokens
+        if longest is not None and (longest < 1 or longest != int(longest)):
             raise ValueError(f"max_segment_tokens: {self.max_segment_tokens}; a segment has at least 1 token")
         if self.end_rule == "fixed_length" and self.max_segment_tokens is None:
             raise ValueError("max_segment_tokens: end_rule='fixed_length' needs a length, for example 8")
-        if self.clip is not None and not 0 < self.clip[0] <= 1 <= self.clip[1] < math.inf:
+        if self.clip is not None and not (
+            len(self.clip) == 2 and 0 < self.clip[0] <= 1 <= self.clip[1] < math.inf
+        ):
             raise ValueError(f"clip: {self.clip} must hold 1 between two positive numbers, as in (0.5, 2.0)")
         if self.entropy_norm == "log_vocab" and self.vocab_size < 2:
             raise ValueError(
@@ -211,11 +215,11 @@ class Gear:
 
     def _weight(self, z: Float[Tensor, "B T"], advantage_B: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
         if self.sign_mode == "aware":
-            weight = torch.exp(-advantage_B.sign()[:, None] * self.alpha * z)
+            weight = _exp(-advantage_B.sign()[:, None] * self.alpha * z)
         elif self.weight_function == "linear":
             weight = 1.0 + self.alpha * z
         else:
-            weight = torch.exp(self.alpha * z)
+            weight = _exp(self.alpha * z)
         if self.sign_mode == "neg_only":
             weight = torch.where(advantage_B[:, None] < 0, weight, 1.0)
         return weight if self.clip is None else weight.clamp(*self.clip)
@@ -229,6 +233,11 @@ class Gear:
             case "none":
                 return weight
         return weight / torch.where(mean > 0, mean, 1.0)  # an empty row has mean 0
+
+
+def _exp(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    # On the scale of nats an exponent can be large; e^60 times any number of tokens still fits in float32.
+    return x.clamp(-60.0, 60.0).exp()
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.methods.gear import Gear
-from gear_rl.tensor.permute import moved_at_random
+from gear_rl.tensor.permute import moved, random_order
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -15,9 +15,9 @@ from gear_rl.types import Credit, TokenSignals
 class RandomOnsets:
     """Placebo: GEAR with its onsets moved to random tokens.
 
-    Every onset takes its divergence along and changes places with the token it lands on, so a completion
-    keeps its number of segments and its stock of divergences; the end rule (student entropy) works as in GEAR
-    from the new places. A method that does not beat this has learned nothing from *where* its segments begin.
+    Every onset takes its divergence along, and the other tokens close ranks, so a completion keeps its number of
+    onsets and its stock of divergences; the end rule (student entropy) works as in GEAR from the new places. A
+    method that does not beat this has learned nothing from *where* its segments begin.
 
     >>> import torch
     >>> signals = TokenSignals(
@@ -25,7 +25,7 @@ class RandomOnsets:
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
     ... )
-    >>> RandomOnsets()(torch.tensor([1.0]), signals).segment_id
+    >>> RandomOnsets(seed=3)(torch.tensor([1.0]), signals).segment_id
     tensor([[0, 0, 1, 2]])
     """
 
@@ -43,5 +43,6 @@ class RandomOnsets:
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         height, onset = self.of.onsets(signals)
-        height, onset = moved_at_random(height, onset, signals.mask, self.seed)
+        order = random_order(signals.get(self.of.needs[0]), signals.mask, self.seed)
+        height, onset = moved(height, onset, order, signals.mask)
         return self.of.spread(advantage_B, signals, height, onset)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.masked import masked_rank
-from gear_rl.tensor.permute import permuted
+from gear_rl.tensor.permute import permuted, random_order
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 
@@ -20,14 +21,13 @@ class Shuffled:
     learned nothing from *where* it put the credit. Every token is a segment of its own. A completion with
     fewer than two tokens is left as it is.
 
-    >>> import torch
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
     ... )
     >>> Shuffled()(torch.tensor([1.0]), signals).advantage
-    tensor([[0.8000, 0.8000, 1.6000, 0.8000]])
+    tensor([[0.8000, 0.8000, 0.8000, 1.6000]])
     """
 
     name: ClassVar[str] = "shuffled"
@@ -36,12 +36,20 @@ class Shuffled:
     of: CreditAssigner = Gear()
     """The method whose credit is shuffled."""
     seed: int = 0
-    """Which permutation; the completion's own credit is hashed in, so that steps differ."""
+    """Which permutation; the signal that the method reads first is hashed in, so that steps differ."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         return self.of.needs
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        advantage = permuted(self.of(advantage_B, signals).advantage, signals.mask, self.seed)
-        return Credit(advantage=advantage, segment_id=masked_rank(signals.mask))
+        credit, mask = self.of(advantage_B, signals), signals.mask
+        read = next((name for name in self.of.needs if name != "group_B"), None)
+        key = torch.zeros_like(credit.advantage) if read is None else signals.get(read)
+        order = random_order(key, mask, self.seed)
+        distill = credit.distill_weight
+        return Credit(
+            advantage=permuted(credit.advantage, order, mask),
+            segment_id=masked_rank(mask),
+            distill_weight=None if distill is None else permuted(distill, order, mask),
+        )

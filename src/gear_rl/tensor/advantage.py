@@ -27,6 +27,7 @@ def group_relative_advantage(
     reward_group = reward_B.view(-1, group_size)
     centred = reward_group - reward_group.mean(-1, keepdim=True)
     if scale:
-        spread = reward_group.std(-1, keepdim=True) if group_size > 1 else torch.zeros_like(centred)
+        compared = group_size > 1 and len(reward_B) > 0
+        spread = reward_group.std(-1, keepdim=True) if compared else torch.zeros_like(centred)
         centred = centred / (spread + epsilon)
     return centred.view(-1)

@@ -92,7 +92,7 @@ def token_statistics(
     student_ND: Float[Tensor, "N D"],
     token_N: Int[Tensor, " N"],
     head: Head,
-    teacher_ND: Float[Tensor, "N D"] | None = None,
+    teacher_ND: Float[Tensor, "N E"] | None = None,
     teacher_head: Head | None = None,
     token_tile: int = 256,
     vocab_tile: int = 2048,
@@ -102,8 +102,9 @@ def token_statistics(
     Exact over the whole vocabulary, float32, in one pass: the sums are updated tile by tile, and are centred
     on the running maximum, so that a small divergence is not the difference of two large numbers. Memory is
     ``3 * token_tile * vocab_tile`` floats whatever N and V are. The divergence is clamped at 0. The teacher
-    uses the student's head unless it has one of its own, over the same vocabulary and at the same temperature
-    (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row only.
+    uses the student's head unless it has one of its own, of any width, over the same vocabulary and at the same
+    temperature (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row
+    only.
 
     >>> head = Head(weight_VD=torch.eye(2))
     >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()  # probabilities 4/5 and 1/5

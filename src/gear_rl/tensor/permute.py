@@ -12,58 +12,61 @@ from torch import Tensor
 from gear_rl.tensor.masked import masked_rank
 
 
-def random_order(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], seed: int) -> Int[Tensor, "B T"]:
+def random_order(key: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], seed: int) -> Int[Tensor, "B T"]:
     """Column numbers of each row: its True tokens in random order, then its masked ones from left to right.
 
-    The order depends on ``seed`` and on the row's True values (so that two completions, and two steps of a
-    run, are reordered differently), and on nothing else: more padding or other rows change nothing.
+    The order depends on ``seed`` and on the bits of the row's True ``key`` values (so that two completions, and
+    two steps of a run, are reordered differently), and on nothing else. Give a raw signal as the key: a derived
+    value may differ in its last bit with the padding or the device.
 
-    >>> x = torch.tensor([[1.0, 2.0, 3.0, 9.0]])
-    >>> random_order(x, torch.tensor([[True, True, True, False]]), seed=1)
+    >>> key = torch.tensor([[1.0, 2.0, 3.0, 9.0]])
+    >>> random_order(key, torch.tensor([[True, True, True, False]]), seed=3)
     tensor([[2, 0, 1, 3]])
     """
     rank = masked_rank(mask)
-    bits = torch.where(mask, x, 0.0).float().contiguous().view(torch.int32).long()
+    bits = torch.where(mask, key, 0.0).float().contiguous().view(torch.int32).long()
     row_key = torch.where(mask, _mix(bits ^ _mix(rank)), 0).sum(-1, keepdim=True)
     token_key = _mix(_mix(rank + 1) ^ _mix(row_key + _mix(torch.full_like(row_key, seed))))
     # The largest int64 sends masked tokens to the end; a stable sort keeps them from left to right.
     return torch.where(mask, token_key >> 1, torch.iinfo(torch.int64).max).sort(dim=-1, stable=True).indices
 
 
-def permuted(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], seed: int) -> Float[Tensor, "B T"]:
-    """The True tokens' values of each row in random places among the True tokens; masked ones stay put.
+def permuted(
+    x: Float[Tensor, "B T"], order: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """The True tokens' values of each row, the i-th moved to the i-th column of ``order``; masked ones stay put.
 
-    >>> permuted(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[True, True, True, False]]), seed=1)
-    tensor([[2., 3., 1., 9.]])
+    >>> x, mask = torch.tensor([[5.0, 6.0, 7.0, 9.0]]), torch.tensor([[True, True, True, False]])
+    >>> permuted(x, torch.tensor([[2, 0, 1, 3]]), mask)
+    tensor([[6., 7., 5., 9.]])
     """
-    return placed(x, tokens_first(mask), random_order(x, mask, seed))
+    return torch.empty_like(x).scatter(-1, order, x.gather(-1, tokens_first(mask)))
 
 
-def moved_at_random(
-    x: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"], mask: Bool[Tensor, "B T"], seed: int
+def moved(
+    x: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"], order: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """``x`` with its ``chosen`` tokens' values moved to random places, and the mask of those places.
+    """``x`` with its ``chosen`` tokens' values moved to the first columns of ``order``, and the mask of these.
 
-    The chosen values land on as many random True tokens, in random order; the other values fill the remaining
-    places in their own order. No value is lost or made up. ``chosen`` tokens must be True in ``mask``.
+    With a random order: as many random places, in random order. The other True values fill the remaining places
+    in their own order; masked ones stay put. No value is lost or made up. ``chosen`` tokens must be True in
+    ``mask``.
 
     >>> x, chosen = torch.tensor([[7.0, 1.0, 2.0]]), torch.tensor([[True, False, False]])
-    >>> moved_at_random(x, chosen, torch.ones_like(chosen), seed=3)
+    >>> moved(x, chosen, torch.tensor([[1, 2, 0]]), torch.ones_like(chosen))
     (tensor([[1., 7., 2.]]), tensor([[False,  True, False]]))
     """
-    order = random_order(x, mask, seed)
-    rank = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    goes = rank < chosen.sum(-1, keepdim=True)  # the first places of the random order take the chosen values
-    place = torch.zeros_like(chosen).scatter(-1, order, goes)
-    from_columns = torch.cat([tokens_first(chosen), tokens_first(mask & ~chosen)], -1)
-    to_columns = torch.cat([tokens_first(place), tokens_first(mask & ~place)], -1)
-    keep = torch.cat([_first(chosen), _first(mask & ~chosen)], -1)
+    takes = _first(chosen)
+    place = torch.zeros_like(chosen).scatter(-1, order, takes)
+    rest, remaining = mask & ~chosen, mask & ~place
+    from_columns = torch.cat([tokens_first(chosen), tokens_first(rest)], -1)
+    to_columns = torch.cat([order, tokens_first(remaining)], -1)
+    keep = torch.cat([takes, _first(rest)], -1)
     # Unused slots of the two lists read and write a spare column, which is dropped at the end.
     spare = x.shape[-1]
     padded = torch.nn.functional.pad(x, (0, 1))
     values = padded.gather(-1, torch.where(keep, from_columns, spare))
-    moved = padded.scatter(-1, torch.where(keep, to_columns, spare), values)[:, :spare]
-    return moved, place
+    return padded.scatter(-1, torch.where(keep, to_columns, spare), values)[:, :spare], place
 
 
 def tokens_first(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -75,17 +78,6 @@ def tokens_first(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return (~mask).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
-def placed(
-    x: Float[Tensor, "B T"], from_columns: Int[Tensor, "B T"], to_columns: Int[Tensor, "B T"]
-) -> Float[Tensor, "B T"]:
-    """Row by row, the value of the i-th ``from`` column put into the i-th ``to`` column.
-
-    >>> placed(torch.tensor([[5.0, 6.0]]), torch.tensor([[0, 1]]), torch.tensor([[1, 0]]))
-    tensor([[6., 5.]])
-    """
-    return torch.empty_like(x).scatter(-1, to_columns, x.gather(-1, from_columns))
-
-
 def _first(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True in as many leading columns as the row has True tokens."""
     return torch.arange(mask.shape[-1], device=mask.device) < mask.sum(-1, keepdim=True)
@@ -94,6 +86,11 @@ def _first(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """A bijection of 64 bits that looks random (the finaliser of splitmix64; int64 wraps around)."""
     x = x * -7046029254386353131  # 0x9E3779B97F4A7C15
-    x = (x ^ (x >> 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * -7723592293110705685  # 0x94D049BB133111EB
-    return x ^ (x >> 31)
+    x = (x ^ _shifted(x, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shifted(x, 27)) * -7723592293110705685  # 0x94D049BB133111EB
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
+    """Shift right without dragging the sign bit along, as for unsigned numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

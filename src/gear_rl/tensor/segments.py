@@ -43,8 +43,7 @@ def segment_ids(
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens: {max_tokens} is too short; a segment has at least 1 token")
     position = torch.arange(onset.shape[-1], device=onset.device).expand(onset.shape)
-    onset = onset & mask
-    closes = (boundary & ~onset) | ~mask
+    closes = (boundary & ~onset) | ~mask  # a masked onset closes too: it cannot be continued
     # The latest onset, and the latest token that closed a segment, at or before each position.
     last_onset = _running_max(torch.where(onset, position, -1))
     last_close = _running_max(torch.where(closes, position, -1))
