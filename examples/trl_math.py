@@ -29,7 +29,7 @@ def main(output_dir: str = "runs/trl_math", max_steps: int = 10) -> GEARTrainer:
             max_steps=max_steps,
             per_device_train_batch_size=32,
             num_generations=8,
-            max_completion_length=48,
+            max_completion_length=24,
             learning_rate=1e-4,
             logging_steps=1,
             report_to="none",

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
-from engines import tiny
 from trl import GRPOConfig, GRPOTrainer
 
-from gear_rl import GEARConfig, GEARTrainer, Gear, Uniform
+from engines import tiny
+from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines import trl as engine
 
 

@@ -241,18 +241,39 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
 ) -> None:
     """Measure the arena: accuracy with and without a reference, and how well signals find the first error."""
+    from gear_rl.arena.check import SIGNALS
     from gear_rl.arena.check import check as run
-    from gear_rl.arena.check import table
     from gear_rl.arena.model import load
     from gear_rl.cli.train import quiet_libraries, use_few_threads
 
     quiet_libraries(error_console)
     use_few_threads()
-    found = run(*load(path), n=n)
+    try:
+        model, tokenizer = load(path)
+    except OSError as error:
+        raise InputError(str(error)) from None
+    with error_console.status(f"solving {n} problems of each tier ..."):
+        found = run(model, tokenizer, n=n)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    else:
-        out_console.print(table(found))
+        return
+    accuracies = Table(
+        title=f"share of {n} held-out problems solved at temperature 1; the last three with a reference"
+    )
+    columns = ("sampled", "greedy", "sampled_trace", "sampled_answer", "sampled_shuffled")
+    for column in ("tier", "alone", "greedy", "trace", "answer only", "shuffled"):
+        accuracies.add_column(column)
+    for tier, facts in found.items():
+        accuracies.add_row(tier, *(f"{facts[column]:.3f}" for column in columns))
+    ranks = Table(title="AUC of the first wrong token against the tokens before it; 0.5 is chance")
+    for column in ("tier", "errors", "n", *SIGNALS):
+        ranks.add_column(column.replace("_", " "))
+    for tier, facts in found.items():
+        for kind in ("on_policy", "planted"):
+            values = (f"{facts[kind][signal]:.3f}" for signal in SIGNALS)
+            ranks.add_row(tier, kind.replace("_", " "), str(facts[kind]["n"]), *values)
+    out_console.print(accuracies)
+    out_console.print(ranks)
 
 
 if __name__ == "__main__":

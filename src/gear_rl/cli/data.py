@@ -82,7 +82,8 @@ def load_reward(name: str) -> Callable[..., list[float | None]]:
 def _arena_rows(tier: str, split: str) -> Any:
     from datasets import Dataset
 
-    from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT, TIERS, rows
+    from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT, rows
+    from gear_rl.arena.tiers import TIERS
 
     if tier not in TIERS:
         raise InputError(f"dataset: the arena has no tier {tier!r}; {did_you_mean(tier, TIERS)}")

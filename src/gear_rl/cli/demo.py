@@ -42,21 +42,22 @@ def demo(
     ``out`` gets ``summary.json``, ``records.jsonl`` and ``curves.png``; what an earlier demo left there under
     these names is replaced. Raises ``InputError`` for an unknown task, tier or method.
     """
-    from gear_rl.arena.chain import HELD_OUT, TIERS, fingerprint, rows
+    from gear_rl.arena.chain import HELD_OUT, fingerprint, rows
     from gear_rl.arena.evaluate import accuracy
+    from gear_rl.arena.tiers import DEMOS
     from gear_rl.view.curves import save_curves
     from gear_rl.view.terminal import choose, rollout_panel
 
     if task not in TASKS:
         raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
-    if tier not in TIERS:
-        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    if tier not in DEMOS:
+        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, DEMOS)}")
     if not 1 <= n_eval <= len(HELD_OUT):
         raise InputError(f"--n-eval: {n_eval} is not possible; there are {len(HELD_OUT)} held-out problems")
     method = build_method(credit)
     begin = time.perf_counter()
     threads = use_few_threads()
-    budget = TIERS[tier].training
+    budget = DEMOS[tier]
     steps = budget.steps if steps is None else steps
     out.mkdir(parents=True, exist_ok=True)
     records = out / "records.jsonl"
@@ -68,16 +69,17 @@ def demo(
             dataset=f"arena/{tier}",
             reward="arena",
             credit=credit,
+            lora=None,
             trainer={
                 "output_dir": str(out / "trainer"),
                 "seed": seed,
                 "max_steps": steps,
                 "learning_rate": budget.learning_rate,
                 "lr_scheduler_type": "constant",
-                "per_device_train_batch_size": budget.batch_size,
+                "per_device_train_batch_size": budget.rollouts_per_step,
                 "gradient_accumulation_steps": 1,
                 "num_generations": budget.num_generations,
-                "max_completion_length": budget.max_completion_length,
+                "max_completion_length": budget.max_completion_tokens,
                 "save_strategy": "no",
                 "record_file": str(records),
             },
@@ -86,11 +88,11 @@ def demo(
     problems = rows(tier, num=n_eval, first_seed=HELD_OUT.start)
 
     def held_out(count: int) -> float:
-        return accuracy(trainer.model, trainer.processing_class, problems[:count], seed=0).mean()
+        return sum(accuracy(trainer.model, trainer.processing_class, problems[:count])) / count
 
     console.print(
         f"[bold]gear demo[/]: {task} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} steps of "
-        f"{budget.batch_size} completions, {threads} thread{'s' if threads > 1 else ''}"
+        f"{budget.rollouts_per_step} completions, {threads} thread{'s' if threads > 1 else ''}"
     )
     with console.status(f"solving {n_eval} held-out problems before training ..."):
         before = held_out(n_eval)
@@ -133,7 +135,9 @@ def demo(
     replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     shutil.rmtree(out / "trainer", ignore_errors=True)
 
-    console.print(rollout_panel(choose(list(read_records(records)))))
+    # From the first steps: later the student hardly errs, and there is less to see.
+    early = [record for record in read_records(records) if record.step <= steps // 4]
+    console.print(rollout_panel(choose(early)))
     console.print(_table(summary))
     console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
     return summary

@@ -1,0 +1,262 @@
+"""Makes the arena's checkpoint from nothing: first a competent student, then a careless one.
+
+Stage 1 teaches the task itself: to copy from a privileged context, and to compute without. Stage 2
+implants a habit of error where the model is shown no reference, or somebody else's, and keeps it careful
+where the reference is its own. The student then errs often, and the same weights shown the reference know
+better: a teacher.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from gear_rl.arena import chain
+from gear_rl.arena.evaluate import accuracy
+from gear_rl.arena.model import build_model, build_tokenizer, save
+from gear_rl.arena.tiers import OPERATIONS, Tier
+
+_REFERENCES = get_args(chain.Reference)
+_Batch = tuple[Any, Any]
+"""Token ids, and which of them the loss counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How long and how hard each stage trains. Defaults chosen by measurement, for one CPU core."""
+
+    competence_steps: int = 1500
+    """Stage 1, chains without a slip."""
+    copy_steps: int = 400
+    """From here until the rates fall, every other step is single facts, which chains alone teach too slowly.
+    Facts from the first step would come before copying, and copying then never."""
+    short_steps: int = 100
+    """The first steps, with chains of one to three steps."""
+    grow_steps: int = 10
+    """Then the longest chain grows by one every so many steps."""
+    longest: int = 15
+    fall_steps: int = 500
+    """The learning rates fall over the last so many steps of stage 1."""
+    habit_steps: int = 150
+    """Stage 2. Short on purpose: a habit all steps share is what reinforcement learning can undo in seconds."""
+    slip_rate: float = 0.22
+    """How often an unreferenced step of stage 2 is wrong."""
+    reference_slip_rate: float = 0.5
+    """How often a step of the privileged context is wrong, in both stages, and the completion copies it."""
+    batch_tokens: int = 1500
+    matrix_rate: float = 3e-3
+    """Muon's learning rate, for the hidden matrices; AdamW alone takes four times as long."""
+    rate: float = 2e-3
+    """AdamW's learning rate, for everything else."""
+    habit_rate: float = 5e-4
+    """AdamW's learning rate in stage 2, for all parameters."""
+    evaluate_every: int = 100
+
+
+def build(out_dir: str | Path, seed: int = 0, *, recipe: Recipe = Recipe(), progress: bool = True) -> Path:
+    """The folder with the checkpoint, trained from nothing; the same bytes for the same seed and machine.
+
+    Uses one thread, since two are slower on a model this small and sums would depend on their number.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _build(Path(out_dir), seed, recipe, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _build(out_dir: Path, seed: int, recipe: Recipe, progress: bool) -> Path:
+    rng = random.Random(seed)
+    tokenizer = build_tokenizer([_prompt_text(rng) for _ in range(400)])
+    model = build_model(tokenizer, seed)
+    total = recipe.competence_steps + recipe.habit_steps
+    with _Report(model, tokenizer, total, recipe.evaluate_every, progress) as report:
+        _competence(model, tokenizer, rng, recipe, report)
+        _habit(model, tokenizer, rng, recipe, report)
+    save(model, tokenizer, out_dir)
+    return out_dir
+
+
+def _prompt_text(rng: random.Random) -> str:
+    """A prompt with its privileged context, for the tokenizer to learn from."""
+    problem = chain.generate(rng.randrange(chain.FIRST_TRAIN_SEED, 1 << 40), "hard")
+    content = chain.render(problem, "trace")[0]["content"]
+    return f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def _conversation(
+    rng: random.Random, longest: int, weights: Sequence[int], slip_rate: float, reference_slip_rate: float
+) -> list[dict[str, str]]:
+    """One demonstration, whose completion slips unless it has a reference of its own.
+
+    `weights` are those of the references none, trace, answer and shuffled.
+    """
+    problem = _problem(rng, longest)
+    (reference,) = rng.choices(_REFERENCES, weights=weights)
+    if reference == "trace":
+        # The reference is to be believed, not recomputed: it slips too, and the completion follows it.
+        # Once the facts are known nothing else would keep the model reading it.
+        text = chain.slipped(problem, rng, reference_slip_rate)
+        content = chain.TEMPLATE.format(prompt=problem.text, privileged_context=text)
+        return [{"role": "user", "content": content}, {"role": "assistant", "content": text}]
+    prompt = chain.render(problem, reference, seed=rng.randrange(1 << 30))
+    text = chain.slipped(problem, rng, 0.0 if reference == "answer" else slip_rate)
+    return [*prompt, {"role": "assistant", "content": text}]
+
+
+def _problem(rng: random.Random, longest: int) -> chain.Problem:
+    """Short chains more often than long ones; never a held-out problem."""
+    top = min(5, longest) if rng.random() < 0.6 else longest
+    most_cancelled = 0 if top <= 3 else 1 if top <= 5 else 2
+    tier = Tier(steps=(6 if top > 5 else 1, top), cancelled=(0, most_cancelled))
+    return chain.generate(rng.randrange(chain.FIRST_TRAIN_SEED, 1 << 40), tier)
+
+
+def _split(model: Any) -> tuple[list[Any], list[Any]]:
+    """Hidden matrices, and everything else (embeddings, norms): Muon is made for the former only."""
+    hidden: list[Any] = []
+    rest: list[Any] = []
+    for name, parameter in model.named_parameters():
+        (hidden if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
+    return hidden, rest
+
+
+def _fact_batches(tokenizer: Any, recipe: Recipe, rng: random.Random) -> Iterator[_Batch]:
+    """Rows of single steps that have nothing to do with each other; the loss counts on their results."""
+    import torch
+
+    def fact() -> str:
+        value, operation = rng.randrange(100), rng.choice(OPERATIONS)
+        return f"{value:02d} {operation} = {chain.apply(value, operation):02d} ; "
+
+    while True:
+        rows = ["".join(fact() for _ in range(6)) for _ in range(recipe.batch_tokens // 24)]
+        ids = torch.tensor(tokenizer(rows)["input_ids"])
+        counts = torch.zeros_like(ids, dtype=torch.bool)
+        counts[:, 2::4] = True
+        yield ids, counts
+
+
+def _chain_batches(
+    tokenizer: Any, recipe: Recipe, rng: random.Random, conversation: Callable[[int], list[dict[str, str]]]
+) -> Iterator[_Batch]:
+    """Demonstrations in batches of similar length, so that little is padding; the loss counts on completions."""
+    import torch
+
+    (mark,) = tokenizer("assistant\n")["input_ids"]
+    num_batches = 0
+    while True:
+        conversations = [conversation(num_batches) for _ in range(256)]
+        texts = tokenizer.apply_chat_template(conversations, tokenize=False)
+        batches: list[list[list[int]]] = [[]]
+        for row in sorted(tokenizer(texts)["input_ids"], key=len):
+            if (len(batches[-1]) + 1) * len(row) > recipe.batch_tokens:
+                batches.append([])
+            batches[-1].append(row)
+        rng.shuffle(batches)
+        for batch in batches:
+            width = max(map(len, batch))
+            ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in batch])
+            yield ids, ((ids == mark).cumsum(-1) > 0) & (ids != tokenizer.pad_token_id)
+        num_batches += len(batches)
+
+
+def _competence(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: _Report) -> None:
+    """Stage 1: copy where there is a reference, compute where there is none."""
+    import torch
+
+    def conversation(num_batches: int) -> list[dict[str, str]]:
+        grown = 3 + max(0, num_batches - recipe.short_steps) // recipe.grow_steps
+        weights = (5, 5, 1, 0) if num_batches < recipe.competence_steps // 2 else (9, 8, 1, 2)
+        return _conversation(rng, min(grown, recipe.longest), weights, 0.0, recipe.reference_slip_rate)
+
+    hidden, rest = _split(model)
+    muon = torch.optim.Muon(
+        hidden, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(rest, lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    facts = _fact_batches(tokenizer, recipe, rng)
+    chains = _chain_batches(tokenizer, recipe, rng, conversation)
+
+    def batches() -> Iterator[_Batch]:
+        for step in range(recipe.competence_steps):
+            single = recipe.copy_steps <= step < recipe.competence_steps - recipe.fall_steps and step % 2 == 1
+            yield next(facts if single else chains)
+
+    _train(model, batches(), [muon, adamw], recipe.competence_steps, recipe.fall_steps, report)
+
+
+def _habit(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: _Report) -> None:
+    """Stage 2: demonstrations slip where the reference is absent or of another problem."""
+    import torch
+
+    def conversation(_: int) -> list[dict[str, str]]:
+        return _conversation(rng, recipe.longest, (9, 8, 1, 2), recipe.slip_rate, recipe.reference_slip_rate)
+
+    adamw = torch.optim.AdamW(model.parameters(), lr=recipe.habit_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    batches = _chain_batches(tokenizer, recipe, rng, conversation)
+    _train(model, batches, [adamw], recipe.habit_steps, recipe.habit_steps // 2, report)
+
+
+def _train(
+    model: Any, batches: Iterator[_Batch], optimizers: list[Any], steps: int, fall_steps: int, report: _Report
+) -> None:
+    """Next-token training; the rates warm up, stay flat, then fall to 2 % over the last steps."""
+    import torch
+
+    top_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    model.train()
+    for step in range(steps):
+        scale = min(1.0, (step + 1) / 20, max(0.02, (steps - step) / max(1, fall_steps)))
+        ids, counts = next(batches)
+        loss = model(input_ids=ids, labels=torch.where(counts, ids, -100)).loss
+        model.zero_grad()
+        loss.backward()
+        for optimizer, top_rate in zip(optimizers, top_rates, strict=True):
+            optimizer.param_groups[0]["lr"] = scale * top_rate
+            optimizer.step()
+        report.step(loss.item())
+
+
+class _Report:
+    """A progress bar with the loss, the accuracy on held-out problems and the time left."""
+
+    def __init__(self, model: Any, tokenizer: Any, total: int, every: int, show: bool) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._measure = lambda: accuracy(model, tokenizer, rows)
+        rows = chain.rows("default", num=128, first_seed=0)
+        self._every, self._step, self._loss, self._accuracy = every, 0, 0.0, 0.0
+        self._bar = Progress(
+            TextColumn("warm start"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  accuracy {task.fields[accuracy]:.2f}"),
+            TimeRemainingColumn(),
+            disable=not show,
+        )
+        self._task = self._bar.add_task("", total=total, loss=0.0, accuracy=0.0)
+
+    def __enter__(self) -> _Report:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def step(self, loss: float) -> None:
+        self._step += 1
+        self._loss = loss if self._step == 1 else 0.95 * self._loss + 0.05 * loss
+        if self._step % self._every == 0 and not self._bar.disable:
+            values = self._measure()
+            self._accuracy = sum(values) / len(values)
+        self._bar.update(self._task, advance=1, loss=self._loss, accuracy=self._accuracy)
