@@ -20,11 +20,18 @@ BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
 def test_a_file_and_its_overrides_become_typed_settings(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
-        "model: m\ndataset: d\nreward: [a, b]\nlearning_rate: 1e-4\ncredit: {name: gear, alpha: 2}\nbeta: 0\n"
+        "model: m\ndataset: d\nreward: [a, b]\nlearning_rate: 1e-4\n"
+        "credit: {name: gear, alpha: 2}\nbeta: 0\nsave_strategy: no\n"
     )
     config = load_config(file, ["--credit.alpha", "0.5", "--max-steps=7", "--report_to", "[wandb]"])
     assert config.reward == ["a", "b"]
-    assert config.trainer == {"learning_rate": 1e-4, "beta": 0.0, "max_steps": 7, "report_to": ["wandb"]}
+    assert config.trainer == {
+        "learning_rate": 1e-4,
+        "beta": 0.0,
+        "max_steps": 7,
+        "report_to": ["wandb"],
+        "save_strategy": "no",
+    }
     assert build_method(config.credit) == Gear(alpha=0.5)
 
 

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from cli.test_config import gear
-from gear_rl.cli.app import app
 from gear_rl.view.records import read_records
 
 SMALL = [
@@ -56,8 +54,8 @@ def test_the_demo_leaves_its_three_files(tmp_path, credit):
         "--seed",
         "1",
     ]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = gear(*words)
+    assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     wanted = {
         "task",
@@ -79,4 +77,4 @@ def test_the_demo_leaves_its_three_files(tmp_path, credit):
     assert {record.step for record in records} == {0, 1}
     assert {record.method for record in records} == {credit}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "records.jsonl", "summary.json"]
-    assert "held-out problems" in done.output
+    assert "held-out problems" in done.stdout

@@ -1,8 +1,10 @@
 """Measured facts about a checkpoint: how often it is right, and do signals find the first wrong token."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gear_rl.arena import chain
@@ -80,9 +82,10 @@ def auc(positives: Sequence[float], negatives: Sequence[float]) -> float:
 
     if not positives or not negatives:
         return float("nan")
-    high = torch.tensor(positives, dtype=torch.float64)[:, None]
-    low = torch.tensor(negatives, dtype=torch.float64)[None, :]
-    return float(((high > low).double() + 0.5 * (high == low).double()).mean())
+    high = torch.tensor(positives, dtype=torch.float64)
+    low = torch.tensor(negatives, dtype=torch.float64).sort().values
+    below = torch.searchsorted(low, high, side="left") + torch.searchsorted(low, high, side="right")
+    return float(below.double().mean()) / (2 * len(negatives))
 
 
 def _auc_of_signals(
@@ -93,21 +96,22 @@ def _auc_of_signals(
     completions: Sequence[str],
     golds: Sequence[str],
 ) -> dict[str, float]:
-    positives: dict[str, list[float]] = {name: [] for name in SIGNALS}
-    negatives: dict[str, list[float]] = {name: [] for name in SIGNALS}
-    counted = 0
+    cut: list[tuple[int, list[int]]] = []
+    """Which problem, and its completion up to and including the first wrong token."""
     for i in which:
         ids = tokenizer(completions[i] + EOS)["input_ids"]
         wrong = first_difference(ids, tokenizer(golds[i] + EOS)["input_ids"])
-        if wrong is None or wrong >= len(ids):
-            continue
-        counted += 1
-        ids = ids[: wrong + 1]
-        student = _log_probs(model, tokenizer, prompt_text(tokenizer, rows["trace"][i]), ids)
-        teacher = _log_probs(model, tokenizer, prompt_text(tokenizer, rows["trace"][i], teacher=True), ids)
-        shuffled = _log_probs(
-            model, tokenizer, prompt_text(tokenizer, rows["shuffled"][i], teacher=True), ids
-        )
+        if wrong is not None and wrong < len(ids):
+            cut.append((i, ids[: wrong + 1]))
+
+    def scored(level: str, teacher: bool) -> Iterator[Any]:
+        prompts = [prompt_text(tokenizer, rows[level][i], teacher=teacher) for i, _ in cut]
+        return _log_probs(model, tokenizer, prompts, [ids for _, ids in cut])
+
+    positives: dict[str, list[float]] = {name: [] for name in SIGNALS}
+    negatives: dict[str, list[float]] = {name: [] for name in SIGNALS}
+    passes = zip(cut, scored("trace", False), scored("trace", True), scored("shuffled", True), strict=True)
+    for (_, ids), student, teacher, shuffled in passes:
         p = student.exp()
         values = {
             "reverse_kl": (p * (student - teacher)).sum(-1),
@@ -119,16 +123,26 @@ def _auc_of_signals(
         for name, value in values.items():
             positives[name].append(float(value[-1]))
             negatives[name].extend(value[:-1].tolist())
-    return {"n": counted, **{name: auc(positives[name], negatives[name]) for name in SIGNALS}}
+    return {"n": len(cut), **{name: auc(positives[name], negatives[name]) for name in SIGNALS}}
 
 
-def _log_probs(model: Any, tokenizer: Any, prompt: str, completion_ids: Sequence[int]) -> Any:
-    """Log-probabilities over the vocabulary for each token of a completion, one row per emitted token."""
+def _log_probs(
+    model: Any, tokenizer: Any, prompts: Sequence[str], completions: Sequence[list[int]], batch_size: int = 32
+) -> Iterator[Any]:
+    """Log-probabilities over the vocabulary of each completion: one row per emitted token."""
     import torch
 
-    prompt_ids = tokenizer(prompt)["input_ids"]
-    ids = torch.tensor([[*prompt_ids, *completion_ids]], device=model.device)
-    with torch.no_grad():
-        # One position more than tokens, so that the last prediction, of a token not there, can be dropped.
-        logits = model(input_ids=ids, logits_to_keep=len(completion_ids) + 1).logits[0]
-    return logits[: len(completion_ids)].float().log_softmax(-1)
+    prompt_ids: list[list[int]] = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    for first in range(0, len(prompts), batch_size):
+        pairs = list(zip(prompt_ids, completions, strict=True))[first : first + batch_size]
+        width = max(len(prompt) + len(ids) for prompt, ids in pairs)
+        # Padding stands on the right, where a causal model does not look: no attention mask is needed.
+        batch = [
+            prompt + ids + [tokenizer.pad_token_id] * (width - len(prompt) - len(ids))
+            for prompt, ids in pairs
+        ]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(batch, device=model.device)).logits
+        for row, (prompt, ids) in zip(logits, pairs, strict=True):
+            # The token at a position is predicted one position before.
+            yield row[len(prompt) - 1 : len(prompt) - 1 + len(ids)].float().log_softmax(-1)

@@ -51,6 +51,6 @@ TIERS: dict[str, Tier] = {
 DEMOS: dict[str, Demo] = {
     "easy": Demo(steps=20, learning_rate=1e-4, max_completion_tokens=16),
     "default": Demo(steps=30, learning_rate=1e-4, max_completion_tokens=24),
-    # Half the rate: ends where methods can still differ, not near 1.
-    "hard": Demo(steps=40, learning_rate=5e-5, max_completion_tokens=60),
+    # A third of the rate: ends where methods can still differ, not near 1.
+    "hard": Demo(steps=34, learning_rate=3e-5, max_completion_tokens=60),
 }

@@ -34,7 +34,7 @@ class Recipe:
     """Stage 1, chains without a slip."""
     copy_steps: int = 400
     """From here until the rates fall, every other step is single facts, which chains alone teach too slowly.
-    Facts from the first step would come before copying, and copying then never."""
+    Facts first would leave copying nothing to do: it then had not appeared after 350 steps."""
     short_steps: int = 100
     """The first steps, with chains of one to three steps."""
     grow_steps: int = 10
@@ -50,7 +50,7 @@ class Recipe:
     """How often a step of the privileged context is wrong, in both stages, and the completion copies it."""
     batch_tokens: int = 1500
     matrix_rate: float = 3e-3
-    """Muon's learning rate, for the hidden matrices; AdamW alone takes four times as long."""
+    """Muon's learning rate, for the hidden matrices; AdamW alone takes several times as long."""
     rate: float = 2e-3
     """AdamW's learning rate, for everything else."""
     habit_rate: float = 5e-4

@@ -167,11 +167,12 @@ def methods(
 def view(
     file: Annotated[Path, typer.Argument(help="A record file, such as runs/demo/records.jsonl.")],
     number: Annotated[
-        int | None, typer.Option(help="Which record, from 0; by default an instructive one.")
+        list[int] | None,
+        typer.Option(help="Which record, from 0 (may be repeated); else an instructive one."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
 ) -> None:
-    """Show where the credit of a recorded completion went."""
+    """Show where the credit of recorded completions went."""
     from gear_rl.view.records import read_records
     from gear_rl.view.terminal import choose, rollout_panel
 
@@ -179,20 +180,22 @@ def view(
         raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")
     try:
         records = list(read_records(file))
-        record = choose(records) if number is None else records[number]
+        for wanted in number or ():
+            if not 0 <= wanted < len(records):
+                raise InputError(
+                    f"--number: {wanted} is not there; {file} has {len(records)} records, from 0"
+                )
+        chosen = [records[wanted] for wanted in number] if number else [choose(records)]
+        if picture is None:
+            for record in chosen:
+                out_console.print(rollout_panel(record))
+        else:
+            from gear_rl.view.picture import save_picture
+
+            save_picture(chosen, picture)
+            out_console.print(f"wrote {picture}", highlight=False)
     except ValueError as error:
         raise InputError(str(error)) from None
-    except IndexError:
-        raise InputError(
-            f"--number: {number} is not there; {file} has {len(list(read_records(file)))} records"
-        ) from None
-    if picture is None:
-        out_console.print(rollout_panel(record))
-        return
-    from gear_rl.view.picture import save_picture
-
-    save_picture([record], picture)
-    out_console.print(f"wrote {picture}", highlight=False)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 import textwrap
 import types
@@ -55,6 +56,28 @@ class RunConfig(BaseModel):
     """Filled from the keys that are not ours: the fields of GEARConfig."""
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 where it matters here: ``no`` is a word (``save_strategy: no``) and ``1e-4`` is a number."""
+
+    # Copied, so that nobody else's YAML changes; a resolver is a tag and the pattern that calls for it.
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+        for first, resolvers in cast(Any, yaml.SafeLoader).yaml_implicit_resolvers.items()
+    }
+
+
+cast(Any, _Loader).add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+cast(Any, _Loader).add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)  # a SafeLoader: plain data only
+
+
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value."""
     values = {} if path is None else _read_yaml(Path(path))
@@ -92,8 +115,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
     """``--key value`` and ``--key=value`` pairs; values are read as YAML, dashes in a key as underscores.
 
-    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true"])
-    [('credit.alpha', 0.5), ('use_vllm', True)]
+    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true", "--save_strategy", "no"])
+    [('credit.alpha', 0.5), ('use_vllm', True), ('save_strategy', 'no')]
     """
     pairs: list[tuple[str, Any]] = []
     rest = list(words)
@@ -107,7 +130,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
                 raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
             text = rest.pop(0)
         try:
-            pairs.append((key.replace("-", "_"), yaml.safe_load(text)))
+            pairs.append((key.replace("-", "_"), _yaml(text)))
         except yaml.YAMLError:
             pairs.append((key.replace("-", "_"), text))
     return pairs
@@ -251,7 +274,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise InputError(f"--config: {path} does not exist")
     try:
-        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values: Any = _yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         mark: Any = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
