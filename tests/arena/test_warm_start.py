@@ -17,7 +17,7 @@ TINY = warm_start.Recipe(
     fall_steps=2,
     habit_steps=3,
     batch_tokens=400,
-    evaluate_every=4,
+    evaluate_every=10,
 )
 
 
