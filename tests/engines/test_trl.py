@@ -247,13 +247,18 @@ def test_every_teacher_trains(tiny_model, tmp_path, kind, lora):
     assert all(value > 0 for value in history(trainer, "gear/divergence/mean"))
 
 
-def test_a_frozen_teacher_is_not_a_live_one(tiny_model, tmp_path):
-    live, base = (
-        history(run(tmp_path, tiny_model, Gear(), teacher_model_kind=kind), "gear/divergence/mean")
-        for kind in ("live", "base")
-    )
-    assert live[0] == base[0]
-    assert live[2] != base[2]
+def test_each_teacher_follows_the_student_in_its_own_way(tiny_model, tmp_path):
+    options = {"teacher_update_rate": 0.5, "teacher_sync_steps": 2, "learning_rate": 0.01}
+    seen = {
+        kind: history(
+            run(tmp_path, tiny_model, Gear(), teacher_model_kind=kind, **options), "gear/divergence/mean"
+        )
+        for kind in ("live", "base", "ema", "sync")
+    }
+    assert len({divergence[0] for divergence in seen.values()}) == 1, "before the first step they are one"
+    assert seen["sync"][1] == seen["base"][1], "not yet renewed"
+    assert len({seen[kind][1] for kind in ("live", "base", "ema")}) == 3
+    assert seen["sync"][2] != seen["base"][2]
 
 
 @pytest.mark.parametrize("kind", ["live", "base", "ema"])

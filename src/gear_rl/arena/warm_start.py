@@ -61,10 +61,13 @@ class Recipe:
 def build(out_dir: str | Path, seed: int = 0, *, recipe: Recipe = Recipe(), progress: bool = True) -> Path:
     """The folder with the checkpoint, trained from nothing; the same bytes for the same seed and machine.
 
-    Uses one thread, since two are slower on a model this small and sums would depend on their number.
+    Uses one thread, since two are slower on a model this small and sums would depend on their number. Raises
+    ValueError where torch is too old to have Muon.
     """
     import torch
 
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"torch {torch.__version__}: the build needs torch.optim.Muon; install torch>=2.9")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

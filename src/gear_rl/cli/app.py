@@ -230,7 +230,10 @@ def build(
     quiet_libraries(error_console)
     use_few_threads()
     folder = CHECKPOINT if out is None else out
-    run(folder, seed=seed)
+    try:
+        run(folder, seed=seed)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     out_console.print(f"wrote {folder}", highlight=False)
 
 
@@ -247,10 +250,17 @@ def check(
     from gear_rl.arena.check import SIGNALS
     from gear_rl.arena.check import check as run
     from gear_rl.arena.model import load
+    from gear_rl.arena.self_test import self_test
     from gear_rl.cli.train import quiet_libraries, use_few_threads
 
+    if not 1 <= n <= 1024:
+        raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems in each tier")
     quiet_libraries(error_console)
     use_few_threads()
+    passed = self_test()
+    error_console.print(
+        f"self-test: {sum(passed.values())} held-out problems keep every promise", highlight=False
+    )
     try:
         model, tokenizer = load(path)
     except OSError as error:

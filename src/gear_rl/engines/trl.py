@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 TEACHER_FILE = "teacher.safetensors"
 """The teacher's own weights inside a checkpoint, where it has any."""
+COUNTED_ROWS = 100_000
+"""Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
 
 
 class GEARTrainer(GRPOTrainer):
@@ -108,6 +110,8 @@ class GEARTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         if getattr(self, "_is_vlm", False) and (needs_teacher(credit.needs) or needs_student(credit.needs)):
             raise ValueError(f"model: images cannot be scored yet, and {credit.name!r} needs {credit.needs}")
+        sharding = str(self.accelerator.distributed_type).rpartition(".")[2]
+        _check_sharding(args.teacher_model_kind, sharding, peft=hasattr(self.model, "peft_config"))
         self.add_callback(_FollowStudent(self))
 
     # --- hooks of TRL ---------------------------------------------------------------------------------------
@@ -351,6 +355,24 @@ class _FollowStudent(TrainerCallback):
             self.trainer.teacher.update(self.trainer.model, state.global_step)
 
 
+def _check_sharding(kind: str, sharding: str, peft: bool) -> None:
+    """Refuse a teacher that would keep a copy of weights of which this process holds a part only.
+
+    >>> _check_sharding("ema", "MULTI_GPU", peft=False)
+    >>> _check_sharding("base", "FSDP", peft=True)
+    >>> _check_sharding("ema", "FSDP", peft=False)
+    Traceback (most recent call last):
+    ValueError: teacher_model_kind: 'ema' keeps a copy of the weights, which was never run under FSDP; use
+    'live', or 'base' with a PEFT adapter
+    """
+    copies = kind not in ("live", "base") or (kind == "base" and not peft)
+    if copies and sharding in ("FSDP", "DEEPSPEED"):
+        raise ValueError(
+            f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
+            "use 'live', or 'base' with a PEFT adapter"
+        )
+
+
 def _report_contexts(dataset: Any, column: str | None, method: str) -> None:
     """Log where the privileged contexts come from; ``ValueError`` if there are none at all."""
     names: list[str] | None = getattr(dataset, "column_names", None)
@@ -367,7 +389,8 @@ def _report_contexts(dataset: Any, column: str | None, method: str) -> None:
         )
     if not hasattr(dataset, "__len__"):
         return
-    counts = source_counts(list(dataset.select_columns(present)), column)
+    looked_at = min(len(dataset), COUNTED_ROWS)
+    counts = source_counts(list(dataset.select_columns(present).select(range(looked_at))), column)
     without = counts.pop("none", 0)
     if not counts:
         raise ValueError(
@@ -375,7 +398,7 @@ def _report_contexts(dataset: Any, column: str | None, method: str) -> None:
             "nothing; fill the column or use credit 'uniform'"
         )
     sources = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
-    logger.info("privileged context: %s", sources)
+    logger.info("privileged context: %s%s", sources, "" if looked_at == len(dataset) else " (of the first)")
     if without:
         logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)
 
