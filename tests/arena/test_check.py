@@ -40,28 +40,13 @@ def loaded() -> tuple[Any, Any]:
     return model.load()
 
 
-def test_log_probs_stand_at_the_emitted_token(loaded: tuple[Any, Any]) -> None:
-    network, tokenizer = loaded
-    rows = [chain.rows(tier, num=1, first_seed=0)[0] for tier in ("easy", "hard", "default")]
-    prompts = [evaluate.prompt_text(tokenizer, row) for row in rows]
-    completions = [tokenizer(row["privileged_context"])["input_ids"] for row in rows]
-    scored = list(check._log_probs(network, tokenizer, prompts, completions, batch_size=2))
-    for prompt, ids, fast in zip(prompts, completions, scored, strict=True):
-        assert len(fast) == len(ids)
-        for t in range(len(ids)):
-            prefix = torch.tensor([tokenizer(prompt)["input_ids"] + ids[:t]])
-            with torch.no_grad():
-                slow = network(input_ids=prefix).logits[0, -1].log_softmax(-1)
-            torch.testing.assert_close(fast[t], slow, atol=1e-3, rtol=1e-3)
-
-
 def test_the_informed_teacher_finds_the_first_wrong_token(loaded: tuple[Any, Any]) -> None:
     facts = check.check(*loaded, n=48, tiers=["default"])["default"]
     for kind in ("on_policy", "planted"):
         assert facts[kind]["n"] >= 15
         assert facts[kind]["log_ratio"] > 0.9
         assert facts[kind]["log_ratio"] > facts[kind]["shuffled_log_ratio"] + 0.1
-    assert facts["on_policy"]["reverse_kl"] > 0.85
+    assert facts["on_policy"]["divergence"] > 0.85
     assert facts["sampled_trace"] > facts["sampled"] + 0.2
     assert facts["greedy"] >= facts["sampled"]
 

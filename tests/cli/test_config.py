@@ -187,6 +187,37 @@ def test_missing_columns_files_and_names_are_said(tmp_path):
         load_rows("no/such-set", chat=True)
 
 
+def test_columns_that_the_first_line_lacks_are_kept(tmp_path):
+    file = write(tmp_path, "late.jsonl", '{"prompt": "a"}\n{"prompt": "b", "answer": "4"}\n')
+    assert load_rows(file, chat=False)["answer"] == [None, "4"]
+
+
+def test_bad_files_of_every_kind_are_named(tmp_path):
+    with pytest.raises(InputError, match="values of different kinds"):
+        load_rows(
+            write(tmp_path, "mixed.jsonl", '{"prompt": "a", "x": 4}\n{"prompt": "b", "x": "4"}\n'), chat=True
+        )
+    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "a"}\n{"prompt": "é"}'.encode("latin-1"))
+    with pytest.raises(InputError, match="line 2: not UTF-8 text"):
+        load_rows(str(tmp_path / "latin.jsonl"), chat=True)
+    with pytest.raises(InputError, match="is no saved dataset"):
+        load_rows(str(tmp_path), chat=True)
+    both = write(tmp_path, "both.jsonl", '{"prompt": "a", "answer": "1", "gold": "2"}')
+    with pytest.raises(InputError, match="columns.answer: .* has a column of that name already"):
+        load_rows(both, columns={"answer": "gold"}, chat=True)
+
+
+def test_a_saved_dataset_gives_the_split_that_was_asked_for(tmp_path):
+    import datasets
+
+    parts = {part: datasets.Dataset.from_list([{"prompt": part}]) for part in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    for part in parts:
+        assert load_rows(str(tmp_path / "saved"), split=part, chat=False)[0]["prompt"] == part
+    with pytest.raises(InputError, match="has no split 'tset'; did you mean test"):
+        load_rows(str(tmp_path / "saved"), split="tset", chat=False)
+
+
 def test_rewards_come_by_name_or_path():
     assert load_reward("arena")(["x"], ["1"]) == [0.0]
     assert load_reward("engines.tiny:vowels")(["aei"]) == [3.0]
@@ -216,6 +247,12 @@ def gear(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
         (["train", *BASE, "--dataset", "bad.jsonl"], "gear: bad.jsonl, line 2: not JSON"),
         (["train", *BASE, "--dataset", "empty.jsonl"], "gear: dataset: empty.jsonl has no rows"),
         (["train", *BASE, "--dataset", "plain.jsonl"], "gear: train_dataset: method 'gear' compares"),
+        (["demo", "--steps", "0"], "gear: --steps: 0 is no training; give 1 or more"),
+        (["demo", "--learning_rate=1"], "gear: --learning_rate: no such option; see `gear demo --help`"),
+        (
+            ["train", *BASE, "--resume_from_checkpoint", "true"],
+            "holds no checkpoint; leave it out to begin anew",
+        ),
         (["demo", "--task", "chian"], "gear: --task: no task 'chian'; did you mean chain?"),
         (["methods", "gaer"], "gear: no method 'gaer'; did you mean gear?"),
         (["view", "none.jsonl"], "gear: none.jsonl does not exist"),

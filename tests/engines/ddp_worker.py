@@ -24,7 +24,14 @@ def main(model: str, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     scored: list[int] = []
     original = engine.score
-    engine.score = lambda *args, **kw: scored.append(int(kw["row_B"].sum())) or original(*args, **kw)
+    batches: list[int] = []
+
+    def watched(*args, **kw):
+        scored.append(int(kw["row_B"].sum()))
+        batches.append(kw["num_batches"])
+        return original(*args, **kw)
+
+    engine.score = watched
     found = {}
     for name, credit in (("grpo", None), ("uniform", Uniform()), ("gear", Gear())):
         changes = (
@@ -44,6 +51,7 @@ def main(model: str, folder: Path) -> None:
             "wrapped": type(trainer.model_wrapped).__name__,
             "history": [h for h in trainer.state.log_history if "loss" in h],
             "scored": scored[-3:] if credit else [],
+            "batches": batches[-3:] if credit else [],
         }
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

@@ -107,14 +107,20 @@ def test_an_environments_reset_never_sees_the_context(tiny_model, tmp_path, monk
             """Look around."""
             return "nothing"
 
-        def get_reward(self) -> float:
-            return float(torch.rand(()))
+    def needs_the_column(completions, privileged_context, **kwargs):
+        assert set(privileged_context) == {canary}, "a reward function still sees every column"
+        return torch.rand(len(completions)).tolist()
 
     canary = secrets.token_hex(16)
     dataset = tiny.rows().from_list([{**row, "privileged_context": canary} for row in tiny.rows()])
     settings = tiny.settings(tmp_path, max_steps=1, max_tool_calling_iterations=1)
     trainer = GEARTrainer(
-        tiny_model, None, GEARConfig(**settings), dataset, environment_factory=Talkative, credit=Gear()
+        tiny_model,
+        needs_the_column,
+        GEARConfig(**settings),
+        dataset,
+        environment_factory=Talkative,
+        credit=Gear(),
     )
     watch = Watch(monkeypatch, trainer.model)
     trainer.train()

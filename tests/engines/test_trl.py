@@ -236,6 +236,58 @@ def test_truncated_completions_that_are_masked_count_as_without_token(tiny_model
     assert sum(history(trainer, "gear/fallback/no_token")) > 0
 
 
+def two_turns(prompts, trainer):
+    """A rollout that samples, is told something, and samples again: five tokens, three from outside, four."""
+    ids = trainer._tokenize_prompts(prompts)[0]
+    first, told, second = ([20 + i, 31, 32, 33, 34] for i in range(len(ids))), [40, 41, 42], [50, 51, 52, 2]
+    return {
+        "prompt_ids": ids,
+        "completion_ids": [[*turn, *told, *second] for turn in first],
+        "env_mask": [[1] * 5 + [0] * 3 + [1] * 4 for _ in ids],
+        "logprobs": None,
+    }
+
+
+def test_tool_output_gets_no_credit_and_parts_the_turns(tiny_model, tmp_path):
+    file = tmp_path / "records.jsonl"
+    args = GEARConfig(**tiny.settings(tmp_path, max_steps=1, record_file=str(file), teacher_prompt="splice"))
+    trainer = GEARTrainer(
+        tiny_model,
+        lambda completion_ids, **kw: [float(ids[0] % 3) for ids in completion_ids],
+        args,
+        tiny.rows(),
+        rollout_func=two_turns,
+        credit=Gear(end_rule="turn", onset_rule="local_max", onset_floor_nats=0.0),
+    )
+    trainer.train()
+    for record in read_records(file):
+        assert record.mask == [1] * 5 + [0] * 3 + [1] * 4
+        assert record.turn == [0] * 5 + [-1] * 3 + [1] * 4
+        assert record.segment[5:8] == [-1] * 3
+        assert record.credit[5:8] == [0.0] * 3
+        assert not set(record.segment[:5]) & set(record.segment[8:]), "no segment crosses tool output"
+        if record.advantage:
+            assert record.signals["divergence"][5:8] == [0.0] * 3
+            assert sum(record.weight) == pytest.approx(9, rel=1e-4)
+
+
+def test_rendering_cannot_repeat_a_rollouts_own_prompt(tmp_path):
+    args = GEARConfig(**tiny.settings(tmp_path))
+    with pytest.raises(ValueError, match="teacher_prompt: 'render' cannot repeat the prompt"):
+        GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), rollout_func=two_turns, credit=Gear())
+
+
+def test_a_method_that_distils_is_refused(tiny_model, tmp_path):
+    class Distils(Uniform):
+        def __call__(self, advantage_B, signals):
+            credit = super().__call__(advantage_B, signals)
+            ones = torch.ones_like(credit.advantage)
+            return Credit(advantage=credit.advantage, segment_id=credit.segment_id, distill_weight=ones)
+
+    with pytest.raises(ValueError, match="also distils, which this engine cannot do yet"):
+        run(tmp_path, tiny_model, Distils())
+
+
 # --- teachers, adapters, checkpoints -------------------------------------------------------------------------
 
 
@@ -367,6 +419,10 @@ def test_a_column_that_is_empty_everywhere_is_refused(tmp_path):
         ({"teacher_prompt": "append"}, "teacher_prompt: 'append' is not one of render, splice"),
         ({"teacher_prompt_template": "{prompt}"}, r"lacks \{privileged_context\}"),
         ({"credit_batch_size": 0}, "credit_batch_size: 0"),
+        ({"teacher_update_rate": 2.0}, "teacher_update_rate: 2.0"),
+        ({"teacher_sync_steps": 0}, "teacher_sync_steps: 0"),
+        ({"record_max_mb": 0.0}, "record_max_mb: 0.0"),
+        ({"temperature": 0.0}, "temperature: 0.0"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, changes, message):
@@ -378,6 +434,8 @@ def test_a_plain_config_and_a_missing_method_are_named(tmp_path):
     args = GRPOConfig(**tiny.settings(tmp_path))
     with pytest.raises(Exception, match="GEARConfig"):
         GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), credit=Gear())
+    with pytest.raises(ValueError, match="credit: <class .*Gear'> is not a method; give an object such as"):
+        GEARTrainer("no-such-model", tiny.vowels, None, tiny.rows(), credit=Gear)
     with pytest.raises(Exception, match="credit"):
         GEARTrainer("no-such-model", tiny.vowels, None, tiny.rows(), credit="gear")
 

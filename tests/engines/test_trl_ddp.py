@@ -56,6 +56,15 @@ def test_metrics_are_of_all_processes(finished):
         assert entry["gear/scored"] == ranks[0]["scored"][step] + ranks[1]["scored"][step]
 
 
+def test_both_processes_run_as_many_forwards(finished):
+    """Sharded models would wait for each other forever otherwise."""
+    ranks = [json.loads((finished / f"{rank}.json").read_text())["gear"] for rank in (0, 1)]
+    most = [
+        max(-(-count // 4) for count in counts) for counts in zip(*(r["scored"] for r in ranks), strict=True)
+    ]
+    assert ranks[0]["batches"] == ranks[1]["batches"] == most
+
+
 def test_one_file_holds_the_records_of_both(finished):
     records = list(read_records(finished / "gear.jsonl"))
     groups = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4

@@ -200,6 +200,14 @@ def test_logit_scale_and_softcap_of_the_config_are_honoured(model):
     assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw * 2 / 3) * 3, atol=1e-5)
 
 
+def test_a_head_under_an_adapter_is_refused(model):
+    """PEFT's layer shows its base weight, so the signals would be wrong without a word."""
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    completions, student, teacher = batch()
+    with pytest.raises(ValueError, match="the head is wrapped by an adapter"):
+        score(wrapped, completions, student, teacher, needs=EVERY)
+
+
 def test_a_teacher_with_other_weights_uses_its_own_head(model):
     """With tied embeddings a full fine-tune moves the head too."""
     teacher = CopyTeacher(model)

@@ -53,6 +53,17 @@ def test_a_saved_teacher_is_taken_up_again():
     assert lent(resumed, model) == 2.0
 
 
+def test_an_average_of_bfloat16_weights_moves():
+    """A share of 0.05 of the last bit rounds to nothing in bfloat16."""
+    model = linear(1.0).to(torch.bfloat16)
+    teacher = make_teacher("ema", model, update_rate=0.05)
+    model.weight.data.fill_(1.03125)
+    for step in range(200):
+        teacher.update(model, step)
+    assert lent(teacher, model) == 1.03125
+    assert model.weight.dtype == torch.bfloat16
+
+
 def test_another_models_state_is_refused():
     with pytest.raises(ValueError, match="0 parameters saved, 1 expected"):
         make_teacher("ema", linear(1.0)).load_state_dict({})

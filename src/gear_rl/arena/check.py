@@ -1,18 +1,26 @@
 """Measured facts about a checkpoint: how often it is right, and do signals find the first wrong token."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from gear_rl.arena import chain
 from gear_rl.arena.evaluate import accuracy, prompt_text, sample
 from gear_rl.arena.model import EOS
 from gear_rl.arena.tiers import TIERS
+from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.score import Completions, Prompts, left_padded, score
+from gear_rl.types import TokenSignals
 
-SIGNALS = ("reverse_kl", "log_ratio", "entropy", "shuffled_kl", "shuffled_log_ratio")
+SIGNALS = ("divergence", "log_ratio", "entropy", "shuffled_divergence", "shuffled_log_ratio")
+"""What is ranked; a log-ratio with its sign turned, since the teacher thinks little of a wrong token."""
+NEEDS = ("divergence", "student_logprob", "teacher_logprob", "student_entropy")
 
 
 def check(
@@ -78,8 +86,6 @@ def auc(positives: Sequence[float], negatives: Sequence[float]) -> float:
     >>> auc([3.0, 2.0], [1.0, 2.0])
     0.875
     """
-    import torch
-
     if not positives or not negatives:
         return float("nan")
     high = torch.tensor(positives, dtype=torch.float64)
@@ -104,45 +110,37 @@ def _auc_of_signals(
         if wrong is not None and wrong < len(ids):
             cut.append((i, ids[: wrong + 1]))
 
-    def scored(level: str, teacher: bool) -> Iterator[Any]:
-        prompts = [prompt_text(tokenizer, rows[level][i], teacher=teacher) for i, _ in cut]
-        return _log_probs(model, tokenizer, prompts, [ids for _, ids in cut])
+    if not cut:
+        return {"n": 0, **dict.fromkeys(SIGNALS, float("nan"))}
+    width = max(len(ids) for _, ids in cut)
+    kept = torch.tensor([[t < len(ids) for t in range(width)] for _, ids in cut], device=model.device)
+    padded = [ids + [tokenizer.pad_token_id] * (width - len(ids)) for _, ids in cut]
+    completions_cut = Completions(
+        ids=torch.tensor(padded, device=model.device), attention=kept.long(), mask=kept
+    )
 
-    positives: dict[str, list[float]] = {name: [] for name in SIGNALS}
-    negatives: dict[str, list[float]] = {name: [] for name in SIGNALS}
-    passes = zip(cut, scored("trace", False), scored("trace", True), scored("shuffled", True), strict=True)
-    for (_, ids), student, teacher, shuffled in passes:
-        p = student.exp()
-        values = {
-            "reverse_kl": (p * (student - teacher)).sum(-1),
-            "log_ratio": (student - teacher)[range(len(ids)), ids],
-            "entropy": -(p * student).sum(-1),
-            "shuffled_kl": (p * (student - shuffled)).sum(-1),
-            "shuffled_log_ratio": (student - shuffled)[range(len(ids)), ids],
-        }
-        for name, value in values.items():
-            positives[name].append(float(value[-1]))
-            negatives[name].extend(value[:-1].tolist())
-    return {"n": len(cut), **{name: auc(positives[name], negatives[name]) for name in SIGNALS}}
+    def prompts(level: str, teacher: bool) -> Prompts:
+        texts = [prompt_text(tokenizer, rows[level][i], teacher=teacher) for i, _ in cut]
+        ids = [TeacherPrompt(tuple(tokenizer(text)["input_ids"])) for text in texts]
+        return left_padded(ids, tokenizer.pad_token_id, model.device)
+
+    def scored(level: str) -> TokenSignals:
+        student, teacher = prompts(level, teacher=False), prompts(level, teacher=True)
+        return score(model, completions_cut, student, teacher, needs=NEEDS, batch_size=32)
+
+    informed, blind = scored("trace"), scored("shuffled")
+    values = {
+        "divergence": informed.get("divergence"),
+        "log_ratio": _log_ratio(informed),
+        "entropy": informed.get("student_entropy"),
+        "shuffled_divergence": blind.get("divergence"),
+        "shuffled_log_ratio": _log_ratio(blind),
+    }
+    last = kept & ~torch.nn.functional.pad(kept[:, 1:], (0, 1))
+    found = {name: auc(value[last].tolist(), value[kept & ~last].tolist()) for name, value in values.items()}
+    return {"n": len(cut), **found}
 
 
-def _log_probs(
-    model: Any, tokenizer: Any, prompts: Sequence[str], completions: Sequence[list[int]], batch_size: int = 32
-) -> Iterator[Any]:
-    """Log-probabilities over the vocabulary of each completion: one row per emitted token."""
-    import torch
-
-    prompt_ids: list[list[int]] = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    for first in range(0, len(prompts), batch_size):
-        pairs = list(zip(prompt_ids, completions, strict=True))[first : first + batch_size]
-        width = max(len(prompt) + len(ids) for prompt, ids in pairs)
-        # Padding stands on the right, where a causal model does not look: no attention mask is needed.
-        batch = [
-            prompt + ids + [tokenizer.pad_token_id] * (width - len(prompt) - len(ids))
-            for prompt, ids in pairs
-        ]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor(batch, device=model.device)).logits
-        for row, (prompt, ids) in zip(logits, pairs, strict=True):
-            # The token at a position is predicted one position before.
-            yield row[len(prompt) - 1 : len(prompt) - 1 + len(ids)].float().log_softmax(-1)
+def _log_ratio(signals: TokenSignals) -> Tensor:
+    """How much less the teacher thinks of the sampled token: the log-ratio with its sign turned."""
+    return signals.get("student_logprob") - signals.get("teacher_logprob")

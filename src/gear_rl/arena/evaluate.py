@@ -9,6 +9,7 @@ from typing import Any
 
 from gear_rl.arena import chain
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS
+from gear_rl.signals.privileged import render
 
 MAX_NEW_TOKENS = 96
 """Room for the longest chain of the hard tier; sampling stops earlier when every completion has ended."""
@@ -16,11 +17,9 @@ MAX_NEW_TOKENS = 96
 
 def prompt_text(tokenizer: Any, row: Mapping[str, Any], *, teacher: bool = False) -> str:
     """The text a completion follows: the student's prompt, or the teacher's with the privileged context."""
-    messages = [dict(message) for message in row["prompt"]]
+    messages: Any = row["prompt"]
     if teacher and row["privileged_context"] is not None:
-        messages[-1]["content"] = chain.TEMPLATE.format(
-            prompt=messages[-1]["content"], privileged_context=row["privileged_context"]
-        )
+        messages = render(messages, row["privileged_context"], chain.TEMPLATE)
     text = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, **CHAT_TEMPLATE_KWARGS
     )
@@ -53,7 +52,10 @@ def sample(
     )
     was_training = model.training
     model.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []),
+    ):
         torch.manual_seed(seed)
         for first in range(0, len(order), batch_size):
             chunk = order[first : first + batch_size]

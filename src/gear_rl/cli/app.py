@@ -100,10 +100,11 @@ def demo(
 
     Settings of the method may follow, as in --credit.alpha 0.5.
     """
-    from gear_rl.cli.config import load_config
+    from gear_rl.cli.config import load_config, parse_overrides
 
-    if any(not word.startswith("--credit.") for word in context.args[::2]):
-        raise InputError(f"{context.args[0]}: no such option; see `gear demo --help`")
+    for key, _ in parse_overrides(context.args):
+        if not key.startswith("credit."):
+            raise InputError(f"--{key}: no such option; see `gear demo --help`")
     named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
     chosen = load_config(None, [*named, *context.args]).credit
     from gear_rl.cli.demo import demo as run
@@ -149,6 +150,12 @@ def methods(
     ]
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    if markdown:
+        sys.stdout.write("| method | idea | needs | source |\n|---|---|---|---|\n")
+        for row in rows:
+            needs = ", ".join(f"`{signal}`" for signal in row["needs"]) or "nothing"
+            sys.stdout.write(f"| `{row['name']}` | {row['idea']} | {needs} | {row['source']} |\n")
         return
     table = (
         Table("method", "needs", "idea", "source") if name is None else Table("setting", "default", "meaning")

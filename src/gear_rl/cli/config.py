@@ -91,6 +91,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
     }
     trainer = {name: value for name, value in values.items() if name not in own}
     trainer_types = trainer_settings()
+    if trainer.get("resume_from_checkpoint") is True:
+        trainer["resume_from_checkpoint"] = "latest"
     for name, value in trainer.items():
         if name not in trainer_types:
             raise InputError(
@@ -263,7 +265,7 @@ def _is_method_type(hint: Any) -> bool:
 
 
 def _as_method(found: Any, name: str, where: str) -> CreditAssigner:
-    if not isinstance(found, CreditAssigner):
+    if isinstance(found, type) or not isinstance(found, CreditAssigner):
         raise InputError(
             f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
         )
@@ -271,16 +273,21 @@ def _as_method(found: Any, name: str, where: str) -> CreditAssigner:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise InputError(f"--config: {path} does not exist")
+    if not path.is_file():
+        raise InputError(f"--config: {path} {'is no file' if path.exists() else 'does not exist'}")
     try:
         values: Any = _yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
         mark: Any = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise InputError(f"{path}{line}: not YAML ({getattr(error, 'problem', error)})") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
+    for key in cast(dict[Any, Any], values):
+        if not isinstance(key, str):
+            raise InputError(f"{path}: {key!r} is no setting's name; write it as text")
     return cast(dict[str, Any], values)
 
 

@@ -27,12 +27,16 @@ def load_rows(
     if name == "arena" or name.startswith("arena/"):
         return _arena_rows(name.partition("/")[2] or "default", split)
     dataset = (
-        _local(Path(name))
+        _local(Path(name), split)
         if Path(name).exists() or Path(name).suffix in FILE_KINDS
         else _hub(name, config, split)
     )
     present: list[str] = dataset.column_names
     for new, old in (columns or {}).items():
+        if new in present and old != new:
+            raise InputError(
+                f"columns.{new}: {name} has a column of that name already; drop or rename it first"
+            )
         if old not in present:
             raise InputError(f"columns.{new}: {name} has no column {old!r}; {did_you_mean(old, present)}")
     dataset = dataset.rename_columns({old: new for new, old in (columns or {}).items() if old != new})
@@ -91,14 +95,19 @@ def _arena_rows(tier: str, split: str) -> Any:
     return Dataset.from_list(rows(tier, num=count, first_seed=first))
 
 
-def _local(path: Path) -> Any:
+def _local(path: Path, split: str) -> Any:
     import datasets
 
     if not path.exists():
         raise InputError(f"dataset: {path} does not exist")
     if path.is_dir():
-        loaded: Any = datasets.load_from_disk(str(path))
-        return loaded["train"] if isinstance(loaded, dict) else loaded
+        try:
+            loaded: Any = datasets.load_from_disk(str(path))
+        except (OSError, ValueError) as error:
+            raise InputError(f"dataset: {path} is no saved dataset: {_first_line(error)}") from None
+        if isinstance(loaded, dict) and split not in loaded:
+            raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
+        return loaded[split] if isinstance(loaded, dict) else loaded
     kind = FILE_KINDS.get(path.suffix)
     if kind is None:
         raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
@@ -106,7 +115,15 @@ def _local(path: Path) -> Any:
         rows = list(_lines(path))
         if not rows:
             raise InputError(f"dataset: {path} {_NO_ROWS}")
-        return datasets.Dataset.from_list(rows)
+        # The first line need not have every column; from_list would look no further.
+        names = {name: None for row in rows for name in row}
+        try:
+            return datasets.Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
+        except Exception as error:
+            raise InputError(
+                f"dataset: {path}: a column holds values of different kinds; write them alike "
+                f"({_first_line(error)})"
+            ) from None
     if path.stat().st_size == 0:
         raise InputError(f"dataset: {path} {_NO_ROWS}")
     try:
@@ -118,8 +135,12 @@ def _local(path: Path) -> Any:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise InputError(f"{path}, line {number}: not UTF-8 text; save the file as UTF-8") from None
             if not line.strip():
                 continue
             try:

@@ -8,6 +8,7 @@ The real thing in small: the arena's model, TRL's trainer, held-out problems bef
 
 import json
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def demo(
         raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, DEMOS)}")
     if not 1 <= n_eval <= len(HELD_OUT):
         raise InputError(f"--n-eval: {n_eval} is not possible; there are {len(HELD_OUT)} held-out problems")
+    if steps is not None and steps < 1:
+        raise InputError(f"--steps: {steps} is no training; give 1 or more")
     method = build_method(credit)
     begin = time.perf_counter()
     threads = use_few_threads()
@@ -63,6 +66,7 @@ def demo(
     records = out / "records.jsonl"
     records.unlink(missing_ok=True)
 
+    scratch = tempfile.mkdtemp(prefix="gear-demo-")  # TRL wants a folder; nothing of it is kept
     trainer = make_trainer(
         RunConfig(
             model="arena",
@@ -71,7 +75,7 @@ def demo(
             credit=credit,
             lora=None,
             trainer={
-                "output_dir": str(out / "trainer"),
+                "output_dir": scratch,
                 "seed": seed,
                 "max_steps": steps,
                 "learning_rate": budget.learning_rate,
@@ -133,11 +137,11 @@ def demo(
         history, out / "curves.png", {"before": before, "after": after}, title=f"{task}/{tier}, {method.name}"
     )
     replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-    shutil.rmtree(out / "trainer", ignore_errors=True)
 
     # From the first steps: later the student hardly errs, and there is less to see.
+    shutil.rmtree(scratch, ignore_errors=True)
     early = [record for record in read_records(records) if record.step <= steps // 4]
-    console.print(rollout_panel(choose(early)))
+    console.print(rollout_panel(choose(early or list(read_records(records)))))
     console.print(_table(summary))
     console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
     return summary

@@ -39,7 +39,7 @@ def summary_line(logs: Mapping[str, Any]) -> str:
     for key, word in SHOWN.items():
         value = logs.get(key)
         if isinstance(value, int | float) and (key != "gear/fallbacks" or value):
-            parts.append(f"{word} {value:.0f}" if key == "gear/fallbacks" else f"{word} {value:.2f}")
+            parts.append(f"{word} {value:.1f}" if key == "gear/fallbacks" else f"{word} {value:.2f}")
     return "  ".join(parts)
 
 

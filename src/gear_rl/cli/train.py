@@ -105,10 +105,25 @@ def train(config: RunConfig, console: Console) -> Any:
     """Run the training, save the model, and return the trainer."""
     resume = config.trainer.pop("resume_from_checkpoint", None)
     trainer = make_trainer(config)
+    if resume == "latest":
+        from transformers.trainer_utils import get_last_checkpoint
+
+        folder = trainer.args.output_dir
+        resume = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+        if resume is None:
+            raise InputError(
+                f"resume_from_checkpoint: {folder} holds no checkpoint; leave it out to begin anew"
+            )
+    elif resume is not None and not os.path.isdir(resume):
+        raise InputError(f"resume_from_checkpoint: {resume} is no folder; give one, or latest")
     line = ProgressLine(console)
     replace_printers(trainer, line)
     try:
-        trainer.train(resume_from_checkpoint=True if resume in ("latest", "true", "True") else resume)
+        trainer.train(resume_from_checkpoint=resume)
+    except ValueError as error:
+        if not str(error).startswith("resume_from_checkpoint"):
+            raise
+        raise InputError(str(error)) from None
     finally:
         line.close()
     trainer.save_model()

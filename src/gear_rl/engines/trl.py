@@ -81,7 +81,7 @@ class GEARTrainer(GRPOTrainer):
         credit: CreditAssigner,
         **options: Any,
     ) -> None:
-        if not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"credit: {credit!r} is not a method; give an object such as Gear() or Uniform()"
             )
@@ -104,12 +104,15 @@ class GEARTrainer(GRPOTrainer):
         self.credit = credit
         self.teacher: Teacher | None = None
         self._rollout_prompts: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
         self._records: RecordWriter | None = None
         if needs_teacher(credit.needs) and train_dataset is not None:
             _report_contexts(train_dataset, args.privileged_column, credit.name)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         if getattr(self, "_is_vlm", False) and (needs_teacher(credit.needs) or needs_student(credit.needs)):
             raise ValueError(f"model: images cannot be scored yet, and {credit.name!r} needs {credit.needs}")
+        if getattr(getattr(self.accelerator.state, "fsdp_plugin", None), "fsdp_version", 2) == 1:
+            raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
         sharding = str(self.accelerator.distributed_type).rpartition(".")[2]
         _check_sharding(args.teacher_model_kind, sharding, peft=hasattr(self.model, "peft_config"))
         self.add_callback(_FollowStudent(self))
@@ -127,10 +130,16 @@ class GEARTrainer(GRPOTrainer):
             # TRL hands every column to the environment's reset(), whose text the student sees.
             secret = self.args.privileged_column or PRIVILEGED_COLUMNS[0]
             shown = [{name: value for name, value in row.items() if name != secret} for row in inputs]
+        self._rows = inputs
         output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
         if self.model.training:
             output["advantages"] = self._spread(inputs, output)
         return output
+
+    def _calculate_rewards(self, inputs: list[dict[str, Any]], *more: Any) -> Any:
+        # A reward function may read the column that reset() must not.
+        whole = [{**row, **shown} for row, shown in zip(self._rows, inputs, strict=True)]
+        return super()._calculate_rewards(whole, *more)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -190,13 +199,17 @@ class GEARTrainer(GRPOTrainer):
                 ["" if found is None else found[1] for found in contexts], student
             )
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
-        scored_B = mask.any(-1) & ~fallback_B["no_context"] & (advantage_B != 0)
+        scored_B = mask.any(-1) & ~fallback_B["no_context"] & (advantage_B != 0) & bool(self.credit.needs)
         signals = self._signals(completions, student, teacher, scored_B)
         fallback_B["non_finite"] = scored_B & ~_finite(signals)
         credit = self.credit(advantage_B, _cleaned(signals, ~fallback_B["non_finite"]))
         # A method of the user's may itself divide by zero.
         fallback_B["non_finite"] = fallback_B["non_finite"] | ~credit.advantage.isfinite().all(-1)
+        if credit.distill_weight is not None:
+            raise ValueError(f"credit: {self.credit.name!r} also distils, which this engine cannot do yet")
         falls = torch.stack(list(fallback_B.values())).any(0)
+        if self.credit.needs:
+            falls = falls | (advantage_B == 0)  # nothing was seen there, so nothing may be added either
         if falls.any():
             credit = credit.falling_back(falls, advantage_B, mask)
             signals = _cleaned(signals, ~fallback_B["non_finite"])
@@ -257,9 +270,7 @@ class GEARTrainer(GRPOTrainer):
             teacher,
             needs=self.credit.needs,
             temperature=self.temperature,
-            teacher_weights=None
-            if isinstance(lender, LiveTeacher) and type(lender) is LiveTeacher
-            else lender.weights,
+            teacher_weights=None if isinstance(lender, LiveTeacher) else lender.weights,
             head_context=_gathered_head,
             row_B=scored_B,
             batch_size=rows,

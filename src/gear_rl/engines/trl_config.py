@@ -143,6 +143,16 @@ class GEARConfig(GRPOConfig):
                 "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "
                 "it to False or install trl>=1.16"
             )
+        if not 0.0 <= self.teacher_update_rate <= 1.0:
+            raise ValueError(f"teacher_update_rate: {self.teacher_update_rate} is not a share; give 0 to 1")
+        if self.teacher_sync_steps < 1:
+            raise ValueError(f"teacher_sync_steps: {self.teacher_sync_steps}; give 1 step or more")
+        if self.record_max_mb <= 0:
+            raise ValueError(
+                f"record_max_mb: {self.record_max_mb} leaves no room for a record; give more than 0"
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
         if self.credit_batch_size is not None and self.credit_batch_size < 1:
             raise ValueError(f"credit_batch_size: {self.credit_batch_size}; give 1 or more, or None")
 

@@ -1,7 +1,7 @@
 """Run the forward passes that a method needs, and nothing else.
 
 Hidden states are taken from the model's own ``forward`` by a hook on its backbone, so that whatever wraps the
-model (PEFT, DDP, FSDP, a patched forward) does its work; the head is applied in tiles afterwards. Knows no
+model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied in tiles afterwards. Knows no
 method, only the names of signals; knows no trainer.
 """
 
@@ -219,7 +219,7 @@ def hidden_states(
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The language model inside its wrappers (DDP, FSDP 1, DeepSpeed, ``torch.compile``, PEFT)."""
+    """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT)."""
     for attribute in ("module", "_orig_mod"):
         while isinstance(getattr(model, attribute, None), nn.Module):
             model = cast(nn.Module, getattr(model, attribute))
@@ -244,10 +244,16 @@ def head_of(model: nn.Module, temperature: float) -> Head:
 
     Cohere multiplies by ``logit_scale``, Granite and MiniCPM divide by ``logits_scaling`` (HyperCLOVA X
     multiplies by it), Falcon-H1 has ``lm_head_multiplier``, Muse Glimmer ``output_multiplier``; Gemma 2 bends
-    by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered.
+    by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered. Raises ``ValueError`` for a
+    head under an adapter.
     """
     inner: Any = unwrapped(model)
     layer: Any = inner.get_output_embeddings()
+    if hasattr(layer, "lora_A") or hasattr(layer, "modules_to_save"):
+        raise ValueError(
+            f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
+            "give the logits; leave it out of target_modules and modules_to_save"
+        )
     config: Any = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
     factors = [
         getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")

@@ -77,9 +77,9 @@ class CopyTeacher:
     """A copy of the trained parameters: frozen, renewed every ``sync_steps`` steps, or a moving average.
 
     ``update_rate`` is the share of the student that each step mixes in: 0 never, 1 all of it (EMA as in SDPO,
-    arXiv:2601.20802: 0.05). The copy is exchanged with the model's values in place, so it works wherever the
-    parameters can be written: plain, DDP, PEFT. The student's values come back bit for bit, also after an
-    error.
+    arXiv:2601.20802: 0.05). The copy is written into the model in place, so it works wherever the parameters can
+    be written: plain, DDP, PEFT. The student's values come back bit for bit, also after an error; while the
+    weights are lent they take memory once more.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = model.weight.data.fill_(1.0)
@@ -99,7 +99,12 @@ class CopyTeacher:
         if sync_steps < 1:
             raise ValueError(f"teacher_sync_steps: {sync_steps} is not a number of steps; give 1 or more")
         self.update_rate, self.sync_steps = update_rate, sync_steps
-        self._copy = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
+        averages = 0.0 < update_rate < 1.0
+        self._copy = {
+            # In bfloat16 a small share of a small difference rounds to nothing: the average would stand still.
+            name: p.detach().float().clone() if averages else p.detach().clone()
+            for name, p in trained_parameters(model).items()
+        }
         if any(p.numel() == 0 for p in self._copy.values()):
             raise ValueError(
                 "teacher_model_kind: the parameters are partitioned away on this rank (DeepSpeed ZeRO-3), so "
@@ -108,17 +113,19 @@ class CopyTeacher:
 
     @contextmanager
     def weights(self, model: nn.Module) -> Generator[None, None, None]:
-        self._exchange(model)
+        # In place: an optimizer, a wrapper or a tied layer may hold the same tensor.
+        held = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
         try:
+            self._write(model, self._copy)
             yield
         finally:
-            self._exchange(model)
+            self._write(model, held)
 
     def update(self, model: nn.Module, step: int) -> None:
         if self.update_rate == 0.0 or step % self.sync_steps:
             return
         for name, parameter in trained_parameters(model).items():
-            self._copy[name].lerp_(parameter.detach(), self.update_rate)
+            self._copy[name].lerp_(parameter.detach().to(self._copy[name].dtype), self.update_rate)
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._copy)
@@ -128,14 +135,11 @@ class CopyTeacher:
         for name, copy in self._copy.items():
             copy.copy_(state[name])
 
+    @staticmethod
     @torch.no_grad()
-    def _exchange(self, model: nn.Module) -> None:
-        # In place: an optimizer, a wrapper or a tied layer may hold the same tensor.
+    def _write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, parameter in trained_parameters(model).items():
-            copy = self._copy[name]
-            student = parameter.detach().clone()
-            parameter.copy_(copy)
-            copy.copy_(student)
+            parameter.copy_(values[name])
 
 
 def make_teacher(
