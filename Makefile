@@ -41,7 +41,7 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 
 picture: $(VENV)/.trl ## Make the README's picture again, from runs/demo
-	$(BIN)/gear view runs/demo/records.jsonl --picture docs/credit.svg
+	$(BIN)/gear view runs/demo/records.jsonl --number 233 --number 237 --picture docs/credit.svg
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

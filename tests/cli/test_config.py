@@ -203,7 +203,7 @@ def test_bad_files_of_every_kind_are_named(tmp_path):
     with pytest.raises(InputError, match="is no saved dataset"):
         load_rows(str(tmp_path), chat=True)
     both = write(tmp_path, "both.jsonl", '{"prompt": "a", "answer": "1", "gold": "2"}')
-    with pytest.raises(InputError, match="columns.answer: .* has a column of that name already"):
+    with pytest.raises(InputError, match=r"columns.answer: .* has a column of that name already"):
         load_rows(both, columns={"answer": "gold"}, chat=True)
 
 

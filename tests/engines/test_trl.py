@@ -434,7 +434,7 @@ def test_a_plain_config_and_a_missing_method_are_named(tmp_path):
     args = GRPOConfig(**tiny.settings(tmp_path))
     with pytest.raises(Exception, match="GEARConfig"):
         GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), credit=Gear())
-    with pytest.raises(ValueError, match="credit: <class .*Gear'> is not a method; give an object such as"):
+    with pytest.raises(ValueError, match=r"credit: <class .*Gear'> is not a method; give an object such as"):
         GEARTrainer("no-such-model", tiny.vowels, None, tiny.rows(), credit=Gear)
     with pytest.raises(Exception, match="credit"):
         GEARTrainer("no-such-model", tiny.vowels, None, tiny.rows(), credit="gear")
