@@ -17,6 +17,10 @@ from gear_rl.cli.errors import InputError
 from gear_rl.cli.progress import ProgressLine, replace_printers
 
 
+OUTPUT_DIR = "runs/train"
+"""Where a run goes that does not say."""
+
+
 def quiet_libraries(console: Console) -> None:
     """Our own log in the console; of the libraries under us only what a user can act on."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -78,7 +82,7 @@ def make_trainer(config: RunConfig) -> Any:
         **machine_defaults(),
         **config.trainer,
     }
-    settings.setdefault("output_dir", "runs/train")
+    settings.setdefault("output_dir", OUTPUT_DIR)
     try:
         model, processing, extra = _model(config)
         from gear_rl.engines.trl import GEARTrainer
@@ -104,11 +108,10 @@ def make_trainer(config: RunConfig) -> Any:
 def train(config: RunConfig, console: Console) -> Any:
     """Run the training, save the model, and return the trainer."""
     resume = config.trainer.pop("resume_from_checkpoint", None)
-    trainer = make_trainer(config)
     if resume == "latest":
         from transformers.trainer_utils import get_last_checkpoint
 
-        folder = trainer.args.output_dir
+        folder = config.trainer.get("output_dir", OUTPUT_DIR)
         resume = get_last_checkpoint(folder) if os.path.isdir(folder) else None
         if resume is None:
             raise InputError(
@@ -116,6 +119,7 @@ def train(config: RunConfig, console: Console) -> Any:
             )
     elif resume is not None and not os.path.isdir(resume):
         raise InputError(f"resume_from_checkpoint: {resume} is no folder; give one, or latest")
+    trainer = make_trainer(config)
     line = ProgressLine(console)
     replace_printers(trainer, line)
     try:
