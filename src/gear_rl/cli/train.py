@@ -16,7 +16,6 @@ from gear_rl.cli.data import load_reward, load_rows
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.progress import ProgressLine, replace_printers
 
-
 OUTPUT_DIR = "runs/train"
 """Where a run goes that does not say."""
 
