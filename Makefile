@@ -33,7 +33,7 @@ test: $(VENV)/.dev ## Run every test, on two processes
 check: $(VENV)/.dev ## Lint, types and the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest tests/test_house.py
 
 format: $(VENV)/.dev ## Format the code
