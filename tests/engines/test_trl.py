@@ -277,6 +277,24 @@ def test_rendering_cannot_repeat_a_rollouts_own_prompt(tmp_path):
         GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), rollout_func=two_turns, credit=Gear())
 
 
+def test_where_nothing_was_seen_nothing_is_added(tiny_model, tmp_path):
+    """An additive method must not act on the zeros that stand for signals nobody computed."""
+
+    class Additive(Uniform):
+        needs = ("student_entropy",)
+
+        def __call__(self, advantage_B, signals):
+            credit = super().__call__(advantage_B, signals)
+            return Credit(advantage=credit.advantage + signals.mask, segment_id=credit.segment_id)
+
+    def equal(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    plain = run(tmp_path, tiny_model, reward=equal)
+    assert same(run(tmp_path, tiny_model, Additive(), reward=equal), plain)
+    assert not same(run(tmp_path, tiny_model, Additive()), run(tmp_path, tiny_model))
+
+
 def test_a_method_that_distils_is_refused(tiny_model, tmp_path):
     class Distils(Uniform):
         def __call__(self, advantage_B, signals):

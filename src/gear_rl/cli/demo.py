@@ -7,7 +7,6 @@ The real thing in small: the arena's model, TRL's trainer, held-out problems bef
 # pyright: reportMissingTypeStubs=false
 
 import json
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -66,7 +65,7 @@ def demo(
     records = out / "records.jsonl"
     records.unlink(missing_ok=True)
 
-    scratch = tempfile.mkdtemp(prefix="gear-demo-")  # TRL wants a folder; nothing of it is kept
+    scratch = tempfile.TemporaryDirectory(prefix="gear-demo-")  # TRL wants a folder; nothing of it is kept
     trainer = make_trainer(
         RunConfig(
             model="arena",
@@ -75,7 +74,7 @@ def demo(
             credit=credit,
             lora=None,
             trainer={
-                "output_dir": scratch,
+                "output_dir": scratch.name,
                 "seed": seed,
                 "max_steps": steps,
                 "learning_rate": budget.learning_rate,
@@ -139,7 +138,7 @@ def demo(
     replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     # From the first steps: later the student hardly errs, and there is less to see.
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.cleanup()
     early = [record for record in read_records(records) if record.step <= steps // 4]
     console.print(rollout_panel(choose(early or list(read_records(records)))))
     console.print(_table(summary))
