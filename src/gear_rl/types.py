@@ -155,3 +155,15 @@ class CreditAssigner(Protocol):
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         """Spread each completion's advantage over its tokens. No I/O, no global randomness, no gradient."""
         ...
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """What a method has besides, if its settings change in the course of a training.
+
+    A method has no step counter; the engine has one, and asks before each call.
+    """
+
+    def at_step(self, step: int) -> CreditAssigner:
+        """The method as it is at optimizer step ``step``, counted from 0; the method itself stays as it was."""
+        ...

@@ -41,7 +41,7 @@ def model(vocab: int, **changes: Any) -> Qwen3ForCausalLM:
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": 16,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
         "eos_token_id": 2,
         "pad_token_id": 0,

@@ -25,6 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gear_rl.cli.errors import InputError, did_you_mean
 from gear_rl.types import CreditAssigner
 
+_MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
+"""Keys of ours that may hold settings of their own."""
+
 
 class RunConfig(BaseModel):
     """What ``gear train`` needs to know beside TRL's own settings."""
@@ -33,24 +36,51 @@ class RunConfig(BaseModel):
 
     model: str = Field(description="'arena', a hub name, or a local folder.")
     dataset: str = Field(
-        description="'arena' or 'arena/TIER'; a .jsonl, .json, .parquet or .csv file; a folder; or a hub name."
+        description="'arena', 'arena/TIER' or 'arena/ledger/TIER'; a .jsonl, .json, .parquet or .csv file; a "
+        "folder; 'reasoning-gym/NAME'; or a hub name."
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")
     dataset_split: str = Field(default="train", description="Split of a hub dataset.")
-    eval_dataset: str | None = Field(default=None, description="As dataset; evaluated by TRL at eval_steps.")
+    stream: bool = Field(default=False, description="Read the dataset while training instead of before.")
+    held_out: int | float | None = Field(
+        default=None, description="Rows (or their share) kept for evaluation where there is no eval_dataset."
+    )
+    eval_dataset: str | dict[str, str] | None = Field(
+        default=None, description="As dataset; or {tier: dataset}, evaluated apart. Solved at eval_steps."
+    )
     eval_split: str = Field(default="test", description="Split of a hub eval dataset.")
     columns: dict[str, str] = Field(
         default_factory=dict, description="New name: column of the dataset, as in {prompt: question}."
     )
     chat: bool = Field(default=True, description="Wrap a plain text prompt into one user message.")
-    reward: str | list[str] = Field(
-        description="'arena', a function of trl.rewards, or package.module:object; several as a list."
+    reward: str | list[str] | None = Field(
+        default=None,
+        description="'arena', 'math', 'tool_calls', a function of trl.rewards, or package.module:object; several "
+        "as a list, with reward_weights. Not needed where the environment has get_reward.",
+    )
+    environment: str | dict[str, str] | None = Field(
+        default=None,
+        description="'arena', or package.module:Class with TRL's contract (reset, tools, get_reward); or {name: "
+        "environment}, chosen by the column `environment`.",
+    )
+    tools: list[str] = Field(
+        default_factory=list, description="Functions that the model may call, as package.module:function."
+    )
+    rollout_func: str | None = Field(
+        default=None, description="TRL's rollout_func, as package.module:function."
+    )
+    privileged: str | None = Field(
+        default=None,
+        description="package.module:function (row, rollout) -> str | None: the privileged context of a rollout.",
     )
     credit: str | dict[str, Any] = Field(
         default="gear", description="A method, or {name: METHOD, SETTING: VALUE}."
     )
     lora: dict[str, Any] | None = Field(
         None, description="Arguments of peft.LoraConfig; null trains all weights."
+    )
+    smoke_rows: list[dict[str, Any]] | None = Field(
+        default=None, description="A few raw rows for --smoke, with the dataset's own column names."
     )
     trainer: dict[str, Any] = Field(default_factory=dict, exclude=True)
     """Filled from the keys that are not ours: the fields of GEARConfig."""
@@ -83,7 +113,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
     values = {} if path is None else _read_yaml(Path(path))
     for key, value in parse_overrides(overrides):
         first = key.partition(".")[0]
-        if first != key and first in RunConfig.model_fields and first not in ("credit", "lora", "columns"):
+        if first != key and first in RunConfig.model_fields and first not in _MAPPINGS:
             raise InputError(f"--{key}: {first} has no settings of its own; write --{first} VALUE")
         _put(values, key, value)
     own = {
@@ -111,6 +141,11 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
             ) from None
         raise InputError(f"{field}: {first['input']!r} is not right: {first['msg']}") from None
     config.trainer = trainer
+    if config.environment is None and config.dataset.startswith("arena/ledger"):
+        config.environment = "arena"
+    if config.reward is None and config.environment is None:
+        hint = RunConfig.model_fields["reward"].description
+        raise InputError(f"reward: missing; give it in the file or as --reward VALUE ({hint})")
     return config
 
 

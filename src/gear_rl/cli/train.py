@@ -6,13 +6,14 @@
 import logging
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 
-from gear_rl.cli.config import RunConfig, build_method
-from gear_rl.cli.data import load_reward, load_rows
+from gear_rl.cli.config import RunConfig, build_method, import_object
+from gear_rl.cli.data import load_reward, load_rows, load_splits
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.progress import ProgressLine, replace_printers
 
@@ -60,21 +61,15 @@ def use_few_threads() -> int:
 def make_trainer(config: RunConfig) -> Any:
     """The trainer that a configuration describes; ``InputError`` for what the user can mend."""
     credit = build_method(config.credit)
-    dataset = load_rows(
-        config.dataset,
-        split=config.dataset_split,
-        config=config.dataset_config,
-        columns=config.columns,
-        chat=config.chat,
-    )
-    held_out = None
-    if config.eval_dataset is not None:
-        held_out = load_rows(
-            config.eval_dataset, split=config.eval_split, columns=config.columns, chat=config.chat
-        )
-    rewards = [
-        load_reward(name) for name in ([config.reward] if isinstance(config.reward, str) else config.reward)
-    ]
+    dataset, held_out = load_data(config)
+    names = [config.reward] if isinstance(config.reward, str) else config.reward or []
+    rewards = [load_reward(name) for name in names]
+    options: dict[str, Any] = {
+        "environment_factory": load_environment(config),
+        "tools": [_function(path, "tools") for path in config.tools] or None,
+        "rollout_func": _function(config.rollout_func, "rollout_func"),
+        "privileged": _function(config.privileged, "privileged"),
+    }
     settings: dict[str, Any] = {
         "logging_steps": 1,
         "report_to": "none",
@@ -92,13 +87,14 @@ def make_trainer(config: RunConfig) -> Any:
         args = GEARConfig(**everything)
         return GEARTrainer(
             model,
-            rewards,
+            rewards or None,
             args,
             dataset,
             eval_dataset=held_out,
             processing_class=processing,
             peft_config=_lora(config.lora),
             credit=credit,
+            **{name: value for name, value in options.items() if value is not None},
         )
     except (ValueError, ImportError, OSError) as error:
         raise InputError(str(error)) from None
@@ -134,18 +130,101 @@ def train(config: RunConfig, console: Console) -> Any:
     return trainer
 
 
+def load_data(config: RunConfig) -> tuple[Any, Any]:
+    """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
+    folder = Path(str(config.trainer.get("output_dir", OUTPUT_DIR)))
+    common: dict[str, Any] = {
+        "columns": config.columns,
+        "chat": config.chat,
+        "quarantine": folder / "quarantine.jsonl",
+    }
+    if config.eval_dataset is None:
+        return load_splits(
+            config.dataset,
+            split=config.dataset_split,
+            config=config.dataset_config,
+            stream=config.stream,
+            held_out=config.held_out,
+            **common,
+        )
+    if config.held_out is not None:
+        raise InputError("held_out: there is an eval_dataset already; leave one of them out")
+    dataset = load_rows(
+        config.dataset,
+        split=config.dataset_split,
+        config=config.dataset_config,
+        stream=config.stream,
+        **common,
+    )
+
+    def rows(name: str) -> Any:
+        # A hub name alone means the same configuration; of a local file there is one split.
+        same = config.dataset_config if name == config.dataset else None
+        return load_rows(name, split=config.eval_split, config=same, **common)
+
+    if isinstance(config.eval_dataset, str):
+        return dataset, rows(config.eval_dataset)
+    return dataset, {tier: rows(name) for tier, name in config.eval_dataset.items()}
+
+
+def load_environment(config: RunConfig) -> Any:
+    """TRL's ``environment_factory``, or None; ``arena`` means the environment of the arena's dataset."""
+    if config.environment is None:
+        return None
+    if isinstance(config.environment, dict):
+        return {name: _environment(path, config.dataset) for name, path in config.environment.items()}
+    return _environment(config.environment, config.dataset)
+
+
+def _environment(path: str, dataset: str) -> Any:
+    if path == "arena":
+        task, tier = arena_task(dataset)
+        if task != "ledger":
+            raise InputError(f"environment: 'arena' needs the dataset arena/ledger, not {dataset!r}")
+        from gear_rl.arena.ledger_env import environment
+
+        return environment(tier)
+    return _function(path, "environment")
+
+
+def arena_task(dataset: str) -> tuple[str, str]:
+    """Task and tier that an arena name means.
+
+    >>> arena_task("arena"), arena_task("arena/hard"), arena_task("arena/ledger")
+    (('chain', 'default'), ('chain', 'hard'), ('ledger', 'default'))
+    """
+    parts = dataset.split("/")[1:]
+    task = parts.pop(0) if parts and parts[0] in ("chain", "ledger") else "chain"
+    return task, (parts[0] if parts else "default")
+
+
+def _function(path: str | None, where: str) -> Any:
+    if path is None:
+        return None
+    if ":" not in path:
+        raise InputError(f"{where}: {path!r} names no object; write package.module:object")
+    found = import_object(path, where)
+    if not callable(found):
+        raise InputError(f"{where}: {path} is {type(found).__name__}, which cannot be called")
+    return found
+
+
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    if config.model != "arena":
+    if config.model not in ("arena", "arena/chain", "arena/ledger"):
         return config.model, None, {}
-    from gear_rl.arena import chain
-    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
+    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, CHECKPOINTS, load
 
     use_few_threads()
-    model, tokenizer = load()
+    task = config.model.partition("/")[2] or arena_task(config.dataset)[0]
+    model, tokenizer = load(CHECKPOINTS / task)
+    if task == "ledger":
+        from gear_rl.arena.ledger import TEMPLATE
+    else:
+        from gear_rl.arena.chain import TEMPLATE
     return (
         model,
         tokenizer,
-        {"teacher_prompt_template": chain.TEMPLATE, "chat_template_kwargs": CHAT_TEMPLATE_KWARGS},
+        {"teacher_prompt_template": TEMPLATE, "chat_template_kwargs": CHAT_TEMPLATE_KWARGS},
     )
 
 

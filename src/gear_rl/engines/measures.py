@@ -3,6 +3,8 @@
 Knows no trainer: an engine reduces the sums over its processes and logs ``finished`` of them.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -88,3 +90,23 @@ def finished(sums: dict[str, float], largest_weight: float, seconds: float) -> d
     if sums["segments"]:
         metrics["gear/segments/length"] = sums["segment_tokens"] / sums["segments"]
     return metrics
+
+
+def finite_rows(signals: TokenSignals) -> Tensor:
+    """Which rows hold no NaN or Inf on a token that counts, shape (B,)."""
+    finite = torch.ones_like(signals.mask[:, 0])
+    for name in ("student_logprob", "teacher_logprob", "student_entropy", "divergence"):
+        value: Tensor | None = getattr(signals, name)
+        if value is not None:
+            finite = finite & (value.isfinite() | ~signals.mask).all(-1)
+    return finite
+
+
+def cleaned(signals: TokenSignals, keep_B: Tensor) -> TokenSignals:
+    """The same signals with 0 in every other row, so that a NaN there reaches neither method nor loss."""
+    clean: dict[str, Tensor] = {}
+    for name in ("student_logprob", "teacher_logprob", "student_entropy", "divergence"):
+        value: Tensor | None = getattr(signals, name)
+        if value is not None:
+            clean[name] = torch.where(keep_B[:, None], value, 0.0)
+    return replace(signals, **clean)

@@ -1,6 +1,6 @@
 """From the tensors of a credit pass to the records of the viewer, the same for every engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from jaxtyping import Bool, Float, Int
@@ -27,12 +27,15 @@ def records_of(
     seen: Sequence[str],
     scored_B: Bool[Tensor, " B"],
     fallback_B: dict[str, Bool[Tensor, " B"]],
+    tools: Sequence[dict[str, int]],
+    context: Sequence[str | None],
+    ends: Collection[int],
     decode: Callable[[int], str],
 ) -> list[Record]:
     """One record per completion: its tokens without padding, and what the method read and gave.
 
     ``seen`` names the signals to keep; they are left out where nothing was scored. ``decode`` turns one token
-    id into text.
+    id into text; ``ends`` are the ids that end a turn: a completion that stops with another was cut off.
     """
     weight = weights(credit, advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
@@ -56,6 +59,9 @@ def records_of(
                 weight=_values(weight[b][kept]),
                 signals={name: _values(signals.get(name)[b][kept]) for name in seen if scored_B[b]},
                 fallback=next((name for name in FALLBACKS if fallback_B[name][b]), None),
+                context=context[b],
+                tools=tools[b],
+                truncated=len(own) > 0 and int(own[-1]) not in ends,
             )
         )
     return records

@@ -14,43 +14,44 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import safetensors.torch
 import torch
-import trl
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.engines.measures import FALLBACKS, finished, measured
+from gear_rl.engines.evaluation import success_metrics
+from gear_rl.engines.measures import FALLBACKS, cleaned, finished, finite_rows, measured
 from gear_rl.engines.recording import records_of
+from gear_rl.engines.tools import ToolGuard, control_pattern, defused
+from gear_rl.engines.trl_checks import check_sharding, gathered_head, report_contexts
 from gear_rl.engines.trl_config import GEARConfig
-from gear_rl.signals.privileged import (
-    PRIVILEGED_COLUMNS,
-    TeacherPrompt,
-    fill,
-    privileged_context,
-    render,
-    source_counts,
-    splice,
+from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
+from gear_rl.engines.trl_solve import solve
+from gear_rl.signals.contexts import PrivilegedFunction, check_sources, contrasted, skipping_first
+from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
+from gear_rl.signals.score import (
+    TEACHER_SIGNALS,
+    Completions,
+    Prompts,
+    needs_student,
+    needs_teacher,
+    score,
 )
-from gear_rl.signals.score import Completions, Prompts, left_padded, needs_student, needs_teacher, score
 from gear_rl.signals.teacher import LiveTeacher, Teacher, TeacherKind, make_teacher
-from gear_rl.types import Credit, CreditAssigner, TokenSignals
+from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals
 from gear_rl.view.records import RecordWriter
 
 logger = logging.getLogger(__name__)
 
 TEACHER_FILE = "teacher.safetensors"
 """The teacher's own weights inside a checkpoint, where it has any."""
-COUNTED_ROWS = 100_000
-"""Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
 
 
 class GEARTrainer(GRPOTrainer):
@@ -79,6 +80,7 @@ class GEARTrainer(GRPOTrainer):
         train_dataset: Any = None,
         *more: Any,
         credit: CreditAssigner,
+        privileged: PrivilegedFunction | None = None,
         **options: Any,
     ) -> None:
         if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -103,18 +105,38 @@ class GEARTrainer(GRPOTrainer):
             )
         self.credit = credit
         self.teacher: Teacher | None = None
+        self._privileged = privileged
+        self._sources = list(args.privileged_sources)
+        if privileged is not None and "function" not in self._sources:
+            self._sources.insert(0, "function")
         self._rollout_prompts: list[Any] = []
+        self._rollout_completions: list[Any] = []
         self._rows: list[dict[str, Any]] = []
+        self._batch_rewards: list[float | None] = []
+        self._feedback: list[str | None] | None = None
+        self._evaluated: list[list[float | None]] | None = None
         self._records: RecordWriter | None = None
+        check_sources(self._sources, privileged is not None)
+        environment = options.get("environment_factory")
         if needs_teacher(credit.needs) and train_dataset is not None:
-            _report_contexts(train_dataset, args.privileged_column, credit.name)
+            column, contrast = args.privileged_column, args.teacher_contrast
+            report_contexts(train_dataset, column, self._sources, environment, contrast, credit.name)
+        self._guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
+        if options.get("tools"):
+            options["tools"] = [self._guard.tool(tool) for tool in options["tools"]]
+        if isinstance(environment, dict):
+            made = cast(dict[str, Any], environment)
+            options["environment_factory"] = {k: self._guard.environment(v) for k, v in made.items()}
+        elif environment is not None:
+            options["environment_factory"] = self._guard.environment(environment)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
+        self._control = control_pattern(self._tokenizer)
         if getattr(self, "_is_vlm", False) and (needs_teacher(credit.needs) or needs_student(credit.needs)):
             raise ValueError(f"model: images cannot be scored yet, and {credit.name!r} needs {credit.needs}")
         if getattr(getattr(self.accelerator.state, "fsdp_plugin", None), "fsdp_version", 2) == 1:
             raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
         sharding = str(self.accelerator.distributed_type).rpartition(".")[2]
-        _check_sharding(args.teacher_model_kind, sharding, peft=hasattr(self.model, "peft_config"))
+        check_sharding(args.teacher_model_kind, sharding, peft=hasattr(self.model, "peft_config"))
         self.add_callback(_FollowStudent(self))
 
     # --- hooks of TRL ---------------------------------------------------------------------------------------
@@ -130,16 +152,95 @@ class GEARTrainer(GRPOTrainer):
             # TRL hands every column to the environment's reset(), whose text the student sees.
             secret = self.args.privileged_column or PRIVILEGED_COLUMNS[0]
             shown = [{name: value for name, value in row.items() if name != secret} for row in inputs]
-        self._rows = inputs
+        self._rows, self._feedback = inputs, None
+        self._guard.begin()
         output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
         if self.model.training:
             output["advantages"] = self._spread(inputs, output)
         return output
 
-    def _calculate_rewards(self, inputs: list[dict[str, Any]], *more: Any) -> Any:
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> Any:
+        # TRL renders an answer and tokenises the whole: `<|im_end|>` in it would become a real end of turn.
+        safe = [
+            {**message, "content": defused(message["content"], self._control)}
+            if isinstance(message["content"], str)
+            else message
+            for message in tool_messages
+        ]
+        return super()._get_tool_suffix_ids(safe)
+
+    def _log_completion_extra(self, column: str, values: list[Any]) -> None:
+        super()._log_completion_extra(column, values)
+        if column == "feedback":
+            self._feedback = values
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, *more: Any
+    ) -> Any:
         # A reward function may read the column that reset() must not.
         whole = [{**row, **shown} for row, shown in zip(self._rows, inputs, strict=True)]
-        return super()._calculate_rewards(whole, *more)
+        self._rollout_completions = completions
+        per_function = super()._calculate_rewards(whole, prompts, completions, *more)
+        # As TRL sums them; NaN is a reward function that abstained.
+        weighted = cast(Tensor, per_function * self.reward_weights.to(per_function.device)).nansum(1)
+        judged = ~per_function.isnan().all(1)
+        self._batch_rewards = [
+            value if judge else None for value, judge in zip(weighted.tolist(), judged.tolist(), strict=True)
+        ]
+        if self._evaluated is not None:
+            tries = cast(int, self.num_generations_eval)
+            for begin in range(0, len(self._batch_rewards), tries):
+                self._evaluated.append(self._batch_rewards[begin : begin + tries])
+        return per_function
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """TRL's evaluation, and pass@1 and pass@k (k = ``num_generations_eval``) with 95 % intervals.
+
+        ``eval_dataset={"easy": ..., "hard": ...}`` is evaluated tier by tier. With ``eval_greedy`` every problem
+        is solved once more without sampling. The random state of the training is left as it was.
+        """
+        chosen: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(chosen, dict):  # transformers comes back for each of them
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if isinstance(chosen, str):
+            chosen = cast(dict[str, Any], self.eval_dataset)[chosen]
+        self._evaluated = []
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.args.seed + self.accelerator.process_index)
+                metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            rewards, self._evaluated = self._evaluated, None
+        sized = hasattr(chosen, "__len__")
+        if sized:
+            rewards = rewards[: len(chosen)]  # several processes repeat the last problems to fill a batch
+        ours = success_metrics(rewards, self.args.success_reward, metric_key_prefix)
+        if self.args.eval_greedy and sized:
+            once = [[reward] for reward in self.solve(list(chosen), greedy=True)]
+            greedy = success_metrics(once, self.args.success_reward, metric_key_prefix)
+            ours |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
+        self.log(dict(ours))
+        return metrics | ours
+
+    def solve(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        greedy: bool = False,
+        seed: int = 0,
+        advance: Callable[[int], None] | None = None,
+    ) -> list[float | None]:
+        """The reward of one rollout per row, tools and environments included; nothing is trained or logged.
+
+        ``advance`` is called with the number of rows that each batch has finished.
+        """
+        return solve(self, rows, greedy=greedy, seed=seed, advance=advance)
+
+    def rewards_of_batch(self) -> list[float | None]:
+        """The weighted sum of the rewards of the last batch, of all processes; None where none judged."""
+        return self._batch_rewards
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -187,96 +288,83 @@ class GEARTrainer(GRPOTrainer):
         mask = (attention * output["tool_mask"] if "tool_mask" in output else attention).bool()
         completions = Completions(ids=output["completion_ids"], attention=attention, mask=mask)
         student = Prompts(ids_BP=output["prompt_ids"], attention_BP=output["prompt_mask"])
+        step = self.state.global_step
+        method = self.credit.at_step(step) if isinstance(self.credit, Scheduled) else self.credit
 
         fallback_B = {name: torch.zeros_like(advantage_B, dtype=torch.bool) for name in FALLBACKS}
         fallback_B["no_token"] = ~mask.any(-1)
-        teacher: Prompts | None = None
-        if needs_teacher(self.credit.needs):
-            contexts = [privileged_context(row, self.args.privileged_column) for row in inputs]
-            missing = [found is None for found in contexts]
-            fallback_B["no_context"] = torch.tensor(missing, device=mask.device) & mask.any(-1)
-            teacher = self._teacher_prompts(
-                ["" if found is None else found[1] for found in contexts], student
-            )
+        sources: list[str | None] = [None] * len(inputs)
+        teachers: list[Prompts] = []
+        if needs_teacher(method.needs):
+            found, wrong = contexts_of(self, inputs, completions)
+            sources = [None if pair is None else pair[0] for pair in found]
+            right = [None if pair is None else pair[1] for pair in found]
+            missing = torch.zeros_like(fallback_B["no_token"])
+            for texts in (right,) if wrong is None else (right, wrong):
+                missing |= torch.tensor([text is None for text in texts], device=mask.device)
+                teachers.append(teacher_prompts(self, [text or "" for text in texts], student))
+            fallback_B["no_context"] = missing & mask.any(-1)
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
-        scored_B = mask.any(-1) & ~fallback_B["no_context"] & (advantage_B != 0) & bool(self.credit.needs)
-        signals = self._signals(completions, student, teacher, scored_B)
-        fallback_B["non_finite"] = scored_B & ~_finite(signals)
-        credit = self.credit(advantage_B, _cleaned(signals, ~fallback_B["non_finite"]))
+        scored_B = mask.any(-1) & ~fallback_B["no_context"] & (advantage_B != 0) & bool(method.needs)
+        signals = self._signals(method, completions, student, teachers, scored_B)
+        fallback_B["non_finite"] = scored_B & ~finite_rows(signals)
+        credit = method(advantage_B, cleaned(signals, ~fallback_B["non_finite"]))
         # A method of the user's may itself divide by zero.
         fallback_B["non_finite"] = fallback_B["non_finite"] | ~credit.advantage.isfinite().all(-1)
         if credit.distill_weight is not None:
-            raise ValueError(f"credit: {self.credit.name!r} also distils, which this engine cannot do yet")
+            raise ValueError(f"credit: {method.name!r} also distils, which this engine cannot do yet")
         falls = torch.stack(list(fallback_B.values())).any(0)
-        if self.credit.needs:
+        if method.needs:
             falls = falls | (advantage_B == 0)  # nothing was seen there, so nothing may be added either
         if falls.any():
             credit = credit.falling_back(falls, advantage_B, mask)
-            signals = _cleaned(signals, ~fallback_B["non_finite"])
+            signals = cleaned(signals, ~fallback_B["non_finite"])
 
+        tools = tool_report(self, completions)
         self._log_credit(credit, signals, advantage_B, scored_B, fallback_B, time.perf_counter() - begin)
+        log_tools(self, tools, sources)
         if self.args.record_file is not None:
-            self._record(output, credit, signals, scored_B, fallback_B)
+            self._record(output, credit, signals, scored_B, fallback_B, tools, sources)
         if torch.equal(credit.advantage, torch.where(mask, advantage_B[:, None], 0.0)):
             return advantage_B
         return credit.advantage
 
-    def _teacher_prompts(self, contexts: Sequence[str], student: Prompts) -> Prompts:
-        """What the teacher is shown, one prompt per row; a row without context is shown the student's."""
-        template = self.args.template
-        if self.args.teacher_prompt == "splice":
-            tokenizer: Any = self._tokenizer
-            own = [
-                ids[kept.bool()].tolist()
-                for ids, kept in zip(student.ids_BP, student.attention_BP, strict=True)
-            ]
-            hints = [fill(template, privileged_context=context) if context else "" for context in contexts]
-            hint_ids = [
-                # The context may hold control tokens of the chat; as part of a hint they are plain text.
-                tokenizer(hint, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-                if hint
-                else []
-                for hint in hints
-            ]
-            prompts = [splice(hint, ids) for hint, ids in zip(hint_ids, own, strict=True)]
-        else:
-            shown = [
-                render(prompt, context, template) if context else prompt
-                for prompt, context in zip(self._rollout_prompts, contexts, strict=True)
-            ]
-            student_kwargs = self.chat_template_kwargs
-            try:
-                if self.args.teacher_chat_template_kwargs is not None:
-                    self.chat_template_kwargs = cast(dict[str, Any], self.args.teacher_chat_template_kwargs)
-                prompts = [TeacherPrompt(tuple(ids)) for ids in self._tokenize_prompts(shown)[0]]
-            finally:
-                self.chat_template_kwargs = student_kwargs
-        return left_padded(
-            prompts, pad_id=cast(int, self._tokenizer.pad_token_id), device=student.ids_BP.device
-        )
-
     def _signals(
-        self, completions: Completions, student: Prompts, teacher: Prompts | None, scored_B: Tensor
+        self,
+        method: CreditAssigner,
+        completions: Completions,
+        student: Prompts,
+        teachers: Sequence[Prompts],
+        scored_B: Tensor,
     ) -> TokenSignals:
+        """What the method needs; ``teachers`` holds the teacher's prompts, and the wrong ones for a contrast."""
+        needs, skip = tuple(method.needs), self.args.teacher_skip_first_tokens
+        if "teacher_logprob" in needs and "student_logprob" not in needs and (skip or len(teachers) > 1):
+            needs = (*needs, "student_logprob")  # what a log-ratio of 0 is measured from
         rows = self.args.credit_batch_size or self.args.per_device_train_batch_size
         batches = torch.tensor(-(-int(scored_B.sum()) // rows), device=scored_B.device)
         # Sharded models need every process in every forward; processes may have different numbers of rows.
         most = int(cast(Tensor, self.accelerator.gather(batches)).max())
         lender = self._ready_teacher()
-        signals = score(
-            self.model,
-            completions,
-            student,
-            teacher,
-            needs=self.credit.needs,
-            temperature=self.temperature,
-            teacher_weights=None if isinstance(lender, LiveTeacher) else lender.weights,
-            head_context=_gathered_head,
-            row_B=scored_B,
-            batch_size=rows,
-            num_batches=most,
-        )
-        if "group_B" in self.credit.needs:
+        passes = [
+            score(
+                self.model,
+                completions,
+                student,
+                teacher,
+                needs=needs if i == 0 else [name for name in needs if name in TEACHER_SIGNALS],
+                temperature=self.temperature,
+                teacher_weights=None if isinstance(lender, LiveTeacher) else lender.weights,
+                head_context=gathered_head,
+                row_B=scored_B,
+                batch_size=rows,
+                num_batches=most,
+            )
+            for i, teacher in enumerate(teachers or [None])
+        ]
+        signals = passes[0] if len(passes) == 1 else contrasted(*passes)
+        signals = skipping_first(signals, skip)
+        if "group_B" in needs:
             first = self.accelerator.process_index * len(scored_B)
             place = torch.arange(first, first + len(scored_B), device=scored_B.device)
             signals = replace(signals, group_B=place // self.num_generations)
@@ -311,6 +399,8 @@ class GEARTrainer(GRPOTrainer):
         signals: TokenSignals,
         scored_B: Tensor,
         fallback_B: dict[str, Tensor],
+        tools: list[dict[str, int]],
+        sources: list[str | None],
     ) -> None:
         tokenizer: Any = self._tokenizer
         first = self.accelerator.process_index * len(scored_B)
@@ -320,7 +410,7 @@ class GEARTrainer(GRPOTrainer):
             method=self.credit.name,
             group=[(first + b) // self.num_generations for b in range(len(scored_B))],
             prompt=[tokenizer.decode(ids[kept]) for ids, kept in prompts],
-            reward=self._rewards(first, len(scored_B)),
+            reward=self._batch_rewards[first : first + len(scored_B)],
             advantage_B=output["advantages"],
             ids=output["completion_ids"],
             attention=output["completion_mask"].bool() | signals.mask,
@@ -329,6 +419,9 @@ class GEARTrainer(GRPOTrainer):
             seen=[name for name in self.credit.needs if name != "group_B"],
             scored_B=scored_B,
             fallback_B=fallback_B,
+            tools=tools,
+            context=sources,
+            ends=cast(list[int], self.eos_token_ids),
             decode=lambda token: tokenizer.decode([token]),
         )
         everywhere = gather_object(local)
@@ -339,17 +432,6 @@ class GEARTrainer(GRPOTrainer):
                     self.args.record_file or "", size, resume_step=self.state.global_step
                 )
             self._records.write(everywhere)
-
-    def _rewards(self, first: int, count: int) -> list[float | None]:
-        """The weighted sum of the rewards, as TRL forms it; None where every reward function abstained."""
-        columns = [list(self._logs["rewards"][name]) for name in self.reward_func_names]
-        world = count * self.accelerator.num_processes
-        rewards: list[float | None] = []
-        for row in range(first, first + count):
-            values = [column[len(column) - world + row] for column in columns]
-            parts = [w * v for w, v in zip(self.reward_weights.tolist(), values, strict=True) if v == v]
-            rewards.append(sum(parts) if parts else None)
-        return rewards
 
 
 class _FollowStudent(TrainerCallback):
@@ -364,82 +446,3 @@ class _FollowStudent(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.teacher is not None:
             self.trainer.teacher.update(self.trainer.model, state.global_step)
-
-
-def _check_sharding(kind: str, sharding: str, peft: bool) -> None:
-    """Refuse a teacher that would keep a copy of weights of which this process holds a part only.
-
-    >>> _check_sharding("ema", "MULTI_GPU", peft=False)
-    >>> _check_sharding("base", "FSDP", peft=True)
-    >>> _check_sharding("ema", "FSDP", peft=False)
-    Traceback (most recent call last):
-    ValueError: teacher_model_kind: 'ema' keeps a copy of the weights, which was never run under FSDP; use
-    'live', or 'base' with a PEFT adapter
-    """
-    copies = kind not in ("live", "base") or (kind == "base" and not peft)
-    if copies and sharding in ("FSDP", "DEEPSPEED"):
-        raise ValueError(
-            f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
-            "use 'live', or 'base' with a PEFT adapter"
-        )
-
-
-def _report_contexts(dataset: Any, column: str | None, method: str) -> None:
-    """Log where the privileged contexts come from; ``ValueError`` if there are none at all."""
-    names: list[str] | None = getattr(dataset, "column_names", None)
-    if names is None:
-        return  # a stream that does not say its columns: each batch counts its own fallbacks
-    wanted = (column,) if column is not None else (*PRIVILEGED_COLUMNS, "reward_model")
-    present = [name for name in wanted if name in names]
-    choice = f"{column!r}" if column is not None else f"any of {', '.join(PRIVILEGED_COLUMNS)}"
-    if not present:
-        raise ValueError(
-            f"train_dataset: method {method!r} compares the student with a teacher that sees the ground truth, "
-            f"but the columns are {', '.join(names)}, without {choice}; add one, name it with "
-            "privileged_column, or use credit 'uniform'"
-        )
-    if not hasattr(dataset, "__len__"):
-        return
-    looked_at = min(len(dataset), COUNTED_ROWS)
-    counts = source_counts(list(dataset.select_columns(present).select(range(looked_at))), column)
-    without = counts.pop("none", 0)
-    if not counts:
-        raise ValueError(
-            f"train_dataset: all {without} rows of {', '.join(present)} are empty, so the teacher would see "
-            "nothing; fill the column or use credit 'uniform'"
-        )
-    sources = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
-    logger.info("privileged context: %s%s", sources, "" if looked_at == len(dataset) else " (of the first)")
-    if without:
-        logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)
-
-
-def _finite(signals: TokenSignals) -> Tensor:
-    """Which rows hold no NaN or Inf on a token that counts, shape (B,)."""
-    finite = torch.ones_like(signals.mask[:, 0])
-    for name in ("student_logprob", "teacher_logprob", "student_entropy", "divergence"):
-        value: Tensor | None = getattr(signals, name)
-        if value is not None:
-            finite = finite & (value.isfinite() | ~signals.mask).all(-1)
-    return finite
-
-
-def _cleaned(signals: TokenSignals, keep_B: Tensor) -> TokenSignals:
-    """The same signals with 0 in every other row, so that a NaN there reaches neither method nor loss."""
-    clean: dict[str, Tensor] = {}
-    for name in ("student_logprob", "teacher_logprob", "student_entropy", "divergence"):
-        value: Tensor | None = getattr(signals, name)
-        if value is not None:
-            clean[name] = torch.where(keep_B[:, None], value, 0.0)
-    return replace(signals, **cast(Mapping[str, Any], clean))
-
-
-def _gathered_head(model: nn.Module) -> AbstractContextManager[Any]:
-    """Under DeepSpeed ZeRO-3 the head's weights are only whole inside TRL's gathering context."""
-    gather: Callable[..., AbstractContextManager[Any]] | None = getattr(
-        trl.trainer.utils, "maybe_gather_lm_head_ctx", None
-    )
-    layer: Any = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if gather is None or layer is None:
-        return nullcontext()
-    return gather(*(p for p in (layer.weight, getattr(layer, "bias", None)) if p is not None))

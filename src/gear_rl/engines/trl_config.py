@@ -14,6 +14,7 @@ from typing import Any, get_args
 import trl
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
+from gear_rl.signals.contexts import check_sources
 from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
 from gear_rl.signals.teacher import TeacherKind
 
@@ -28,6 +29,8 @@ _HOOKS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("model", "inputs"),
     "_save_checkpoint": ("model", "trial"),
     "_load_optimizer_and_scheduler": ("checkpoint",),
+    "_calculate_rewards": ("inputs", "prompts", "completions"),
+    "_get_tool_suffix_ids": ("tool_messages",),
 }
 
 
@@ -106,6 +109,43 @@ class GEARConfig(GRPOConfig):
             "answer, ground_truth in each row."
         },
     )
+    privileged_sources: list[str] = field(
+        default_factory=lambda: ["environment", "row"],
+        metadata={
+            "help": "Where the privileged context comes from, tried in order for each rollout: 'environment' "
+            "(its privileged_context()), 'row' (a dataset column), 'sibling' (a successful rollout of the same "
+            "group), 'feedback' (what a reward function logged as \"feedback\", else the tools' answers), "
+            "'function'."
+        },
+    )
+    success_reward: float = field(
+        default=1.0,
+        metadata={"help": "Reward from which a rollout counts as a success (siblings, feedback, pass@k)."},
+    )
+    teacher_contrast: str | None = field(
+        default=None,
+        metadata={
+            "help": "A wrong context whose signals are subtracted, so that the style of a hint cancels: "
+            "'sibling' (a rollout of the group that failed), 'shuffled' (another group's context) or a dataset "
+            "column; None for none. Costs another pass."
+        },
+    )
+    teacher_skip_first_tokens: int = field(
+        default=0,
+        metadata={
+            "help": "Tokens at the start of every turn where the teacher is taken to agree: a thinking block "
+            "that opens differently is no credit."
+        },
+    )
+    tool_time_limit: float | None = field(
+        default=30.0, metadata={"help": "Seconds after which a tool call is interrupted; None for no limit."}
+    )
+    tool_max_chars: int | None = field(
+        default=20_000, metadata={"help": "Characters after which a tool's answer is cut; None for no limit."}
+    )
+    eval_greedy: bool = field(
+        default=True, metadata={"help": "Solve each evaluation problem once more without sampling."}
+    )
     credit_batch_size: int | None = field(
         default=None,
         metadata={
@@ -143,6 +183,13 @@ class GEARConfig(GRPOConfig):
                 "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "
                 "it to False or install trl>=1.16"
             )
+        check_sources([name for name in self.privileged_sources if name != "function"] or ["row"])
+        if self.teacher_skip_first_tokens < 0:
+            raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
+        if self.tool_time_limit is not None and self.tool_time_limit <= 0:
+            raise ValueError(f"tool_time_limit: {self.tool_time_limit}; give seconds, or None for no limit")
+        if self.tool_max_chars is not None and self.tool_max_chars < 1:
+            raise ValueError(f"tool_max_chars: {self.tool_max_chars}; give 1 or more, or None for no limit")
         if not 0.0 <= self.teacher_update_rate <= 1.0:
             raise ValueError(f"teacher_update_rate: {self.teacher_update_rate} is not a share; give 0 to 1")
         if self.teacher_sync_steps < 1:

@@ -49,6 +49,12 @@ class Record:
     """What the forward passes saw, in nats; empty where no pass was run (zero advantage)."""
     fallback: str | None = None
     """Why the completion kept its GRPO advantage: ``no_context``, ``non_finite`` or ``no_token``; else None."""
+    context: str | None = None
+    """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
+    tools: dict[str, int] = field(default_factory=dict[str, int])
+    """Tool calls that the completion made (``calls``), and how many failed of which kind."""
+    truncated: bool = False
+    """True if the completion was cut off before it ended."""
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -59,13 +65,13 @@ class Record:
         ...     segment=[0], reward=1.0, advantage=0.5, credit=[0.5], weight=[1 / 3],
         ... )
         >>> record.to_json()[98:]
-        '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"format":1}'
+        '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"context":null,"tools":{},"truncated":false,"format":1}'
         """
         return json.dumps(_compact(asdict(self)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 _FIELDS = {f.name for f in fields(Record)}
-_REQUIRED = _FIELDS - {"signals", "fallback"}
+_REQUIRED = _FIELDS - {"signals", "fallback", "context", "tools", "truncated"}
 
 
 def read_records(path: str | Path) -> Iterator[Record]:

@@ -1,0 +1,112 @@
+"""What the TRL engine refuses before anything is loaded, and how it reaches sharded weights."""
+
+# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import trl
+from torch import nn
+
+from gear_rl.engines.tools import has_secret
+from gear_rl.signals.contexts import CONTRASTS
+from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, source_counts
+
+logger = logging.getLogger(__name__)
+
+COUNTED_ROWS = 100_000
+"""Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
+
+
+def check_sharding(kind: str, sharding: str, peft: bool) -> None:
+    """Refuse a teacher that would keep a copy of weights of which this process holds a part only.
+
+    >>> check_sharding("ema", "MULTI_GPU", peft=False)
+    >>> check_sharding("base", "FSDP", peft=True)
+    >>> check_sharding("ema", "FSDP", peft=False)
+    Traceback (most recent call last):
+    ValueError: teacher_model_kind: 'ema' keeps a copy of the weights, which was never run under FSDP; use
+    'live', or 'base' with a PEFT adapter
+    """
+    copies = kind not in ("live", "base") or (kind == "base" and not peft)
+    if copies and sharding in ("FSDP", "DEEPSPEED"):
+        raise ValueError(
+            f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
+            "use 'live', or 'base' with a PEFT adapter"
+        )
+
+
+def report_contexts(
+    dataset: Any,
+    column: str | None,
+    sources: Sequence[str],
+    environment: Any,
+    contrast: str | None,
+    method: str,
+) -> None:
+    """Log where the privileged contexts will come from; ``ValueError`` if there can be none at all."""
+    names: list[str] | None = getattr(dataset, "column_names", None)
+    if names is None:
+        return  # a stream that does not say its columns: each batch counts its own fallbacks
+    if contrast is not None and contrast not in CONTRASTS and contrast not in names:
+        raise ValueError(
+            f"teacher_contrast: {contrast!r} is neither {' nor '.join(map(repr, CONTRASTS))} nor a column; the "
+            f"columns are {', '.join(names)}"
+        )
+    factories = list(environment.values()) if isinstance(environment, dict) else [environment]
+    # A factory that is no class cannot be asked before it is called; it may well have something to tell.
+    tells = any(
+        factory is not None and (not isinstance(factory, type) or has_secret(factory))
+        for factory in factories
+    )
+    others = [name for name in sources if name != "row" and (name != "environment" or tells)]
+    if others:
+        logger.info(
+            "privileged context: %s%s", ", ".join(others), ", then the row" if "row" in sources else ""
+        )
+    if "row" not in sources:
+        if not others:
+            raise ValueError(
+                f"privileged_sources: {', '.join(sources)} gives method {method!r} no privileged context, since "
+                "no environment has privileged_context(); add a source, or use credit 'uniform'"
+            )
+        return
+    wanted = (column,) if column is not None else (*PRIVILEGED_COLUMNS, "reward_model")
+    present = [name for name in wanted if name in names]
+    choice = f"{column!r}" if column is not None else f"any of {', '.join(PRIVILEGED_COLUMNS)}"
+    if not present and not others:
+        raise ValueError(
+            f"train_dataset: method {method!r} compares the student with a teacher that sees the ground truth, "
+            f"but the columns are {', '.join(names)}, without {choice}; add one, name it with "
+            "privileged_column, take another of privileged_sources, or use credit 'uniform'"
+        )
+    if not present or not hasattr(dataset, "__len__"):
+        return
+    looked_at = min(len(dataset), COUNTED_ROWS)
+    counts = source_counts(list(dataset.select_columns(present).select(range(looked_at))), column)
+    without = counts.pop("none", 0)
+    if not counts and not others:
+        raise ValueError(
+            f"train_dataset: all {without} rows of {', '.join(present)} are empty, so the teacher would see "
+            "nothing; fill the column or use credit 'uniform'"
+        )
+    found = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
+    if found:
+        logger.info("privileged context: %s%s", found, "" if looked_at == len(dataset) else " (of the first)")
+    if without and not others:
+        logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)
+
+
+def gathered_head(model: nn.Module) -> AbstractContextManager[Any]:
+    """Under DeepSpeed ZeRO-3 the head's weights are only whole inside TRL's gathering context."""
+    gather: Callable[..., AbstractContextManager[Any]] | None = getattr(
+        trl.trainer.utils, "maybe_gather_lm_head_ctx", None
+    )
+    layer: Any = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if gather is None or layer is None:
+        return nullcontext()
+    return gather(*(p for p in (layer.weight, getattr(layer, "bias", None)) if p is not None))

@@ -1,0 +1,79 @@
+"""Rollouts of held-out problems through TRL's own loop; the training around them does not notice."""
+
+# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+import copy
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def solve(
+    trainer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    greedy: bool = False,
+    seed: int = 0,
+    advance: Callable[[int], None] | None = None,
+) -> list[float | None]:
+    """The reward of one rollout per row, in order; the same on every process, which share the work.
+
+    Sampled at the trainer's temperature, or greedy. The random state of the training is left as it was, and so
+    are its metrics. ``advance`` is told the number of rows done after each batch.
+    """
+    found: list[float | None] = []
+    size, world, rank = (
+        int(trainer.args.per_device_eval_batch_size),
+        int(trainer.accelerator.num_processes),
+        int(trainer.accelerator.process_index),
+    )
+    with _solving(trainer, greedy, seed):
+        for first in range(0, len(rows), size * world):
+            block = [dict(row) for row in rows[first : first + size * world]]
+            share = -(-len(block) // world)
+            # Every process takes part in every gathering, so the last ones repeat a row that is dropped again.
+            own = block[rank * share : (rank + 1) * share]
+            own += [block[-1]] * (share - len(own))
+            trainer._generate_and_score_completions(own)
+            found += trainer.rewards_of_batch()[: len(block)]
+            if advance is not None:
+                advance(len(block))
+    return found
+
+
+@contextmanager
+def _solving(trainer: Any, greedy: bool, seed: int) -> Generator[None]:
+    model = trainer.model
+    was_training = model.training
+    kept = {
+        name: copy.deepcopy(getattr(trainer, name))
+        for name in ("_logs", "_metrics", "generation_config", "generation_kwargs")
+        if hasattr(trainer, name)
+    }
+    environments, tries = getattr(trainer, "environments", None), trainer.num_generations_eval
+    engine = getattr(trainer, "vllm_generation", None)
+    temperature = getattr(engine, "temperature", None)
+    trainer.num_generations_eval = 1
+    if greedy:
+        if engine is not None:
+            engine.temperature = 0.0
+        else:
+            trainer.generation_config.do_sample = False
+            trainer.generation_kwargs["do_sample"] = False
+    model.eval()
+    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(seed + 1000 * int(trainer.accelerator.process_index))
+            yield
+    finally:
+        model.train(was_training)
+        for name, value in kept.items():
+            setattr(trainer, name, value)
+        trainer.environments, trainer.num_generations_eval = environments, tries
+        if engine is not None:
+            engine.temperature = temperature

@@ -1,0 +1,320 @@
+"""Multi-turn rollouts through TRL's own tool loop: masks, ids, turns, and tools that misbehave."""
+
+import pytest
+import torch
+
+from engines import tiny
+from engines.scripted import END, Desk, Seen, call, scripted, unpadded
+from gear_rl import Gear, Uniform
+from gear_rl.view.records import read_records
+
+LOOK = call("look", '{"place": "a"}')
+THREE_TURNS = [LOOK, call("fail"), f"done{END}"]
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """A tiny model that is loaded once; the scripts decide what it says."""
+    return tiny.save(tmp_path_factory.mktemp("roomy"))
+
+
+def run(folder, model, scripts, monkeypatch=None, credit=None, rows=None, **changes):
+    settings = tiny.settings(
+        folder,
+        record_file=str(folder / "records.jsonl"),
+        max_completion_length=600,
+        max_steps=1,
+        num_generations=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
+    )
+    seen = None if monkeypatch is None else Seen(monkeypatch)
+    options = {"environment_factory": changes.pop("environment_factory", Desk)}
+    if "privileged" in changes:
+        options["privileged"] = changes.pop("privileged")
+    trainer = scripted(
+        model,
+        (rows or tiny.rows()).remove_columns(["privileged_context", "answer"]) if rows is None else rows,
+        settings | changes,
+        scripts,
+        credit=credit or Gear(onset_floor_nats=0.0),
+        **options,
+    )
+    trainer.train()
+    return trainer, list(read_records(folder / "records.jsonl")), seen
+
+
+def suffix(tokenizer, text):
+    """The ids between a turn's end and the next turn, spelled out from Qwen3's format."""
+    middle = (
+        f"\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    return tokenizer(middle, add_special_tokens=False)["input_ids"]
+
+
+def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(roomy, tmp_path, monkeypatch):
+    cut = ["look and look and look"]  # no call and no end: the sampler stopped
+    scripts = [THREE_TURNS, [LOOK, "I saw"], cut, [f"done{END}"]]
+    trainer, records, seen = run(tmp_path, roomy, scripts, monkeypatch)
+    tokenizer = trainer.processing_class
+    ids = {text: tokenizer(text)["input_ids"] for script in scripts for text in script}
+    saw = suffix(tokenizer, "saw a")
+    error = suffix(tokenizer, str({"error": "'no such drawer'"}))
+    wanted = [
+        [(ids[LOOK], 0), (saw, -1), (ids[THREE_TURNS[1]], 1), (error, -1), (ids[THREE_TURNS[2]], 2)],
+        [(ids[LOOK], 0), (saw, -1), (ids["I saw"], 1)],
+        [(ids[cut[0]], 0)],
+        [(ids[f"done{END}"], 0)],
+    ]
+    for record, parts in zip(records, wanted, strict=True):
+        assert "".join(record.tokens) == tokenizer.decode([token for part, _ in parts for token in part])
+        assert record.ids == [token for part, _ in parts for token in part]
+        assert record.turn == [turn for part, turn in parts for _ in part]
+        assert record.mask == [int(turn >= 0) for part, turn in parts for _ in part]
+        outside = [t for t, trained in enumerate(record.mask) if not trained]
+        assert [record.credit[t] for t in outside] == [0.0] * len(outside)
+        assert [record.segment[t] for t in outside] == [-1] * len(outside)
+        turn_of = {}
+        for segment, turn in zip(record.segment, record.turn, strict=True):
+            assert segment == -1 or turn_of.setdefault(segment, turn) == turn, "a segment crossed a turn"
+        assert record.advantage != 0.0
+        assert sum(record.weight) == pytest.approx(sum(record.mask), rel=1e-4)
+    assert [record.truncated for record in records] == [False, True, True, False]
+    assert [record.tools for record in records] == [{"calls": 2, "raised": 1}, {"calls": 1}, {}, {}]
+    assert [record.context for record in records] == ["environment"] * 4
+    # The student and the teacher are scored on these very ids, tool answers included; only the prompt differs.
+    [(completions, student, teacher)] = seen.calls
+    assert unpadded(completions.ids, completions.attention) == [record.ids for record in records]
+    assert unpadded(student.ids_BP, student.attention_BP) == trainer.first_prompts
+    for one, other in zip(
+        unpadded(student.ids_BP, student.attention_BP),
+        unpadded(teacher.ids_BP, teacher.attention_BP),
+        strict=True,
+    ):
+        shown, told = tokenizer.decode(one), tokenizer.decode(other)
+        assert "look in the drawer" in told
+        assert "look in the drawer" not in shown
+        # In the first user turn, behind the same tools: every later turn is shifted equally.
+        assert told.split("<|im_start|>user")[0] == shown.split("<|im_start|>user")[0]
+        assert told.count("<|im_start|>") == shown.count("<|im_start|>")
+        assert "privileged_context" not in shown, "the secret's method is no tool"
+
+
+def test_the_ids_of_the_loss_are_the_ids_of_the_sampler(roomy, tmp_path):
+    """No retokenisation drift: prompt, sampled turns and tool answers reach the loss id for id."""
+    batches = []
+    scripts = [THREE_TURNS, [LOOK, f"a  b\n\n c{END}"], [f"\u00e9\u4e2d {END}"], ["12 3  4 5"]]
+    settings = tiny.settings(
+        tmp_path, max_completion_length=600, max_steps=1, gradient_accumulation_steps=1, shuffle_dataset=False
+    )
+    trainer = scripted(roomy, tiny.rows(), settings, scripts, credit=Gear())
+    loss = trainer._compute_loss
+
+    def watched(model, inputs):
+        batches.append(inputs)
+        return loss(model, inputs)
+
+    trainer._compute_loss = watched
+    trainer.train()
+    [inputs] = batches
+    attention, sampled = inputs["completion_mask"], inputs["tool_mask"] * inputs["completion_mask"]
+    rows = unpadded(inputs["completion_ids"], attention)
+    ours = unpadded(inputs["completion_ids"], sampled)
+    # TRL shuffles the rows of a batch before the loss.
+    everything = [[token for turn in turns for token in turn] for turns in trainer.sampled]
+    assert sorted(ours) == sorted(everything)
+    whole = [past[len(p) :] for past, p in zip(trainer.histories, trainer.first_prompts, strict=True)]
+    assert sorted(rows) == sorted(whole)
+    assert sorted(unpadded(inputs["prompt_ids"], inputs["prompt_mask"])) == sorted(trainer.first_prompts)
+
+
+HOSTILE = {
+    "raises": (call("fail"), {"calls": 1, "raised": 1}, "no such drawer"),
+    "hangs": (call("hang"), {"calls": 1, "timeout": 1}, "more than 0.2 seconds"),
+    "floods": (call("flood"), {"calls": 1, "cut": 1}, "[cut: 999900 more characters]"),
+    "leaves": (call("leave"), {"calls": 1, "raised": 1}, "3"),
+    "wrong type": (call("look", '{"place": "a", "times": "x"}'), {"calls": 1, "arguments": 1}, "times"),
+    "list for a text": (call("look", '{"place": ["a"]}'), {"calls": 1, "arguments": 1}, "place"),
+    "missing": (call("look"), {"calls": 1, "arguments": 1}, "missing"),
+    "surplus": (call("look", '{"place": "a", "x": 1}'), {"calls": 1, "arguments": 1}, "unexpected"),
+    "unknown": (call("privileged_context"), {"calls": 1, "unknown": 1}, "not found"),
+    "reset": (call("reset", '{"seed": 1}'), {"calls": 1, "unknown": 1}, "not found"),
+    "no object": (call("look", '"a"'), {"calls": 1, "arguments": 1}, "mapping"),
+    "bad json": (f'<tool_call>\n{{"name": "look", </tool_call>{END}', {"malformed": 1}, None),
+    "unclosed": (f'<tool_call>\n{{"name": "look", "arguments": {{}}}}{END}', {"malformed": 1}, None),
+    "smuggles": (call("smuggle"), {"calls": 1, "control": 1}, "< |im_end|>"),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path, how):
+    first, counts, answer = HOSTILE[how]
+    scripts = [[first, f"done{END}"], [LOOK, f"done {END}"], [LOOK, f"done.{END}"], [f"no{END}"]]
+    trainer, records, _ = run(
+        tmp_path, roomy, scripts, tool_time_limit=0.2, tool_max_chars=100, max_completion_length=900
+    )
+    record = records[0]
+    assert record.tools == counts
+    text = "".join(record.tokens)
+    if answer is not None:
+        assert answer in text
+        assert record.turn[-1] == 1, "the rollout went on"
+        told = "".join(
+            token for token, trained in zip(record.tokens, record.mask, strict=True) if not trained
+        )
+        assert len(told) < 400
+    tokenizer = trainer.processing_class
+    for each in records:
+        # One turn of the tool's and one of the model's are opened per answer, whatever the answer says.
+        answers = text.count("\n<tool_response>\n") if each is record else each.tools.get("calls", 0)
+        opens = tokenizer.convert_tokens_to_ids("<|im_start|>")
+        assert each.ids.count(opens) == 2 * answers
+        assert each.ids.count(tokenizer.convert_tokens_to_ids("</tool_response>")) == answers
+    [entry] = [e for e in trainer.state.log_history if "gear/tools/raised" in e]
+    for kind, count in counts.items():
+        if kind != "calls":
+            assert entry[f"gear/tools/{kind}"] == count
+
+
+def test_tools_without_an_environment_are_guarded_too(roomy, tmp_path):
+    def divide(a: int, b: int) -> float:
+        """Divide.
+
+        Args:
+            a: Dividend.
+            b: Divisor.
+        """
+        return a / b
+
+    scripts = [
+        [call("divide", '{"a": 1, "b": 0}'), f"done{END}"],
+        [call("divide", '{"a": "4", "b": 2}'), f"done{END}"],
+        [call("divide", '{"a": 4.5, "b": 2}'), f"done{END}"],
+        [f"no{END}"],
+    ]
+    settings = tiny.settings(
+        tmp_path,
+        record_file=str(tmp_path / "records.jsonl"),
+        max_completion_length=600,
+        max_steps=1,
+        gradient_accumulation_steps=1,
+    )
+    trainer = scripted(
+        roomy,
+        tiny.rows(),
+        settings,
+        scripts,
+        credit=Uniform(),
+        environment_factory=None,
+        tools=[divide],
+        reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
+    )
+    trainer.train()
+    records = list(read_records(tmp_path / "records.jsonl"))
+    assert [record.tools for record in records] == [
+        {"calls": 1, "raised": 1},
+        {"calls": 1},
+        {"calls": 1, "arguments": 1},
+        {},
+    ]
+    assert "2.0" in "".join(records[1].tokens), "a number as text is a number"
+
+
+def test_a_secret_that_cannot_be_told_falls_back(roomy, tmp_path, caplog):
+    class Broken(Desk):
+        def privileged_context(self) -> str:
+            raise LookupError("lost")
+
+    scripts = [[LOOK, f"done{END}"], [f"done{END}"], [f"no{END}"], [f"so{END}"]]
+    with caplog.at_level("WARNING", logger="gear_rl"):
+        _, records, _ = run(tmp_path, roomy, scripts, environment_factory=Broken)
+    assert [record.fallback for record in records] == ["no_context"] * 4
+    assert all({w for w, m in zip(r.weight, r.mask, strict=True) if m} == {1.0} for r in records)
+    assert "lost" in caplog.text
+
+
+@pytest.mark.parametrize("source", ["sibling", "feedback", "function"])
+def test_where_there_is_no_ground_truth(roomy, tmp_path, source, monkeypatch):
+    """One success in four rollouts: who is told what, who keeps weight 1."""
+    scripts = [[LOOK, f"first{END}"], [f"second{END}"], [call("fail"), f"third{END}"], [f"fourth{END}"]]
+    changes = {"privileged_sources": [source]}
+    if source == "function":
+        changes["privileged"] = lambda row, rollout: (
+            f"{rollout.text[:6]} {rollout.reward}" if rollout.reward == 0.0 else None
+        )
+        changes["privileged_sources"] = ["row"]
+    trainer, records, seen = run(tmp_path, roomy, scripts, monkeypatch, **changes)
+    [(_, _, teacher)] = seen.calls
+    told = [trainer.processing_class.decode(ids) for ids in unpadded(teacher.ids_BP, teacher.attention_BP)]
+    wanted = {
+        "sibling": [None, '"look"', '"look"', '"look"'],
+        "feedback": [None, None, "no such drawer", None],
+        "function": [None, "second 0.0", '{"name 0.0', "fourth 0.0"],
+    }[source]
+    assert [record.context for record in records] == [None if text is None else source for text in wanted]
+    for record, text, shown in zip(records, wanted, told, strict=True):
+        if text is None:
+            assert record.fallback == "no_context"
+        else:
+            assert record.fallback is None
+            assert text in shown.split("<|im_start|>user")[1]
+
+
+def test_a_contrast_subtracts_the_wrong_hint(roomy, tmp_path, monkeypatch):
+    scripts = [[LOOK, f"first{END}"], [f"second{END}"], [f"third{END}"], [f"fourth{END}"]]
+    plain, other = tmp_path / "plain", tmp_path / "contrast"
+    plain.mkdir()
+    other.mkdir()
+    _, alone, _ = run(plain, roomy, scripts)
+    trainer, records, seen = run(other, roomy, scripts, monkeypatch, teacher_contrast="sibling")
+    assert len(seen.calls) == 2
+    right, wrong = (
+        [trainer.processing_class.decode(i) for i in unpadded(t.ids_BP, t.attention_BP)]
+        for _, _, t in seen.calls
+    )
+    assert all("look in the drawer" in text for text in right)
+    # Another failure of the group, never the rollout's own text.
+    assert [("second" in t, "third" in t, "fourth" in t) for t in wrong] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+        (True, False, False),
+    ]
+    for before, after in zip(alone, records, strict=True):
+        assert after.fallback is None
+        assert min(after.signals["divergence"]) == 0.0
+        assert all(
+            a <= b + 1e-6
+            for a, b in zip(after.signals["divergence"], before.signals["divergence"], strict=True)
+        )
+        assert after.signals["divergence"] != before.signals["divergence"]
+
+
+def test_the_first_tokens_of_every_turn_can_be_left_to_the_student(roomy, tmp_path):
+    _, records, _ = run(
+        tmp_path, roomy, [THREE_TURNS, [f"done{END}"], ["a"], [f"no{END}"]], teacher_skip_first_tokens=2
+    )
+    divergence, turn = records[0].signals["divergence"], records[0].turn
+    for number in (0, 1, 2):
+        own = [d for d, t in zip(divergence, turn, strict=True) if t == number]
+        assert own[:2] == [0.0, 0.0]
+        assert min(own[2:]) > 0.0
+    assert records[2].signals["divergence"] == [0.0], "a shorter turn is skipped whole"
+
+
+def test_a_rollout_of_many_turns_through_the_real_sampler(roomy, tmp_path):
+    """No script: a random model samples, and hardly ever calls; the loop, the guard and the record still hold."""
+    from gear_rl import GEARConfig, GEARTrainer
+
+    settings = tiny.settings(
+        tmp_path, record_file=str(tmp_path / "r.jsonl"), max_steps=2, max_tool_calling_iterations=2
+    )
+    rows = tiny.rows().remove_columns(["privileged_context", "answer"])
+    torch.manual_seed(0)
+    trainer = GEARTrainer(
+        roomy, tiny.vowels, GEARConfig(**settings), rows, credit=Gear(), environment_factory=Desk
+    )
+    trainer.train()
+    records = list(read_records(tmp_path / "r.jsonl"))
+    assert len(records) == 16
+    assert {record.context for record in records} == {"environment"}
