@@ -53,6 +53,18 @@ def main(model: str, folder: Path) -> None:
             "scored": scored[-3:] if credit else [],
             "batches": batches[-3:] if credit else [],
         }
+
+    def first_of_rank_0(completions, **kwargs):
+        return [float(rank == 0 and i == 0) for i in range(len(completions))]
+
+    # One group of eight over both processes: the only success is on the first.
+    changes = {"num_generations": 8, "privileged_sources": ["sibling"], "max_steps": 1}
+    settings = tiny.settings(folder / "sibling", record_file=str(folder / "sibling.jsonl"), **changes)
+    bare = tiny.rows().remove_columns(["privileged_context", "answer"])
+    trainer = GEARTrainer(model, first_of_rank_0, GEARConfig(**settings), bare, credit=Gear())
+    trainer.train()
+    trainer.reward_funcs[:] = [lambda prompts, **_: [float(p[0]["content"].split()[0]) for p in prompts]]
+    found["solved"] = trainer.solve(list(tiny.rows(11)))
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -72,3 +72,17 @@ def test_one_file_holds_the_records_of_both(finished):
     history = json.loads((finished / "0.json").read_text())["gear"]["history"]
     first = [record.reward for record in records if record.step == 0]
     assert sum(first) / len(first) == pytest.approx(history[0]["reward"])
+
+
+def test_siblings_are_found_on_the_other_process(finished):
+    records = list(read_records(finished / "sibling.jsonl"))
+    assert [record.reward for record in records] == [1.0] + [0.0] * 7
+    assert {record.group for record in records} == {0}
+    assert [record.context for record in records] == [None] + ["sibling"] * 7
+    assert records[0].fallback == "no_context"
+
+
+def test_the_processes_share_the_solving_and_agree(finished):
+    for rank in (0, 1):
+        solved = json.loads((finished / f"{rank}.json").read_text())["solved"]
+        assert solved == [float(i) for i in range(11)]

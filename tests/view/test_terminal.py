@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,12 +22,15 @@ def make(
     advantage: float = -2.0,
     mask: list[int] | None = None,
     fallback: str | None = None,
+    **more: Any,
 ) -> Record:
     mask = mask or [1] * len(tokens)
+    more = {"turn": [0 if m else -1 for m in mask], **more}
     return Record(
         step=3, group=1, method="gear", prompt="7 - 3 - 5", tokens=tokens, ids=list(range(len(tokens))),
-        mask=mask, turn=[0 if m else -1 for m in mask], segment=segment, reward=0.0, advantage=advantage,
+        mask=mask, segment=segment, reward=0.0, advantage=advantage,
         credit=[advantage * w for w in weight], weight=weight, fallback=fallback,
+        **more,
     )  # fmt: skip
 
 
@@ -102,7 +106,7 @@ def test_only_the_onset_is_bold_and_underlined(record: Record):
 
 def test_the_plain_text_carries_segments_weights_and_tool_output(record: Record):
     assert credit_text(record).plain == "7-3⟨0.8⟩⟦=3;⟧⟨1.6⟩so⟨0.4⟩«tool!»"
-    assert printed(rollout_panel(record)).count("7-3⟨0.8⟩⟦=3;⟧⟨1.6⟩so⟨0.4⟩«tool!»") == 1
+    assert printed_wide(rollout_panel(record)).count("7-3⟨0.8⟩⟦=3;⟧⟨1.6⟩so⟨0.4⟩«tool!»") == 1
 
 
 def test_weights_near_the_typical_one_are_not_written():
@@ -189,3 +193,40 @@ def test_choose_takes_a_segment_before_a_spread_and_the_widest_of_these():
 def test_choose_of_nothing_says_so():
     with pytest.raises(ValueError, match="no records to choose from"):
         choose([])
+
+
+def test_turns_and_answers_have_lines_of_their_own():
+    tokens = [
+        "<tool_call>",
+        "\n{look}\n",
+        "<|im_end|>",
+        "\n<|im_start|>user\n<tool_response>\n",
+        "a <b>\x1b",
+        "\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        "do",
+        "ne",
+    ]
+    mask = [1, 1, 1, 0, 0, 0, 1, 1]
+    record = make(
+        tokens,
+        [2.0, 2.0, 0.5, 0, 0, 0, 0.5, 0.5],
+        [0, 0, 1, -1, -1, -1, 2, 3],
+        mask=mask,
+        turn=[0, 0, 0, -1, -1, -1, 1, 1],
+        tools={"calls": 2, "raised": 1},
+        context="sibling",
+        truncated=True,
+    )
+    lines = credit_text(record, by_turn=True).plain.split("\n")
+    assert lines == [" turn 1  ⟦<tool_call>⏎{look}⏎⟧⟨2.0⟩<|im_end|>", " answer  «a <b>␛»", " turn 2  done"]
+    shown = printed_wide(rollout_panel(record))
+    assert all(line in shown for line in lines)
+    assert "2 tool calls, failed: 1 raised" in shown
+    assert "teacher told by: sibling" in shown
+    assert "cut off" in shown
+
+
+def printed_wide(panel: Any) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    console.print(panel)
+    return console.file.getvalue()

@@ -4,6 +4,7 @@ Also what the pictures share with it: the palette, how a token is shown, where s
 """
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from itertools import groupby
@@ -28,6 +29,9 @@ CLEARLY = 0.25
 
 PROMPT_CHARACTERS = 320
 
+_MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
+"""What Qwen and its kin put around a tool's answer."""
+
 _GREY = Style(color="bright_black", italic=True)
 _QUIET = Style(dim=True)
 _BRACKET = Style(bold=True)
@@ -47,7 +51,7 @@ class Run(NamedTuple):
         return self.trained and self.stop - self.start > 1
 
 
-def credit_text(record: Record) -> Text:
+def credit_text(record: Record, by_turn: bool = False) -> Text:
     """The completion with each token on the colour of its credit.
 
     Blue is positive, orange negative. The depth of the colour is the size of the credit relative to the
@@ -58,6 +62,9 @@ def credit_text(record: Record) -> Text:
     behind it, its first token (the onset) bold and underlined. Any other token bears ``⟨weight⟩`` only where
     that is ``CLEARLY`` off the completion's median weight. Where the advantage is 0 there is no weight, and
     signed credit is written instead. Characters that could steer a terminal are made visible.
+
+    With ``by_turn`` every turn of the model and every tool answer has a line of its own, with what it is before
+    it; of an answer only the text stands there, not the chat markup around it. A call stays on one line.
 
     >>> print(credit_text(Record(
     ...     step=1, group=0, method="gear", prompt="7-3-5", tokens=["7-3", "=", "3", "!"], ids=[1, 2, 3, 4],
@@ -71,8 +78,22 @@ def credit_text(record: Record) -> Text:
     typical = _typical(record)
     values = _values(record)
     text = Text(overflow="fold")
+    turn = -1
     for run in runs(record):
-        shown = [_broken(token) for token in record.tokens[run.start : run.stop]]
+        if by_turn:
+            opens = run.trained and record.turn[run.start] != turn
+            if opens or not run.trained:
+                turn = record.turn[run.start] if run.trained else turn
+                label = f"turn {turn + 1}" if run.trained else "answer"
+                text.append(("\n" if text.plain else "") + f"{label:>7}  ", _QUIET)
+            if not run.trained:
+                answer = "".join(record.tokens[run.start : run.stop])
+                text.append(f"«{visible(_MARKUP.sub('', answer).strip())}»", _GREY)
+                continue
+        shown = [
+            visible(token) if by_turn and _in_call(record.tokens, t) else _broken(token)
+            for t, token in enumerate(record.tokens[run.start : run.stop], start=run.start)
+        ]
         line_ends = shown[-1].endswith("\n")
         shown[-1] = shown[-1].removesuffix("\n")  # what closes the run stands before the line break
         if run.bracketed:
@@ -105,11 +126,19 @@ def rollout_panel(record: Record) -> Panel:
     facts = f"reward {reward} · advantage {number(record.advantage):+.3g}"
     if record.fallback is not None:
         facts += f" · kept its GRPO advantage: {visible(record.fallback)}"
+    if record.context is not None:
+        facts += f" · teacher told by: {visible(record.context)}"
+    if record.tools:
+        failures = [f"{count} {kind}" for kind, count in record.tools.items() if kind != "calls"]
+        facts += f" · {record.tools.get('calls', 0)} tool calls"
+        facts += f", failed: {visible(', '.join(failures))}" if failures else ""
+    if record.truncated:
+        facts += " · cut off"
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
     body = Group(
         Text(shortened(visible(record.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
         Text(),
-        credit_text(record),
+        credit_text(record, by_turn=0 in record.mask and any(turn > 0 for turn in record.turn)),
         Text(),
         _legend(record),
         Text(facts),
@@ -246,6 +275,12 @@ def _broken(token: str) -> str:
     """The token made visible, with the line break that its last newline asks for."""
     head, newline, tail = token.rpartition("\n")
     return visible(head + newline) + newline + visible(tail)
+
+
+def _in_call(tokens: list[str], t: int) -> bool:
+    """Whether a line break of this token is only the frame of a tool call."""
+    before, after = "".join(tokens[max(t - 1, 0) : t + 1]), "".join(tokens[t : t + 2])
+    return "<tool_call>" in before or "</tool_call>" in after
 
 
 def _values(record: Record) -> list[float]:

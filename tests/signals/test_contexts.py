@@ -1,0 +1,132 @@
+"""Where a privileged context comes from, what a contrast subtracts, what the first tokens of a turn keep."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.signals.contexts import (
+    SOURCES,
+    Rollout,
+    check_sources,
+    contrasted,
+    find_contexts,
+    skipping_first,
+    wrong_contexts,
+)
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import TokenSignals
+
+
+def rollout(text, reward, group=0, **more):
+    return Rollout(completion=text, text=text, reward=reward, group=group, **more)
+
+
+def test_the_first_source_with_a_context_wins():
+    both = rollout("x", 0.0, secret="env", feedback="told")
+    row = {"answer": "4"}
+    for sources, wanted in (
+        (["environment", "row"], ("environment", "env")),
+        (["row", "environment"], ("answer", "4")),
+        (["sibling", "feedback"], ("feedback", "told")),
+        (["sibling"], None),
+    ):
+        assert find_contexts([row], [both], [both], sources) == [wanted]
+    blank = rollout("x", 0.0, secret=" \n")
+    assert find_contexts([row], [blank], [blank], ["environment", "row"]) == [("answer", "4")]
+    assert find_contexts([row], [both], [both], ["row"], column="solution") == [None]
+
+
+def test_a_sibling_is_another_success_of_the_same_group():
+    group = [rollout("a", 1.0), rollout("b", 0.0), rollout("c", None), rollout("d", 1.0), rollout("e", 0.5)]
+    other = [rollout("z", 1.0, group=1), rollout("y", 0.0, group=1), rollout(" ", 1.0, group=2)]
+    everyone = [*group, *other]
+    found = find_contexts([{}] * 8, everyone, everyone, ["sibling"])
+    # The next one, going round: "a" is told by "d", "d" by "a"; "z" has no other success, " " nobody.
+    assert [None if pair is None else pair[1] for pair in found] == ["d", "d", "d", "a", "a", None, "z", None]
+    assert find_contexts([{}], [group[1]], everyone, ["sibling"], first=1) == [("sibling", "d")]
+    lenient = find_contexts([{}] * 5, group, group, ["sibling"], success_reward=0.5)
+    assert [pair and pair[1] for pair in lenient] == ["d", "d", "d", "e", "a"]
+
+
+def test_feedback_is_for_those_who_failed():
+    told = [rollout("a", reward, feedback="no") for reward in (1.0, 0.0, None)]
+    assert find_contexts([{}] * 3, told, told, ["feedback"]) == [None, ("feedback", "no"), None]
+
+
+def test_a_function_sees_row_and_rollout():
+    def function(row, made):
+        return f"{row['n']} {made.text}" if made.reward == 0.0 else None
+
+    made = [rollout("a", 0.0), rollout("b", 1.0)]
+    found = find_contexts([{"n": 1}, {"n": 2}], made, made, ["function"], function=function)
+    assert found == [("function", "1 a"), None]
+    with pytest.raises(ValueError, match="returned int"):
+        find_contexts([{}], made[:1], made, ["function"], function=lambda row, r: 3)  # type: ignore[return-value]
+
+
+def test_unknown_and_missing_sources_are_refused():
+    for sources, message in (([], "empty"), (["row", "rows"], "'rows'"), (["function"], "needs a function")):
+        with pytest.raises(ValueError, match=message):
+            check_sources(sources)
+    check_sources(list(SOURCES), has_function=True)
+
+
+def test_wrong_contexts():
+    group = [rollout("a", 1.0), rollout("b", 0.0), rollout("c", 0.0)]
+    assert wrong_contexts([{}] * 3, ["x"] * 3, group, "sibling") == ["b", "c", "b"]
+    alone = [rollout("a", 1.0), rollout("b", 0.0)]
+    assert wrong_contexts([{}] * 2, ["x"] * 2, alone, "sibling") == ["b", None]
+    assert wrong_contexts([{}] * 4, ["x", "x", "y", None], [], "shuffled") == ["y", "y", "x", "x"]
+    assert wrong_contexts([{}] * 2, ["x", "x"], [], "shuffled") == [None, None]
+    assert wrong_contexts([{"bad": "5"}, {"bad": ""}], ["x"] * 2, [], "bad") == ["5", None]
+
+
+def test_a_contrast_by_hand():
+    mask = torch.tensor([[True, True, False, True]])
+    right = TokenSignals(
+        mask=mask,
+        student_logprob=torch.tensor([[-1.0, -2.0, 0.0, -0.5]]),
+        teacher_logprob=torch.tensor([[-0.5, -4.0, 0.0, -0.5]]),
+        student_entropy=torch.tensor([[0.3, 0.2, 0.0, 0.1]]),
+        divergence=torch.tensor([[1.0, 3.0, 0.0, float("nan")]]),
+    )
+    wrong = TokenSignals(
+        mask=mask,
+        teacher_logprob=torch.tensor([[-0.7, -1.0, 0.0, -0.5]]),
+        divergence=torch.tensor([[1.5, 0.5, 0.0, 0.1]]),
+    )
+    found = contrasted(right, wrong)
+    assert found.divergence is not None and found.teacher_logprob is not None
+    torch.testing.assert_close(
+        found.divergence, torch.tensor([[0.0, 2.5, 0.0, float("nan")]]), equal_nan=True
+    )
+    # The log-ratio that a method reads is log T+ - log T-: 0.2, -3 and 0.
+    ratio = found.teacher_logprob - found.get("student_logprob")
+    torch.testing.assert_close(ratio, torch.tensor([[0.2, -3.0, 0.0, 0.0]]))
+    assert found.student_entropy is right.student_entropy
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(0, 4))
+def test_skipping_first_is_the_loop_that_defines_it(rows, skip):
+    mask = torch.tensor(rows)
+    generator = torch.Generator().manual_seed(0)
+    own, teacher, divergence = (
+        torch.where(mask, torch.rand(mask.shape, generator=generator) - 1.0, 0.0) for _ in range(3)
+    )
+    signals = TokenSignals(
+        mask=mask,
+        turn_id=turn_ids(mask),
+        student_logprob=own,
+        teacher_logprob=teacher,
+        divergence=divergence + 1.0,
+    )
+    found = skipping_first(signals, skip)
+    for b, row in enumerate(rows):
+        since = 0
+        for t, trained in enumerate(row):
+            since = since + 1 if trained else 0
+            skipped = trained and since <= skip
+            assert found.get("divergence")[b, t] == (0.0 if skipped else signals.get("divergence")[b, t])
+            assert found.get("teacher_logprob")[b, t] == (own if skipped else teacher)[b, t]
+    assert found.student_logprob is own
