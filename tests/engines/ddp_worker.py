@@ -57,8 +57,8 @@ def main(model: str, folder: Path) -> None:
     def first_of_rank_0(completions, **kwargs):
         return [float(rank == 0 and i == 0) for i in range(len(completions))]
 
-    # One group of eight over both processes: the only success is on the first.
-    changes = {"num_generations": 8, "privileged_sources": ["sibling"], "max_steps": 1}
+    # One group of sixteen over both processes: the only success is on the first.
+    changes = {"num_generations": 16, "privileged_sources": ["sibling"], "max_steps": 1}
     settings = tiny.settings(folder / "sibling", record_file=str(folder / "sibling.jsonl"), **changes)
     bare = tiny.rows().remove_columns(["privileged_context", "answer"])
     trainer = GEARTrainer(model, first_of_rank_0, GEARConfig(**settings), bare, credit=Gear())

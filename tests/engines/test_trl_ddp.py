@@ -76,9 +76,9 @@ def test_one_file_holds_the_records_of_both(finished):
 
 def test_siblings_are_found_on_the_other_process(finished):
     records = list(read_records(finished / "sibling.jsonl"))
-    assert [record.reward for record in records] == [1.0] + [0.0] * 7
+    assert [record.reward for record in records] == [1.0] + [0.0] * 15
     assert {record.group for record in records} == {0}
-    assert [record.context for record in records] == [None] + ["sibling"] * 7
+    assert [record.context for record in records] == [None] + ["sibling"] * 15
     assert records[0].fallback == "no_context"
 
 
