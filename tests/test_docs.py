@@ -48,6 +48,21 @@ def test_the_trl_example_of_the_readme_trains(tmp_path, capsys):
     assert "gear/divergence/mean" in printed, "TRL prints its log, with our metrics in it"
 
 
+def test_the_environment_of_the_agents_page_trains(tmp_path, capsys):
+    [block] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "agents.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert "gear/tools/raised" in run_block(block, tmp_path, capsys)
+
+
+def test_every_kind_of_failure_is_on_the_agents_page():
+    from gear_rl.engines.tools import FAILURES
+    from gear_rl.signals.contexts import SOURCES
+
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    assert [name for name in (*FAILURES, *SOURCES) if f"| `{name}` |" not in page] == []
+
+
 def test_the_methods_table_is_the_catalogues():
     code = "from gear_rl.cli import main; main()"
     done = subprocess.run(

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
-    from gear_rl.methods import METHODS, Gear, RandomOnsets, Shuffled, Uniform
+    from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
+    from gear_rl.signals.contexts import Rollout
     from gear_rl.tensor.advantage import group_relative_advantage
-    from gear_rl.types import Credit, CreditAssigner, TokenSignals
+    from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Credit": "gear_rl.types",
     "CreditAssigner": "gear_rl.types",
+    "Rollout": "gear_rl.signals.contexts",
+    "Scheduled": "gear_rl.types",
     "TokenSignals": "gear_rl.types",
     "METHODS": "gear_rl.methods",
     "Gear": "gear_rl.methods",
     "RandomOnsets": "gear_rl.methods",
+    "Rlsd": "gear_rl.methods",
     "Shuffled": "gear_rl.methods",
     "Uniform": "gear_rl.methods",
     "group_relative_advantage": "gear_rl.tensor.advantage",
@@ -37,6 +41,9 @@ __all__ = [
     "GEARTrainer",
     "Gear",
     "RandomOnsets",
+    "Rlsd",
+    "Rollout",
+    "Scheduled",
     "Shuffled",
     "TokenSignals",
     "Uniform",

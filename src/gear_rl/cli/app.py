@@ -50,11 +50,15 @@ def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Check the configuration, print it, and stop.")] = False,
+    smoke: Annotated[
+        bool, typer.Option(help="Two steps with a tiny model and the recipe's smoke_rows, on any CPU.")
+    ] = False,
 ) -> None:
     """Train with token credit. Any key of the file may follow as --KEY VALUE; they win over the file.
 
-    Keys: model, dataset, dataset_split, dataset_config, eval_dataset, eval_split, columns, chat, reward, credit,
-    lora, and every setting of TRL's GRPOConfig and of GEARConfig (learning_rate, teacher_model_kind, ...).
+    Keys: model, dataset, dataset_split, dataset_config, stream, held_out, eval_dataset, eval_split, columns, chat,
+    reward, environment, tools, rollout_func, privileged, credit, lora, smoke_rows, and every setting of TRL's
+    GRPOConfig and of GEARConfig (learning_rate, teacher_model_kind, ...).
     A method's own settings: --credit.alpha 0.5. A value that is a list or a mapping is written as in YAML.
 
     gear train --model arena --dataset arena --reward arena --credit gear --max_steps 20
@@ -74,6 +78,11 @@ def train(
     from gear_rl.cli.train import train as run
 
     quiet_libraries(error_console)
+    if smoke:
+        from gear_rl.cli.smoke import smoke as smoke_run
+
+        smoke_run(found, error_console, name="the run" if config is None else str(config))
+        return
     trainer = run(found, error_console)
     out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
 
@@ -85,7 +94,9 @@ def demo(
     credit: Annotated[
         str, typer.Option(help="A method of `gear methods`, or package.module:object.")
     ] = "gear",
-    task: Annotated[str, typer.Option(help="What to learn.")] = "chain",
+    task: Annotated[
+        str, typer.Option(help="What to learn: chain (arithmetic) or ledger (an agent with tools).")
+    ] = "chain",
     tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
     seed: Annotated[int, typer.Option(help="Seed of the training run.")] = 0,
     steps: Annotated[
@@ -224,21 +235,23 @@ def doctor() -> None:
 @arena_app.command()
 @_mendable
 def build(
+    task: Annotated[str, typer.Option(help="Whose model: chain or ledger.")] = "chain",
     seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder; by default the checkpoint inside the package.")
     ] = None,
 ) -> None:
-    """Make the arena's model again: competence first, then a sloppy habit. About a quarter of an hour."""
-    from gear_rl.arena.model import CHECKPOINT
-    from gear_rl.arena.warm_start import build as run
+    """Make a model of the arena again: competence first, then a sloppy habit. A quarter of an hour or less."""
+    from gear_rl.arena.model import CHECKPOINTS
+    from gear_rl.cli.arena import build as run
     from gear_rl.cli.train import quiet_libraries, use_few_threads
 
+    _arena_task(task)
     quiet_libraries(error_console)
     use_few_threads()
-    folder = CHECKPOINT if out is None else out
+    folder = CHECKPOINTS / task if out is None else out
     try:
-        run(folder, seed=seed)
+        run(folder, task, seed)
     except ValueError as error:
         raise InputError(str(error)) from None
     out_console.print(f"wrote {folder}", highlight=False)
@@ -250,50 +263,65 @@ def check(
     path: Annotated[
         Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
     ] = None,
+    task: Annotated[str, typer.Option(help="Whose model: chain or ledger.")] = "chain",
     n: Annotated[int, typer.Option(help="Problems per tier.")] = 256,
+    faults: Annotated[int, typer.Option(help="Planted faults of each kind (ledger).")] = 200,
+    tier: Annotated[list[str] | None, typer.Option(help="Only this tier (may be repeated).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
 ) -> None:
-    """Measure the arena: accuracy with and without a reference, and how well signals find the first error."""
-    from gear_rl.arena.check import SIGNALS
-    from gear_rl.arena.check import check as run
+    """Measure the arena: success with and without a reference, and how well signals find a planted error."""
     from gear_rl.arena.model import load
-    from gear_rl.arena.self_test import self_test
+    from gear_rl.arena.self_test import ledger_self_test, self_test
+    from gear_rl.arena.tiers import LEDGER_TIERS, TIERS
+    from gear_rl.cli.arena import chain_tables, check_ledger, ledger_tables
+    from gear_rl.cli.errors import did_you_mean
     from gear_rl.cli.train import quiet_libraries, use_few_threads
 
-    if not 1 <= n <= 1024:
-        raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems in each tier")
+    _arena_task(task)
+    for option, number in (("n", n), ("faults", faults)):
+        if not 1 <= number <= 1024:
+            raise InputError(
+                f"--{option}: {number} is not possible; there are 1024 held-out problems in each tier"
+            )
+    known = TIERS if task == "chain" else LEDGER_TIERS
+    for name in tier or ():
+        if name not in known:
+            raise InputError(f"--tier: the task has no tier {name!r}; {did_you_mean(name, known)}")
     quiet_libraries(error_console)
     use_few_threads()
-    passed = self_test()
+    passed = self_test() if task == "chain" else ledger_self_test()
     error_console.print(
         f"self-test: {sum(passed.values())} held-out problems keep every promise", highlight=False
     )
     try:
-        model, tokenizer = load(path)
+        model, tokenizer = load(path, task=task)
     except OSError as error:
         raise InputError(str(error)) from None
-    with error_console.status(f"solving {n} problems of each tier ..."):
-        found = run(model, tokenizer, n=n)
+    tiers = tuple(tier or known)
+    if task == "ledger":
+        try:
+            found = check_ledger(model, tokenizer, n, faults, tiers, error_console)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        tables = ledger_tables
+    else:
+        from gear_rl.arena.check import check as run
+
+        with error_console.status(f"solving {n} problems of each tier ..."):
+            found = run(model, tokenizer, n=n, tiers=tiers)
+        tables = chain_tables
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
-    accuracies = Table(
-        title=f"share of {n} held-out problems solved at temperature 1; the last three with a reference"
-    )
-    columns = ("sampled", "greedy", "sampled_trace", "sampled_answer", "sampled_shuffled")
-    for column in ("tier", "alone", "greedy", "trace", "answer only", "shuffled"):
-        accuracies.add_column(column)
-    for tier, facts in found.items():
-        accuracies.add_row(tier, *(f"{facts[column]:.3f}" for column in columns))
-    ranks = Table(title="AUC of the first wrong token against the tokens before it; 0.5 is chance")
-    for column in ("tier", "errors", "n", *SIGNALS):
-        ranks.add_column(column.replace("_", " "))
-    for tier, facts in found.items():
-        for kind in ("on_policy", "planted"):
-            values = (f"{facts[kind][signal]:.3f}" for signal in SIGNALS)
-            ranks.add_row(tier, kind.replace("_", " "), str(facts[kind]["n"]), *values)
-    out_console.print(accuracies)
-    out_console.print(ranks)
+    for table in tables(found):
+        out_console.print(table)
+
+
+def _arena_task(task: str) -> None:
+    from gear_rl.cli.errors import did_you_mean
+
+    if task not in ("chain", "ledger"):
+        raise InputError(f"--task: no task {task!r}; {did_you_mean(task, ('chain', 'ledger'))}")
 
 
 if __name__ == "__main__":

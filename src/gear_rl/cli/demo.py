@@ -9,6 +9,8 @@ The real thing in small: the arena's model, TRL's trainer, held-out problems bef
 import json
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.trainer_callback import TrainerCallback
 
+from gear_rl.arena.tiers import Demo
 from gear_rl.cli.config import RunConfig, build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError, did_you_mean
@@ -23,7 +26,50 @@ from gear_rl.cli.progress import ProgressLine, replace_printers
 from gear_rl.cli.train import make_trainer, use_few_threads
 from gear_rl.view.records import read_records, replace_file
 
-TASKS = ("chain",)
+TASKS = ("chain", "ledger")
+EVAL_BATCH = 128
+"""Held-out problems that are solved at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What the demo asks of a task of the arena."""
+
+    demos: Mapping[str, Demo]
+    held_out: range
+    rows: Callable[..., list[dict[str, Any]]]
+    fingerprint: Callable[[str, int], str]
+    solve: Callable[[Any, list[dict[str, Any]]], list[float | None]]
+    """One rollout per row through the trainer, and its reward."""
+    settings: dict[str, Any]
+    """Of the run and of the trainer."""
+
+
+def _task(name: str) -> _Task:
+    from gear_rl.arena.tiers import DEMOS, LEDGER_DEMOS
+
+    if name == "chain":
+        from gear_rl.arena import chain
+        from gear_rl.arena.evaluate import accuracy
+
+        return _Task(
+            demos=DEMOS,
+            held_out=chain.HELD_OUT,
+            rows=chain.rows,
+            fingerprint=chain.fingerprint,
+            solve=lambda trainer, rows: [*accuracy(trainer.model, trainer.processing_class, rows)],
+            settings={"reward": "arena"},
+        )
+    from gear_rl.arena import ledger
+
+    return _Task(
+        demos=LEDGER_DEMOS,
+        held_out=ledger.HELD_OUT,
+        rows=ledger.rows,
+        fingerprint=ledger.fingerprint,
+        solve=lambda trainer, rows: trainer.solve(rows),
+        settings={"environment": "arena"},
+    )
 
 
 def demo(
@@ -42,24 +88,23 @@ def demo(
     ``out`` gets ``summary.json``, ``records.jsonl`` and ``curves.png``; what an earlier demo left there under
     these names is replaced. Raises ``InputError`` for an unknown task, tier or method.
     """
-    from gear_rl.arena.chain import HELD_OUT, fingerprint, rows
-    from gear_rl.arena.evaluate import accuracy
-    from gear_rl.arena.tiers import DEMOS
     from gear_rl.view.curves import save_curves
     from gear_rl.view.terminal import choose, rollout_panel
 
     if task not in TASKS:
         raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
-    if tier not in DEMOS:
-        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, DEMOS)}")
-    if not 1 <= n_eval <= len(HELD_OUT):
-        raise InputError(f"--n-eval: {n_eval} is not possible; there are {len(HELD_OUT)} held-out problems")
+    chosen = _task(task)
+    if tier not in chosen.demos:
+        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, chosen.demos)}")
+    if not 1 <= n_eval <= len(chosen.held_out):
+        number = len(chosen.held_out)
+        raise InputError(f"--n-eval: {n_eval} is not possible; there are {number} held-out problems")
     if steps is not None and steps < 1:
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
     method = build_method(credit)
     begin = time.perf_counter()
     threads = use_few_threads()
-    budget = DEMOS[tier]
+    budget = chosen.demos[tier]
     steps = budget.steps if steps is None else steps
     out.mkdir(parents=True, exist_ok=True)
     records = out / "records.jsonl"
@@ -69,8 +114,7 @@ def demo(
     trainer = make_trainer(
         RunConfig(
             model="arena",
-            dataset=f"arena/{tier}",
-            reward="arena",
+            dataset=f"arena/{task}/{tier}",
             credit=credit,
             lora=None,
             trainer={
@@ -80,18 +124,21 @@ def demo(
                 "learning_rate": budget.learning_rate,
                 "lr_scheduler_type": "constant",
                 "per_device_train_batch_size": budget.rollouts_per_step,
+                "per_device_eval_batch_size": EVAL_BATCH,
                 "gradient_accumulation_steps": 1,
                 "num_generations": budget.num_generations,
                 "max_completion_length": budget.max_completion_tokens,
                 "save_strategy": "no",
                 "record_file": str(records),
+                "max_tool_calling_iterations": budget.max_tool_calls,
             },
+            **chosen.settings,
         )
     )
-    problems = rows(tier, num=n_eval, first_seed=HELD_OUT.start)
+    problems = chosen.rows(tier, num=n_eval, first_seed=chosen.held_out.start)
 
     def held_out(count: int) -> float:
-        return sum(accuracy(trainer.model, trainer.processing_class, problems[:count])) / count
+        return sum(reward or 0.0 for reward in chosen.solve(trainer, problems[:count])) / count
 
     console.print(
         f"[bold]gear demo[/]: {task} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} steps of "
@@ -124,7 +171,7 @@ def demo(
         "accuracy_after": round(after, 4),
         "n_eval": n_eval,
         "held_out": curve.points,
-        "held_out_sha256": fingerprint(tier, n_eval),
+        "held_out_sha256": chosen.fingerprint(tier, n_eval),
         "seconds": round(time.perf_counter() - begin, 1),
         "seconds_training": round(training, 1),
         "seconds_credit": round(sum(h.get("gear/credit_seconds", 0.0) for h in trainer.state.log_history), 1),

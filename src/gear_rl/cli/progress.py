@@ -21,6 +21,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 SHOWN = {
     "reward": "reward",
     "eval_reward": "held out",
+    "eval_pass@1": "pass@1",
     "accuracy": "accuracy",
     "gear/divergence/mean": "KL",
     "gear/segments/token_share": "in segments",

@@ -212,11 +212,11 @@ def _function(path: str | None, where: str) -> Any:
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     if config.model not in ("arena", "arena/chain", "arena/ledger"):
         return config.model, None, {}
-    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, CHECKPOINTS, load
+    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 
     use_few_threads()
     task = config.model.partition("/")[2] or arena_task(config.dataset)[0]
-    model, tokenizer = load(CHECKPOINTS / task)
+    model, tokenizer = load(task=task)
     if task == "ledger":
         from gear_rl.arena.ledger import TEMPLATE
     else:

@@ -2,6 +2,7 @@
 
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.random_onsets import RandomOnsets
+from gear_rl.methods.rlsd import Rlsd
 from gear_rl.methods.shuffled import Shuffled
 from gear_rl.methods.uniform import Uniform
 from gear_rl.types import CreditAssigner
@@ -11,10 +12,11 @@ METHODS: dict[str, type[CreditAssigner]] = {
     for cls in (
         Uniform,
         Gear,
+        Rlsd,
         Shuffled,
         RandomOnsets,
     )
 }
 """Every method by its name; a file of this folder that is missing here fails a test."""
 
-__all__ = ["METHODS", "Gear", "RandomOnsets", "Shuffled", "Uniform"]
+__all__ = ["METHODS", "Gear", "RandomOnsets", "Rlsd", "Shuffled", "Uniform"]

@@ -1,6 +1,6 @@
 """The placebo: the same credit, in random places."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
-from gear_rl.types import Credit, CreditAssigner, TokenSignals
+from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Shuffled:
 
     Keeps their sum and their spread, destroys their place. A method that does not beat its own shuffle has
     learned nothing from *where* it put the credit. Every token is a segment of its own. A completion with
-    fewer than two tokens is left as it is.
+    fewer than two tokens is left as it is. A method with a schedule keeps it.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -41,6 +41,10 @@ class Shuffled:
     @property
     def needs(self) -> tuple[str, ...]:
         return self.of.needs
+
+    def at_step(self, step: int) -> "Shuffled":
+        """The shuffle of the method as it is at optimizer step ``step``; itself where that has no schedule."""
+        return replace(self, of=self.of.at_step(step)) if isinstance(self.of, Scheduled) else self
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         credit, mask = self.of(advantage_B, signals), signals.mask

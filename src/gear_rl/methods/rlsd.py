@@ -1,0 +1,111 @@
+"""RLSD: the reward keeps the direction, the teacher's likelihood ratio sets how much each token gets of it."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rlsd:
+    """A clipped ratio of teacher to student at the sampled token scales its advantage.
+
+    Self-Distilled RLVR (arXiv:2604.03128). With the log-ratio ``d = teacher_logprob - student_logprob``, the raw
+    weight is ``w = exp(sign(A) d)``: in a good completion the tokens that the privileged context makes likelier
+    are praised more, in a bad one they are blamed less. ``A_t = A * ((1 - strength) + strength * clip(w))``. The
+    sign never flips; the mean weight of a completion is *not* 1. Every token is a segment of its own.
+
+    What the paper and its codes do not agree on is a setting here or of the engine:
+
+    * decay of the strength: paper 50 steps, released script 60, ms-swift the user's choice: ``decay_steps``;
+    * clamp before the exponential: SDPG's code at 20 nats, the released script none (it can overflow); where the
+      clip is tighter than the clamp, as by default, it changes nothing but that: ``clamp_nats``;
+    * which completions: ``negative_only`` is an option of the released script. Its ``thought_only`` (weight 1
+      outside of ``<thought>``) needs the text and is not here;
+    * the teacher's weights: paper a copy renewed every 10 steps, script every 20, ms-swift and SDPG the current
+      ones: the engine's (TRL: ``teacher_model_kind: sync``, ``teacher_sync_steps: 10``);
+    * the student's log-probability: the released script takes the current policy inside the update, ms-swift
+      and SDPG the one at rollout time. Ours are signals, hence of rollout time.
+
+    ``strength=0`` gives GRPO bit for bit and asks for no signal; a teacher that agrees everywhere gives it too.
+    A completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 3, dtype=torch.bool),
+    ...     student_logprob=torch.tensor([[-1.0, -1.0, -1.0]]),
+    ...     teacher_logprob=torch.tensor([[-0.1, -1.0, -3.0]]),
+    ... )
+    >>> Rlsd()(torch.tensor([2.0]), signals).advantage
+    tensor([[2.2000, 2.0000, 1.8000]])
+    >>> Rlsd().at_step(25).strength
+    0.25
+    """
+
+    name: ClassVar[str] = "rlsd"
+    source: ClassVar[str] = "arXiv:2604.03128"
+
+    strength: float = 0.5
+    """Share of the advantage that the teacher scales, the paper's lambda; 0 gives GRPO back."""
+    clip_width: float = 0.2
+    """The raw weight is kept between 1 - clip_width and 1 + clip_width."""
+    clamp_nats: float = 20.0
+    """Largest log-ratio, either way, that is exponentiated; a larger one counts as this."""
+    negative_only: bool = False
+    """Weight 1 where the advantage is not negative."""
+    decay_steps: int | None = 50
+    """Optimizer steps over which the strength falls linearly to 0; None keeps it. Paper 50, its script 60."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the strength first rises linearly from 0; the decay begins after them."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.strength <= 1.0:
+            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        if not 0.0 <= self.clip_width < 1.0:
+            raise ValueError(f"clip_width: {self.clip_width} must be 0 or more, and below 1 to keep the sign")
+        if not 0.0 < self.clamp_nats <= 60.0:
+            raise ValueError(
+                f"clamp_nats: {self.clamp_nats} must be above 0 and at most 60, or exp overflows"
+            )
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(f"decay_steps: {self.decay_steps}; give 1 step or more, or None for no decay")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps: {self.warmup_steps}; give 0 steps or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        # Once the schedule has run out this is GRPO, and a teacher pass would be paid for nothing.
+        return ("student_logprob", "teacher_logprob") if self.strength > 0 else ()
+
+    def at_step(self, step: int) -> "Rlsd":
+        """The method with the strength of optimizer step ``step``, counted from 0, and no schedule left.
+
+        ``strength * step / warmup_steps`` during the warm-up, then
+        ``strength * max(0, 1 - (step - warmup_steps) / decay_steps)``.
+
+        >>> [Rlsd(warmup_steps=2, decay_steps=4).at_step(step).strength for step in (0, 1, 2, 4, 9)]
+        [0.0, 0.25, 0.5, 0.25, 0.0]
+        """
+        share = 1.0
+        if step < self.warmup_steps:
+            share = step / self.warmup_steps
+        elif self.decay_steps is not None:
+            share = max(0.0, 1.0 - (step - self.warmup_steps) / self.decay_steps)
+        return replace(self, strength=self.strength * share, decay_steps=None, warmup_steps=0)
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        weight = torch.ones_like(signals.mask, dtype=advantage_B.dtype)
+        if self.strength > 0:
+            log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+            # Clamped before exp: a token that one of the two finds impossible must not overflow.
+            log_ratio = log_ratio.clamp(-self.clamp_nats, self.clamp_nats)
+            ratio = (advantage_B.sign()[:, None] * log_ratio).exp()
+            # (1 - strength) + strength * clip, in the form that is exactly 1 where the clipped ratio is.
+            weight = 1.0 + self.strength * (ratio.clamp(1.0 - self.clip_width, 1.0 + self.clip_width) - 1.0)
+        if self.negative_only:
+            weight = torch.where(advantage_B[:, None] < 0, weight, 1.0)
+        return Credit.from_weights(advantage_B, weight, masked_rank(signals.mask))
