@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from gear_rl.cli.config import RunConfig, build_method, import_object
-from gear_rl.cli.data import load_reward, load_rows, load_splits
+from gear_rl.cli.data import load_rows, load_splits
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.progress import ProgressLine, replace_printers
+from gear_rl.cli.rewards import load_reward
 
 OUTPUT_DIR = "runs/train"
 """Where a run goes that does not say."""

@@ -1,0 +1,126 @@
+"""An OpenEnv client as an environment class for TRL's ``environment_factory``; written against openenv 0.10.
+
+TRL 1.16 drives OpenEnv *harness sessions* in its asynchronous trainer only (``trl.experimental.async_grpo``); for
+``GRPOTrainer`` an environment is a class whose methods are tools, and this module makes one. openenv is not
+imported: anything with ``reset``, ``step`` and results of ``observation``, ``reward`` and ``done`` will do.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+HIDDEN_FIELDS = frozenset({"metadata"})
+"""Fields of every OpenEnv action that the model does not fill in."""
+HIDDEN_OBSERVATIONS = frozenset({"metadata", "reward", "done"})
+"""Fields of every OpenEnv observation that the model does not see: the reward is not for the policy to read."""
+
+
+def environment(
+    client: Callable[[], Any],
+    actions: type[Any] | Mapping[str, type[Any]],
+    *,
+    reset_columns: Sequence[str] = (),
+    reward: Literal["last", "sum"] = "last",
+    show: Callable[[Any], str] | None = None,
+) -> type[Any]:
+    """A class in TRL's environment contract: no-argument constructor, ``reset(**row)``, tools, ``get_reward()``.
+
+    ``client`` makes a client, for instance ``lambda: EchoEnv(base_url="http://localhost:8000")``; an asynchronous
+    one is used through its ``.sync()``. ``actions`` is an action class, whose tool is called ``step``, or
+    ``{tool name: action class}``; the action's fields are the tool's arguments. Only ``reset_columns`` of a row
+    reach the server, so nothing meant for the teacher leaks. A tool returns the observation as text (``show``
+    writes it, else its fields as JSON); after the last step it raises. ``get_reward`` is the reward of the last
+    step, or the sum over steps. One client per environment is kept for its life, and connects at the first reset.
+    """
+    tools = dict(actions) if isinstance(actions, Mapping) else {"step": actions}
+    reserved = {"reset", "get_reward", "privileged_context"}
+    for name in tools:
+        if not name.isidentifier() or name.startswith("_") or name in reserved:
+            raise ValueError(f"actions: {name!r} cannot be a tool's name; choose another")
+
+    class OpenEnvEnvironment:
+        """One session of an OpenEnv server."""
+
+        def __init__(self) -> None:
+            self._client: Any = None
+            self._rewards: list[float] = []
+            self._done = True
+
+        def reset(self, **row: Any) -> str | None:
+            """Begin an episode; the first observation is added to the prompt."""
+            if self._client is None:
+                made = client()
+                self._client = made.sync() if hasattr(made, "sync") else made
+            result = self._client.reset(**{name: row[name] for name in reset_columns if name in row})
+            self._rewards = []
+            self._done = bool(result.done)
+            return _text(result.observation, show) or None
+
+        def get_reward(self) -> float:
+            """The reward of the last step, or the sum; 0.0 before any step."""
+            if not self._rewards:
+                return 0.0
+            return self._rewards[-1] if reward == "last" else sum(self._rewards)
+
+        def _step(self, action: Any) -> str:
+            if self._done:
+                raise ValueError("the episode is over")
+            result = self._client.step(action)
+            self._rewards.append(float(result.reward or 0.0))
+            self._done = bool(result.done)
+            return _text(result.observation, show)
+
+    for name, action in tools.items():
+        setattr(OpenEnvEnvironment, name, _tool(name, action))
+    return OpenEnvEnvironment
+
+
+def _tool(name: str, action: type[Any]) -> Callable[..., str]:
+    """The method that makes the action of its arguments: typed and documented, for the tool's JSON schema."""
+    fields = {key: field for key, field in _fields(action).items() if key not in HIDDEN_FIELDS}
+    taken = [key for key in fields if key in ("self",) or not key.isidentifier()]
+    if taken:
+        raise ValueError(f"actions.{name}: {taken} cannot be arguments of a tool")
+
+    def tool(self: Any, **arguments: Any) -> str:
+        return self._step(action(**arguments))
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for key, field in fields.items():
+        default = (
+            inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+        )
+        parameters.append(inspect.Parameter(key, keyword, default=default, annotation=field.annotation))
+    signature = inspect.Signature(parameters, return_annotation=str)
+    tool.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    tool.__annotations__ = {key: field.annotation for key, field in fields.items()} | {"return": str}
+    tool.__name__ = name
+    tool.__qualname__ = f"OpenEnvEnvironment.{name}"
+    summary = (
+        inspect.cleandoc(action.__doc__ or "").partition("\n")[0] or f"Take the action {action.__name__}."
+    )
+    said = {key: field.description or f"The {key.replace('_', ' ')}." for key, field in fields.items()}
+    texts = "\n".join(f"    {key}: {text}" for key, text in said.items())
+    tool.__doc__ = f"{summary}\n\nArgs:\n{texts}\n" if texts else summary
+    return tool
+
+
+def _fields(action: type[Any]) -> Mapping[str, Any]:
+    fields: Any = getattr(action, "model_fields", None)
+    if fields is None:
+        raise ValueError(f"actions: {action.__name__} is no pydantic model, as OpenEnv's actions are")
+    return cast(Mapping[str, Any], fields)
+
+
+def _text(observation: Any, show: Callable[[Any], str] | None) -> str:
+    if show is not None:
+        return show(observation)
+    if isinstance(observation, str):
+        return observation
+    fields: Any = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else observation
+    if isinstance(fields, Mapping):
+        named = cast(Mapping[str, Any], fields).items()
+        fields = {key: value for key, value in named if key not in HIDDEN_OBSERVATIONS}
+    return json.dumps(fields, ensure_ascii=False)

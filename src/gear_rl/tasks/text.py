@@ -1,0 +1,72 @@
+"""What a reward reads: the text of a completion, and the values of a row's columns. Knows no task."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+Completion = str | Sequence[Mapping[str, Any]]
+"""What TRL hands to a reward: plain text, or the messages after the prompt."""
+
+
+def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
+    """The messages that the policy wrote; plain text is one of them.
+
+    >>> assistant_messages([{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}])
+    [{'role': 'assistant', 'content': 'a'}]
+    """
+    if isinstance(completion, str):
+        return [{"role": "assistant", "content": completion}]
+    return [message for message in completion if message.get("role") == "assistant"]
+
+
+def content_text(content: Any) -> str:
+    """The text of a message's content: a string, a list of blocks, or nothing.
+
+    >>> content_text([{"type": "text", "text": "4"}, {"type": "image"}]), content_text(None)
+    ('4', '')
+    """
+    if isinstance(content, str):
+        return content
+    blocks: list[Any] = [*cast(list[Any], content)] if isinstance(content, list) else []
+    texts = [cast(Mapping[str, Any], block).get("text") for block in blocks if isinstance(block, Mapping)]
+    return "".join(str(text or "") for text in texts)
+
+
+def final_text(completion: Completion) -> str:
+    """The last assistant message without its reasoning; empty if the reasoning was never closed.
+
+    A completion that was cut inside ``<think>`` has given no answer, whatever stands in its reasoning.
+
+    >>> final_text("<think>5?</think>4"), final_text("<think>5"), final_text("6")
+    ('4', '', '6')
+    """
+    messages = assistant_messages(completion)
+    text = content_text(messages[-1].get("content")) if messages else ""
+    _, closed, answer = text.rpartition("</think>")
+    if "<think>" in answer:
+        return ""
+    return answer if closed else text
+
+
+def dotted(row: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, through objects and lists; None where the path ends early.
+
+    A column whose own name holds the dots comes first.
+
+    >>> dotted({"reward_model": {"ground_truth": "4"}}, "reward_model.ground_truth")
+    '4'
+    >>> dotted({"turns": [{"content": "hi"}]}, "turns.0.content"), dotted({"a": None}, "a.b")
+    ('hi', None)
+    """
+    if path in row:
+        return row[path]
+    value: Any = row
+    for part in path.split("."):
+        if isinstance(value, Mapping):
+            value = cast(Mapping[str, Any], value).get(part)
+        elif isinstance(value, list) and part.lstrip("-").isdigit():
+            items = cast(list[Any], value)
+            place = int(part)
+            value = items[place] if -len(items) <= place < len(items) else None
+        else:
+            return None
+    return value
