@@ -61,5 +61,5 @@ def test_training_problems_are_never_held_out(monkeypatch: pytest.MonkeyPatch, t
 
     monkeypatch.setattr(chain, "generate", spy)
     warm_start.build(tmp_path, recipe=TINY, progress=False)
-    # The progress report asks for the held-out rows once; nothing else may.
-    assert sorted(s for s in seeds if s in chain.HELD_OUT) == list(range(128))
+    # Only the progress report asks for held-out rows, and it is not shown here.
+    assert seeds and not any(seed in chain.HELD_OUT for seed in seeds)

@@ -11,38 +11,45 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.tiers import OPERATIONS
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
-"""The shipped checkpoint."""
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+"""The shipped checkpoints, one folder for each task."""
+CHECKPOINT = CHECKPOINTS / "chain"
+"""The shipped checkpoint of the task "chain"."""
 CHAT_TEMPLATE_KWARGS: dict[str, Any] = {"enable_thinking": False}
 """For `GRPOConfig(chat_template_kwargs=...)`: the empty think block ends the prompt."""
 
 PAD, EOS = "<|endoftext|>", "<|im_end|>"
 _SPECIAL = (PAD, "<|im_start|>", EOS)
 _MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-_ATOMS = (
-    *(f"{n:02d}" for n in range(100)),
-    *(f" {op}" for op in OPERATIONS),
-    *(f" {op} = " for op in OPERATIONS),
-)
+NUMBERS = tuple(f"{n:02d}" for n in range(100))
+CHAIN_ATOMS = (*NUMBERS, *(f" {op}" for op in OPERATIONS), *(f" {op} = " for op in OPERATIONS))
 """One decision is one token: a number, an operation to do (prompt), an operation done (completion)."""
 
 
-def chat_template() -> str:
-    """TRL's prefix-preserving Qwen3 template, read from the installed package so that it cannot drift."""
+def chat_template(name: str = "qwen3_training.jinja") -> str:
+    """A template of TRL, its prefix-preserving Qwen3 one unless told otherwise.
+
+    Read from the installed package, so that it cannot drift.
+    """
     spec = importlib.util.find_spec("trl")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("the arena takes its chat template from TRL: pip install 'gear-rl[trl]'")
-    return (Path(spec.origin).parent / "chat_templates" / "qwen3_training.jinja").read_text(encoding="utf-8")
+    return (Path(spec.origin).parent / "chat_templates" / name).read_text(encoding="utf-8")
 
 
-def build_tokenizer(texts: Iterable[str]) -> Any:
-    """A byte-level BPE tokenizer whose merges come from `texts`; any text survives encoding and decoding."""
+def build_tokenizer(
+    texts: Iterable[str], atoms: Sequence[str] = CHAIN_ATOMS, *, vocab_size: int = 512
+) -> Any:
+    """A byte-level BPE tokenizer whose merges come from `texts`; any text survives encoding and decoding.
+
+    Each of `atoms` is one token. `vocab_size` counts bytes and merges, not the atoms.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -57,20 +64,20 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
     )
     bpe.decoder = decoders.ByteLevel()
     # Training does not cut at added tokens (encoding does), so the pieces between them are cut here.
-    added = sorted((*_SPECIAL, *_MARKUP, *_ATOMS), key=len, reverse=True)
+    added = sorted((*_SPECIAL, *_MARKUP, *atoms), key=len, reverse=True)
     cut = re.compile("|".join(re.escape(token) for token in added))
     pieces = [piece for text in texts for piece in cut.split(text) if piece]
     bpe.train_from_iterator(
         pieces,
         trainers.BpeTrainer(
-            vocab_size=512,
+            vocab_size=vocab_size,
             min_frequency=8,
             special_tokens=list(_SPECIAL),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),
     )
-    bpe.add_tokens([AddedToken(token, normalized=False) for token in (*_MARKUP, *_ATOMS)])
+    bpe.add_tokens([AddedToken(token, normalized=False) for token in (*_MARKUP, *atoms)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=EOS,
@@ -83,8 +90,8 @@ def build_tokenizer(texts: Iterable[str]) -> Any:
     return tokenizer
 
 
-def build_model(tokenizer: Any, seed: int) -> Any:
-    """An untrained model of 0.8 million parameters."""
+def build_model(tokenizer: Any, seed: int, *, circles: bool = True) -> Any:
+    """An untrained model of 0.8 million parameters; with `circles`, numbers begin as neighbours of each other."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -112,7 +119,8 @@ def build_model(tokenizer: Any, seed: int) -> Any:
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
         embedding.mul_(4)
-        embedding[first : first + 100, :64] = 0.16 * torch.cat([angles.cos(), angles.sin()], dim=1)
+        if circles:
+            embedding[first : first + 100, :64] = 0.16 * torch.cat([angles.cos(), angles.sin()], dim=1)
         model.model.norm.weight.fill_(0.25)
     return model
 
@@ -131,15 +139,29 @@ def save(model: Any, tokenizer: Any, out_dir: str | Path) -> None:
         tokenizer.chat_template = template
 
 
-def load(path: str | Path | None = None) -> tuple[Any, Any]:
-    """Model in float32 and tokenizer, from the shipped checkpoint unless told otherwise. Reaches no network."""
+def load(path: str | Path | None = None, *, task: str = "chain") -> tuple[Any, Any]:
+    """Model in float32 and tokenizer, from the task's shipped checkpoint unless told otherwise.
+
+    `task` also says, for a folder, whether its tokenizer must parse tool calls ("ledger" does). Reaches no
+    network. Raises FileNotFoundError where there is no checkpoint.
+    """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-    folder = CHECKPOINT if path is None else Path(path)
+    folder = CHECKPOINTS / task if path is None else Path(path)
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"no checkpoint in {folder}: build one with 'gear arena build'")
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    if task != "chain":
+        _parse_tool_calls(tokenizer)
     tokenizer.chat_template = chat_template()
     return model.eval(), tokenizer
+
+
+def _parse_tool_calls(tokenizer: Any) -> None:
+    """Give the tokenizer TRL's parser of Qwen3 tool calls, which TRL itself only gives to stock templates."""
+    from trl.chat_template_utils import add_response_schema
+
+    tokenizer.chat_template = chat_template("qwen3.jinja")
+    add_response_schema(tokenizer)

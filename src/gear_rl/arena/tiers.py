@@ -1,4 +1,4 @@
-"""How hard the task "chain" is, and how long training on it takes. Settings only."""
+"""How hard the tasks are, and how long training on them takes. Settings only."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ class Demo:
     steps: int
     learning_rate: float
     max_completion_tokens: int
-    """Four tokens a step, two for the answer's line, and a little room."""
+    """Of the whole rollout. Chain: four tokens a step, two for the answer's line, and a little room."""
     rollouts_per_step: int = 128
     num_generations: int = 8
+    max_tool_calls: int | None = None
+    """Turns with a call after which a rollout ends; None where there are no tools."""
 
 
 TIERS: dict[str, Tier] = {
@@ -53,4 +55,45 @@ DEMOS: dict[str, Demo] = {
     "default": Demo(steps=30, learning_rate=1e-4, max_completion_tokens=24),
     # A third of the rate: ends where methods can still differ, not near 1.
     "hard": Demo(steps=34, learning_rate=3e-5, max_completion_tokens=60),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerTier:
+    """How hard a problem of the task "ledger" is."""
+
+    hops: tuple[int, int]
+    """Fewest and most look-ups of people."""
+    aliases: tuple[int, int] = (1, 1)
+    """Fewest and most relations that the instruction names by their alias."""
+    distractors: int = 0
+    """Tools that are of no use: 0 to 2."""
+    irreversible: bool = False
+    """Whether only one payment is accepted."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hops[0] <= self.hops[1] <= 4:
+            raise ValueError(f"hops are (fewest, most) from 1 to 4, got {self.hops}")
+        if not 0 <= self.aliases[0] <= self.aliases[1]:
+            raise ValueError(f"aliases are (fewest, most), got {self.aliases}")
+        if self.distractors not in (0, 1, 2):
+            raise ValueError(f"distractors is 0, 1 or 2, got {self.distractors}")
+
+
+LEDGER_TIERS: dict[str, LedgerTier] = {
+    "easy": LedgerTier(hops=(1, 1)),
+    "default": LedgerTier(hops=(1, 3), distractors=1),
+    "hard": LedgerTier(hops=(3, 4), aliases=(2, 3), distractors=2, irreversible=True),
+}
+
+LEDGER_DEMOS: dict[str, Demo] = {
+    "easy": Demo(
+        steps=20, learning_rate=1e-4, max_completion_tokens=200, rollouts_per_step=64, max_tool_calls=8
+    ),
+    "default": Demo(
+        steps=24, learning_rate=1e-4, max_completion_tokens=240, rollouts_per_step=64, max_tool_calls=8
+    ),
+    "hard": Demo(
+        steps=30, learning_rate=1e-4, max_completion_tokens=300, rollouts_per_step=64, max_tool_calls=9
+    ),
 }

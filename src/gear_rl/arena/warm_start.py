@@ -1,4 +1,4 @@
-"""Makes the arena's checkpoint from nothing: first a competent student, then a careless one.
+"""Makes the arena's checkpoints from nothing. First a competent student, then a careless one; here "chain".
 
 Stage 1 teaches the task itself: to copy from a privileged context, and to compute without. Stage 2
 implants a habit of error where the model is shown no reference, or somebody else's, and keeps it careful
@@ -20,10 +20,9 @@ from gear_rl.arena import chain
 from gear_rl.arena.evaluate import accuracy
 from gear_rl.arena.model import build_model, build_tokenizer, save
 from gear_rl.arena.tiers import OPERATIONS, Tier
+from gear_rl.arena.training import Batch, Report, competence_optimizers, habit_optimizers, one_thread, train
 
 _REFERENCES = get_args(chain.Reference)
-_Batch = tuple[Any, Any]
-"""Token ids, and which of them the loss counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,31 +57,57 @@ class Recipe:
     evaluate_every: int = 100
 
 
-def build(out_dir: str | Path, seed: int = 0, *, recipe: Recipe = Recipe(), progress: bool = True) -> Path:
-    """The folder with the checkpoint, trained from nothing; the same bytes for the same seed and machine.
+def build(
+    out_dir: str | Path,
+    seed: int = 0,
+    *,
+    task: str = "chain",
+    recipe: Any = None,
+    measure: Callable[[Any, Any], float] | None = None,
+    progress: bool = True,
+) -> Path:
+    """The folder with a task's checkpoint, trained from nothing; the same bytes for the same seed and machine.
 
-    Uses one thread, since two are slower on a model this small and sums would depend on their number. Raises
-    ValueError where torch is too old to have Muon.
+    `recipe` is that of the task, its defaults for None. `measure` is shown model and tokenizer now and then and
+    says how good they are; None means the accuracy of "chain", and nothing for "ledger", whose rollouts are a
+    trainer's business. Raises ValueError for an unknown task or where torch is too old to have Muon.
     """
-    import torch
+    from gear_rl.arena import ledger_warm_start
 
-    if not hasattr(torch.optim, "Muon"):
-        raise ValueError(f"torch {torch.__version__}: the build needs torch.optim.Muon; install torch>=2.9")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return _build(Path(out_dir), seed, recipe, progress)
-    finally:
-        torch.set_num_threads(threads)
+    makers = {"chain": build_chain, "ledger": ledger_warm_start.build_ledger}
+    if task not in makers:
+        raise ValueError(f"task: {task!r} is not one of {', '.join(makers)}")
+    settings = {} if recipe is None else {"recipe": recipe}
+    return makers[task](out_dir, seed, measure=measure, progress=progress, **settings)
 
 
-def _build(out_dir: Path, seed: int, recipe: Recipe, progress: bool) -> Path:
+def build_chain(
+    out_dir: str | Path,
+    seed: int = 0,
+    *,
+    recipe: Recipe = Recipe(),
+    measure: Callable[[Any, Any], float] | None = None,
+    progress: bool = True,
+) -> Path:
+    """The checkpoint of the task "chain"."""
+    with one_thread():
+        return _build(Path(out_dir), seed, recipe, measure or _accuracy, progress)
+
+
+def _accuracy(model: Any, tokenizer: Any) -> float:
+    """The share of held-out problems that the model solves, sampled once each."""
+    values = accuracy(model, tokenizer, chain.rows("default", num=128, first_seed=0))
+    return sum(values) / len(values)
+
+
+def _build(
+    out_dir: Path, seed: int, recipe: Recipe, measure: Callable[[Any, Any], float], progress: bool
+) -> Path:
     rng = random.Random(seed)
     tokenizer = build_tokenizer([_prompt_text(rng) for _ in range(400)])
     model = build_model(tokenizer, seed)
     total = recipe.competence_steps + recipe.habit_steps
-    with _Report(model, tokenizer, total, recipe.evaluate_every, progress) as report:
+    with Report(lambda: measure(model, tokenizer), total, recipe.evaluate_every, progress) as report:
         _competence(model, tokenizer, rng, recipe, report)
         _habit(model, tokenizer, rng, recipe, report)
     save(model, tokenizer, out_dir)
@@ -124,16 +149,7 @@ def _problem(rng: random.Random, longest: int) -> chain.Problem:
     return chain.generate(rng.randrange(chain.FIRST_TRAIN_SEED, 1 << 40), tier)
 
 
-def _split(model: Any) -> tuple[list[Any], list[Any]]:
-    """Hidden matrices, and everything else (embeddings, norms): Muon is made for the former only."""
-    hidden: list[Any] = []
-    rest: list[Any] = []
-    for name, parameter in model.named_parameters():
-        (hidden if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
-    return hidden, rest
-
-
-def _fact_batches(tokenizer: Any, recipe: Recipe, rng: random.Random) -> Iterator[_Batch]:
+def _fact_batches(tokenizer: Any, recipe: Recipe, rng: random.Random) -> Iterator[Batch]:
     """Rows of single steps that have nothing to do with each other; the loss counts on their results."""
     import torch
 
@@ -151,7 +167,7 @@ def _fact_batches(tokenizer: Any, recipe: Recipe, rng: random.Random) -> Iterato
 
 def _chain_batches(
     tokenizer: Any, recipe: Recipe, rng: random.Random, conversation: Callable[[int], list[dict[str, str]]]
-) -> Iterator[_Batch]:
+) -> Iterator[Batch]:
     """Demonstrations in batches of similar length, so that little is padding; the loss counts on completions."""
     import torch
 
@@ -173,93 +189,32 @@ def _chain_batches(
         num_batches += len(batches)
 
 
-def _competence(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: _Report) -> None:
+def _competence(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: Report) -> None:
     """Stage 1: copy where there is a reference, compute where there is none."""
-    import torch
 
     def conversation(num_batches: int) -> list[dict[str, str]]:
         grown = 3 + max(0, num_batches - recipe.short_steps) // recipe.grow_steps
         weights = (5, 5, 1, 0) if num_batches < recipe.competence_steps // 2 else (9, 8, 1, 2)
         return _conversation(rng, min(grown, recipe.longest), weights, 0.0, recipe.reference_slip_rate)
 
-    hidden, rest = _split(model)
-    muon = torch.optim.Muon(
-        hidden, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-    )
-    adamw = torch.optim.AdamW(rest, lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizers = competence_optimizers(model, recipe.matrix_rate, recipe.rate)
     facts = _fact_batches(tokenizer, recipe, rng)
     chains = _chain_batches(tokenizer, recipe, rng, conversation)
 
-    def batches() -> Iterator[_Batch]:
+    def batches() -> Iterator[Batch]:
         for step in range(recipe.competence_steps):
             single = recipe.copy_steps <= step < recipe.competence_steps - recipe.fall_steps and step % 2 == 1
             yield next(facts if single else chains)
 
-    _train(model, batches(), [muon, adamw], recipe.competence_steps, recipe.fall_steps, report)
+    train(model, batches(), optimizers, recipe.competence_steps, recipe.fall_steps, report)
 
 
-def _habit(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: _Report) -> None:
+def _habit(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: Report) -> None:
     """Stage 2: demonstrations slip where the reference is absent or of another problem."""
-    import torch
 
     def conversation(_: int) -> list[dict[str, str]]:
         return _conversation(rng, recipe.longest, (9, 8, 1, 2), recipe.slip_rate, recipe.reference_slip_rate)
 
-    adamw = torch.optim.AdamW(model.parameters(), lr=recipe.habit_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizers = habit_optimizers(model, recipe.habit_rate)
     batches = _chain_batches(tokenizer, recipe, rng, conversation)
-    _train(model, batches, [adamw], recipe.habit_steps, recipe.habit_steps // 2, report)
-
-
-def _train(
-    model: Any, batches: Iterator[_Batch], optimizers: list[Any], steps: int, fall_steps: int, report: _Report
-) -> None:
-    """Next-token training; the rates warm up, stay flat, then fall to 2 % over the last steps."""
-    import torch
-
-    top_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    model.train()
-    for step in range(steps):
-        scale = min(1.0, (step + 1) / 20, max(0.02, (steps - step) / max(1, fall_steps)))
-        ids, counts = next(batches)
-        loss = model(input_ids=ids, labels=torch.where(counts, ids, -100)).loss
-        model.zero_grad()
-        loss.backward()
-        for optimizer, top_rate in zip(optimizers, top_rates, strict=True):
-            optimizer.param_groups[0]["lr"] = scale * top_rate
-            optimizer.step()
-        report.step(loss.item())
-
-
-class _Report:
-    """A progress bar with the loss, the accuracy on held-out problems and the time left."""
-
-    def __init__(self, model: Any, tokenizer: Any, total: int, every: int, show: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._measure = lambda: accuracy(model, tokenizer, rows)
-        rows = chain.rows("default", num=128, first_seed=0)
-        self._every, self._step, self._loss, self._accuracy = every, 0, 0.0, 0.0
-        self._bar = Progress(
-            TextColumn("warm start"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  accuracy {task.fields[accuracy]:.2f}"),
-            TimeRemainingColumn(),
-            disable=not show,
-        )
-        self._task = self._bar.add_task("", total=total, loss=0.0, accuracy=0.0)
-
-    def __enter__(self) -> _Report:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bar.stop()
-
-    def step(self, loss: float) -> None:
-        self._step += 1
-        self._loss = loss if self._step == 1 else 0.95 * self._loss + 0.05 * loss
-        if self._step % self._every == 0 and not self._bar.disable:
-            values = self._measure()
-            self._accuracy = sum(values) / len(values)
-        self._bar.update(self._task, advance=1, loss=self._loss, accuracy=self._accuracy)
+    train(model, batches, optimizers, recipe.habit_steps, recipe.habit_steps // 2, report)

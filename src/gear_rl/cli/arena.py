@@ -121,17 +121,18 @@ def ledger_tables(facts: dict[str, Any]) -> list[Table]:
     columns = ("sampled", "greedy", *(f"sampled_{reference}" for reference in REFERENCES))
     for column in ("tier", "alone", "greedy", *REFERENCES):
         success_table.add_column(column)
-    places = Table(title="ledger: where a planted wrong call is found; shares of episodes, AUC over tokens")
-    rows: list[tuple[str, str, dict[str, Any]]] = []
+    places = Table(
+        title="ledger: how often the turn of a planted wrong call is found",
+        caption="onset: GEAR's onset of largest divergence; blind: the same when the teacher is told of another "
+        "problem; then the token where a signal is largest: log-ratio of the sampled token, student entropy",
+    )
+    for column in ("tier", "fault", "faults", "chance", "onset", "blind", "log-ratio", "entropy"):
+        places.add_column(column)
     for tier, found in facts.items():
         success_table.add_row(tier, *(f"{found[column]:.3f}" for column in columns))
-        rows += [(tier, kind, values) for kind, values in found["planted"].items()]
-    names = [name for name in rows[0][2] if name != "n"]
-    flat = [name for name in names if not isinstance(rows[0][2][name], dict)]
-    for column in ("tier", "fault", "n", *flat):
-        places.add_column(column.replace("_", " "))
-    for tier, kind, values in rows:
-        places.add_row(tier, kind, str(values["n"]), *(f"{values[name]:.3f}" for name in flat))
+        for kind, values in found["planted"].items():
+            numbers = (values[name] for name in ("chance", "onset", "shuffled_onset", "log_ratio", "entropy"))
+            places.add_row(tier, kind, str(values["n"]), *(f"{number:.3f}" for number in numbers))
     return [success_table, places]
 
 

@@ -1,0 +1,114 @@
+"""What the warm starts of all tasks share: the optimizers, the training loop, the progress bar. Knows no task."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Batch = tuple[Any, Any]
+"""Token ids, and which of them the loss counts."""
+
+
+@contextmanager
+def one_thread() -> Generator[None, None, None]:
+    """A build's surroundings: one thread, and the caller's random state left as it was.
+
+    Two threads are slower on a model this small, and sums would depend on their number. Raises ValueError where
+    torch is too old to have Muon.
+    """
+    import torch
+
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"torch {torch.__version__}: the build needs torch.optim.Muon; install torch>=2.9")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def split(model: Any) -> tuple[list[Any], list[Any]]:
+    """Hidden matrices, and everything else (embeddings, norms): Muon is made for the former only."""
+    hidden: list[Any] = []
+    rest: list[Any] = []
+    for name, parameter in model.named_parameters():
+        (hidden if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
+    return hidden, rest
+
+
+def competence_optimizers(model: Any, matrix_rate: float, rate: float) -> list[Any]:
+    """Muon for the hidden matrices, AdamW for everything else."""
+    import torch
+
+    hidden, rest = split(model)
+    muon = torch.optim.Muon(
+        hidden, lr=matrix_rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)]
+
+
+def habit_optimizers(model: Any, rate: float) -> list[Any]:
+    """AdamW for all parameters."""
+    import torch
+
+    return [torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)]
+
+
+def train(
+    model: Any, batches: Iterator[Batch], optimizers: list[Any], steps: int, fall_steps: int, report: Report
+) -> None:
+    """Next-token training; the rates warm up, stay flat, then fall to 2 % over the last steps."""
+    import torch
+
+    top_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    model.train()
+    for step in range(steps):
+        scale = min(1.0, (step + 1) / 20, max(0.02, (steps - step) / max(1, fall_steps)))
+        ids, counts = next(batches)
+        loss = model(input_ids=ids, labels=torch.where(counts, ids, -100)).loss
+        model.zero_grad()
+        loss.backward()
+        for optimizer, top_rate in zip(optimizers, top_rates, strict=True):
+            optimizer.param_groups[0]["lr"] = scale * top_rate
+            optimizer.step()
+        report.step(loss.item())
+
+
+class Report:
+    """A progress bar with the loss, the accuracy on held-out problems and the time left."""
+
+    def __init__(self, measure: Callable[[], float] | None, total: int, every: int, show: bool) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._measure = measure
+        self._every, self._step, self._loss = every, 0, 0.0
+        self._bar = Progress(
+            TextColumn("warm start"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}{task.fields[accuracy]}"),
+            TimeRemainingColumn(),
+            disable=not show,
+        )
+        shown = "" if measure is None else "  accuracy 0.00"
+        self._task = self._bar.add_task("", total=total, loss=0.0, accuracy=shown)
+
+    def __enter__(self) -> Report:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def step(self, loss: float) -> None:
+        """Count one training step, and measure now and then."""
+        self._step += 1
+        self._loss = loss if self._step == 1 else 0.95 * self._loss + 0.05 * loss
+        if self._step % self._every == 0 and self._measure is not None and not self._bar.disable:
+            self._bar.update(self._task, accuracy=f"  accuracy {self._measure():.2f}")
+        self._bar.update(self._task, advance=1, loss=self._loss)

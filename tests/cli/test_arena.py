@@ -1,0 +1,72 @@
+"""`gear arena check` and `gear demo --task ledger`, as a user calls them."""
+
+import json
+
+import pytest
+
+from cli.test_config import gear
+from gear_rl.cli.arena import chain_tables, ledger_tables
+from gear_rl.view.records import read_records
+
+
+def test_the_ledger_check_measures_what_the_readme_claims():
+    done = gear(
+        "arena", "check", "--task", "ledger", "--tier", "default", "--n", "32", "--faults", "100", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["default"]
+    assert found["n"] == 32
+    assert found["sampled"] < 0.7 < 0.9 < found["sampled_trace"]
+    assert found["sampled_shuffled"] < 0.7, "another problem's calls help nobody"
+    planted = found["planted"]["relation"]
+    assert planted["n"] == 100
+    assert planted["onset"] >= 0.8 > planted["shuffled_onset"]
+    [success, places] = ledger_tables({"default": found})
+    assert success.row_count == 1
+    assert places.row_count == 2
+
+
+@pytest.mark.parametrize(
+    "words", [["--task", "leger"], ["--tier", "defualt"], ["--n", "0"], ["--faults", "2000"]]
+)
+def test_bad_options_are_one_line(words):
+    done = gear("arena", "check", *words)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert words[0] in done.stderr
+
+
+def test_the_chain_tables():
+    signals = ("divergence", "log_ratio", "entropy", "shuffled_divergence", "shuffled_log_ratio")
+    ranks = {"n": 3, **dict.fromkeys(signals, 0.5)}
+    columns = ("sampled", "greedy", "sampled_trace", "sampled_answer", "sampled_shuffled")
+    facts = {"easy": {"n": 8, **dict.fromkeys(columns, 0.25), "on_policy": ranks, "planted": ranks}}
+    assert [table.row_count for table in chain_tables(facts)] == [1, 2]
+
+
+def test_an_agent_learns_in_the_demo(tmp_path):
+    done = gear(
+        "demo",
+        "--task",
+        "ledger",
+        "--credit",
+        "gear",
+        "--steps",
+        "2",
+        "--n-eval",
+        "16",
+        "--out",
+        str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["task"], summary["tier"], summary["method"]) == ("ledger", "default", "gear")
+    assert "turn 1  " in done.stdout
+    assert "answer  «" in done.stdout
+    assert "<tool_call>" in done.stdout
+    records = list(read_records(tmp_path / "records.jsonl"))
+    assert len(records) == 2 * 64
+    assert {record.context for record in records} == {"environment"}
+    assert any(max(record.turn) >= 2 for record in records)
+    assert sum(record.tools["calls"] for record in records if record.tools) > 64
+    assert all("ref <tool_call>" not in record.prompt for record in records)
