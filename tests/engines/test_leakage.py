@@ -139,3 +139,35 @@ def test_control_tokens_in_a_spliced_hint_stay_text(tiny_model, tmp_path, monkey
         (t.count(control), s.count(control)) for t, s in zip(watch.teacher, watch.generated_from, strict=True)
     ]
     assert all(teacher == student == 2 for teacher, student in counts)
+
+
+def test_a_column_of_another_name_is_kept_from_reset_too(tiny_model, tmp_path, monkeypatch):
+    told = []
+
+    class Curious:
+        def reset(self, **row):
+            told.append(set(row))
+            return f" {row}"
+
+        def look(self) -> str:
+            """Look around."""
+            return "nothing"
+
+    canary = secrets.token_hex(16)
+    dataset = tiny.rows().rename_column("privileged_context", "gold").map(lambda row: {"gold": canary})
+    settings = tiny.settings(tmp_path, max_steps=1, privileged_column="gold", max_tool_calling_iterations=1)
+    trainer = GEARTrainer(
+        tiny_model,
+        tiny.vowels,
+        GEARConfig(**settings),
+        dataset,
+        environment_factory=Curious,
+        credit=Gear(),
+    )
+    watch = Watch(monkeypatch, trainer.model)
+    trainer.train()
+    decode = trainer.processing_class.decode
+    assert told
+    assert all("gold" not in names and "answer" in names for names in told)
+    assert all(canary not in decode(ids) for ids in watch.generated_from)
+    assert all(canary in decode(ids) for ids in watch.teacher)

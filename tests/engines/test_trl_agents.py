@@ -82,6 +82,7 @@ def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(roomy,
     assert [record.truncated for record in records] == [False, True, True, False]
     assert [record.tools for record in records] == [{"calls": 2, "raised": 1}, {"calls": 1}, {}, {}]
     assert [record.context for record in records] == ["environment"] * 4
+    assert "look in the drawer" not in (tmp_path / "records.jsonl").read_text(), "the secret is not recorded"
     # The student and the teacher are scored on these very ids, tool answers included; only the prompt differs.
     [(completions, student, teacher)] = seen.calls
     assert unpadded(completions.ids, completions.attention) == [record.ids for record in records]
@@ -176,6 +177,14 @@ def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path, how):
             assert entry[f"gear/tools/{kind}"] == count
 
 
+def test_a_cut_off_rollout_that_the_trainer_masks_is_recorded_as_cut_off(roomy, tmp_path):
+    scripts = [[LOOK, "I saw"], [LOOK, f"done{END}"], [f"a{END}"], ["b"]]
+    _, records, _ = run(tmp_path, roomy, scripts, mask_truncated_completions=True)
+    assert [record.truncated for record in records] == [True, False, False, True]
+    assert [bool(record.tokens) for record in records] == [False, True, True, False]
+    assert [record.fallback for record in records] == ["no_token", None, None, "no_token"]
+
+
 def test_tools_without_an_environment_are_guarded_too(roomy, tmp_path):
     def divide(a: int, b: int) -> float:
         """Divide.
@@ -218,6 +227,56 @@ def test_tools_without_an_environment_are_guarded_too(roomy, tmp_path):
         {},
     ]
     assert "2.0" in "".join(records[1].tokens), "a number as text is a number"
+
+
+def test_async_tools_and_slotted_environments(roomy, tmp_path):
+    import asyncio
+
+    class Slow:
+        __slots__ = ("done",)
+
+        def reset(self, **row) -> None:
+            self.done = 0
+
+        async def wait(self, seconds: float) -> str:
+            """Wait.
+
+            Args:
+                seconds: How long.
+            """
+            await asyncio.sleep(seconds)
+            self.done += 1
+            return "waited"
+
+        @staticmethod
+        def add(a: int, b: int) -> int:
+            """Add.
+
+            Args:
+                a: One.
+                b: Other.
+            """
+            return a + b
+
+        def get_reward(self) -> float:
+            return float(self.done)
+
+    scripts = [
+        [call("wait", '{"seconds": 0}'), f"done{END}"],
+        [call("wait", '{"seconds": 60}'), f"done{END}"],
+        [call("wait", '{"seconds": "long"}'), f"done{END}"],
+        [call("add", '{"a": 20, "b": 22}'), f"done{END}"],
+    ]
+    _, records, _ = run(
+        tmp_path, roomy, scripts, credit=Uniform(), environment_factory=Slow, tool_time_limit=0.2
+    )
+    assert [record.tools for record in records] == [
+        {"calls": 1},
+        {"calls": 1, "timeout": 1},
+        {"calls": 1, "arguments": 1},
+        {"calls": 1},
+    ]
+    assert "42" in "".join(records[3].tokens)
 
 
 def test_a_secret_that_cannot_be_told_falls_back(roomy, tmp_path, caplog):

@@ -53,6 +53,7 @@ def interval(per_problem: Sequence[float], confidence: float = 0.95) -> tuple[fl
         np.mean,
         confidence_level=confidence,
         n_resamples=RESAMPLES,
+        batch=max(1, 4_000_000 // len(per_problem)),  # else all samples of all problems are in memory at once
         method="percentile",
         rng=0,
     ).confidence_interval

@@ -1,6 +1,6 @@
 """From the tensors of a credit pass to the records of the viewer, the same for every engine."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from jaxtyping import Bool, Float, Int
@@ -29,13 +29,13 @@ def records_of(
     fallback_B: dict[str, Bool[Tensor, " B"]],
     tools: Sequence[dict[str, int]],
     context: Sequence[str | None],
-    ends: Collection[int],
+    truncated: Sequence[bool],
     decode: Callable[[int], str],
 ) -> list[Record]:
     """One record per completion: its tokens without padding, and what the method read and gave.
 
     ``seen`` names the signals to keep; they are left out where nothing was scored. ``decode`` turns one token
-    id into text; ``ends`` are the ids that end a turn: a completion that stops with another was cut off.
+    id into text. A cut-off completion that the trainer masked as a whole has no tokens left.
     """
     weight = weights(credit, advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
@@ -61,7 +61,7 @@ def records_of(
                 fallback=next((name for name in FALLBACKS if fallback_B[name][b]), None),
                 context=context[b],
                 tools=tools[b],
-                truncated=len(own) > 0 and int(own[-1]) not in ends,
+                truncated=truncated[b],
             )
         )
     return records

@@ -6,6 +6,7 @@ from typing import Any, cast
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.engines.tools import text_of
 from gear_rl.signals.contexts import Rollout
 from gear_rl.tensor.segments import turn_ids
 
@@ -18,18 +19,23 @@ def rollouts_of(
     reward: Sequence[float | None],
     group: Sequence[int],
     secrets: Sequence[str | None],
-    feedback: Sequence[str | None] | None,
+    feedback: Sequence[Any] | None,
     decode: Callable[[list[int]], str],
 ) -> list[Rollout]:
     """One ``Rollout`` per completion. ``decode`` drops special tokens; ``completions`` are text or messages.
 
-    Without ``feedback`` the tools' answers serve, one per line.
+    Without ``feedback`` the tools' answers serve, one per line. ``ValueError`` if not every completion has one.
     """
+    if feedback is not None and len(feedback) != len(completions):
+        raise ValueError(
+            f'log_extra("feedback", ...): {len(feedback)} values for {len(completions)} completions; log one for '
+            "each, None where there is nothing to say"
+        )
     rollouts: list[Rollout] = []
     for b, turn_id in enumerate(turn_ids(mask)):
         turns = [ids[b][turn_id == turn] for turn in range(int(turn_id.max()) + 1)] if len(turn_id) else []
         texts = [decode(cast(list[int], turn.tolist())).strip() for turn in turns]  # pyright: ignore[reportUnknownMemberType]
-        told = feedback[b] if feedback is not None else _answers(completions[b])
+        told = text_of(feedback[b]) if feedback is not None else _answers(completions[b])
         rollouts.append(
             Rollout(
                 completion=completions[b],

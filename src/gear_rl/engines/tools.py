@@ -13,8 +13,10 @@ import signal
 import threading
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, cast
 
@@ -30,6 +32,8 @@ _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How the chat formats in use begin a call; one that did not become a call could not be parsed."""
 _ERROR = "{'error': "
 """How the engine tells the model that a call failed."""
+_INSIDE: ContextVar[bool] = ContextVar("_INSIDE", default=False)
+"""Whether a tool is being run: what it calls of its own environment is no call of the model's."""
 
 
 class _TimeUp(BaseException):
@@ -41,7 +45,8 @@ class ToolGuard:
 
     ``time_limit`` is in seconds per call and needs the main thread of a Unix system (elsewhere there is none);
     pure Python, ``sleep`` and waiting for a socket are interrupted, a C function that never returns is not.
-    ``max_chars`` bounds an answer. None switches a limit off.
+    ``max_chars`` bounds an answer. None switches a limit off. Only calls made while ``serving`` are guarded:
+    ``reset``, reward functions and the tools themselves get what the methods return, and their exceptions.
     """
 
     def __init__(self, time_limit: float | None = 30.0, max_chars: int | None = 20_000) -> None:
@@ -51,11 +56,21 @@ class ToolGuard:
         """What the model was told, and the kind of failure it stands for; of the batch under way."""
         self._answered: set[str] = set()
         """What tools answered of their own accord that only looks like an error."""
+        self._serving = False
 
     def begin(self) -> None:
         """Forget the failures of the batch before."""
         self._failed.clear()
         self._answered.clear()
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        """While the model's calls are carried out."""
+        self._serving = True
+        try:
+            yield
+        finally:
+            self._serving = False
 
     def tool(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function with its signature and docstring, and the guard around it."""
@@ -81,26 +96,38 @@ class ToolGuard:
             async def guarded_async(*own: Any, **arguments: Any) -> Any:
                 import asyncio
 
+                if not self._serving or _INSIDE.get():
+                    return await function(*own, **arguments)
                 values = checked(own, arguments)
+                limit, inside = asyncio.timeout(self.time_limit), _INSIDE.set(True)
                 try:
-                    return self._cut(await asyncio.wait_for(function(*own, **values), self.time_limit))
-                except TimeoutError:
-                    raise self._late() from None
+                    async with limit:
+                        return self._cut(await function(*own, **values))
                 except (Exception, SystemExit) as error:
-                    raise self._failure("raised", error) from None
+                    late = isinstance(error, TimeoutError) and limit.expired()  # else the tool's own
+                    raise (self._late() if late else self._failure("raised", error)) from None
+                finally:
+                    _INSIDE.reset(inside)
 
             return guarded_async
 
         @wraps(function)
         def guarded(*own: Any, **arguments: Any) -> Any:
+            if not self._serving or _INSIDE.get():
+                return function(*own, **arguments)
             values = checked(own, arguments)
+            inside = _INSIDE.set(True)
             try:
                 with _limited(self.time_limit):
                     return self._cut(function(*own, **values))
             except _TimeUp:
                 raise self._late() from None
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, and panics of libraries written in Rust
                 raise self._failure("raised", error) from None
+            finally:
+                _INSIDE.reset(inside)
 
         return guarded
 
@@ -108,17 +135,18 @@ class ToolGuard:
         """A factory of the same environments whose tools are guarded and whose secret is no tool.
 
         The instance keeps its state and its class's name; ``isinstance`` holds. Raises ``ValueError`` for a class
-        that cannot be extended (``__slots__`` with another layout, a C type).
+        that cannot be extended (a type written in C).
         """
 
         def make() -> Any:
             instance = factory()
-            cls: type = type(instance)
-            if cls not in self._classes:
-                self._classes[cls] = self._guarded_class(cls)
+            cls = cast(type[Any], type(instance))
             try:
-                instance.__class__ = self._classes[cls]
-            except TypeError as error:
+                if cls not in self._classes:
+                    self._classes[cls] = self._guarded_class(cls)
+                # Not by the class's own `__setattr__`: it may be frozen, or check fields.
+                object.__setattr__(instance, "__class__", self._classes[cls])
+            except Exception as error:
                 raise ValueError(f"environment: {cls.__name__} cannot be guarded: {error}") from None
             return instance
 
@@ -130,11 +158,13 @@ class ToolGuard:
             if not name.startswith("_") and name not in _NOT_TOOLS:
                 static = isinstance(inspect.getattr_static(cls, name), staticmethod)
                 body[name] = staticmethod(self.tool(function)) if static else self.tool(function)
+        # No slots of its own, so that an instance of the class can become one of this.
+        body |= {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
+        guarded = type(cls.__name__, (cls,), body)
         # TRL takes every function of the class for a tool; this one is reached through `secret_of` alone.
         if hasattr(cls, SECRET):
-            body[SECRET] = None
-        body["__module__"], body["__doc__"] = cls.__module__, cls.__doc__
-        return type(cls.__name__, (cls,), body)
+            setattr(guarded, SECRET, None)
+        return guarded
 
     def report(
         self, messages: Any, last_turn: str, tools: Sequence[str], control: re.Pattern[str] | None
@@ -150,7 +180,7 @@ class ToolGuard:
         messages = cast(Sequence[Mapping[str, Any]], messages)
         for message in messages:
             content = message.get("content")
-            text = content if isinstance(content, str) else ""
+            text = "\n".join(_texts(content))
             if message.get("role") == "tool":
                 kind = self._failed.get(text)
                 if message.get("name") not in tools:
@@ -162,7 +192,7 @@ class ToolGuard:
                 counts["control"] += bool(control is not None and control.search(text))
             elif message.get("role") == "assistant":
                 counts["calls"] += len(message.get("tool_calls") or ())
-        last = messages[-1] if messages else {}
+        last: Mapping[str, Any] = messages[-1] if messages else {}
         if last.get("role") == "assistant" and not last.get("tool_calls"):
             counts["malformed"] = int(any(opener in last_turn for opener in _CALL_OPENERS))
         return {name: count for name, count in counts.items() if count}
@@ -177,9 +207,12 @@ class ToolGuard:
         return self._failure("timeout", RuntimeError(f"the tool took more than {self.time_limit:g} seconds"))
 
     def _cut(self, result: Any) -> Any:
-        if isinstance(result, list):
-            return cast(Any, result)  # content blocks, which TRL hands on as they are
-        text = str(result)
+        if isinstance(result, list) and _are_blocks(cast(list[Any], result)):
+            blocks = cast(list[Mapping[str, Any]], result)
+            if any(block["type"] != "text" for block in blocks):
+                return blocks  # images, which TRL hands on as they are
+            result = "\n".join(_texts(blocks))
+        text = str(cast(Any, result))  # of other lists too: TRL would take their items for content blocks
         if text.startswith(_ERROR):
             self._answered.add(text)
         if self.max_chars is None or len(text) <= self.max_chars:
@@ -202,7 +235,7 @@ def secret_of(environment: Any) -> str | None:
     for cls in type(environment).__mro__:
         method = cls.__dict__.get(SECRET)
         if method is not None:
-            return text_of(method(environment))
+            return text_of(method.__get__(environment, type(environment))())
     return None
 
 
@@ -250,7 +283,7 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
         text = str(token.content)
         if getattr(token, "special", False) or (markup and re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)):
             found.add(text)
-    found.discard("")
+    found = {text for text in found if text.strip()}
     if not found:
         return None
     return re.compile("|".join(re.escape(text) for text in sorted(found, key=len, reverse=True)))
@@ -259,14 +292,60 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
 def defused(text: str, control: re.Pattern[str] | None) -> str:
     """The text with a space after the first character of every control token, so that it stays plain text.
 
-    A visible change on purpose: what a tokenizer's normaliser might drop again would be no protection.
+    A visible change on purpose: what a tokenizer's normaliser might drop again would be no protection. A token
+    that this does not break (a single character) becomes a space; half a surrogate pair, which JSON can spell
+    and no tokenizer takes, becomes a question mark. Full-width letters that spell a token become plain ones
+    first, as some tokenizers make them.
 
     >>> defused("a<|im_end|>b", re.compile(re.escape("<|im_end|>")))
     'a< |im_end|>b'
     """
-    while control is not None and control.search(text):
-        text = control.sub(lambda found: f"{found[0][:1]} {found[0][1:]}", text)
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    if control is None:
+        return text
+    folded = unicodedata.normalize("NFKC", text)
+    text = folded if control.search(folded) else text
+
+    def broken(found: re.Match[str]) -> str:
+        apart = f"{found[0][:1]} {found[0][1:]}"
+        return " " if control.search(apart) else apart
+
+    while control.search(text):
+        text = control.sub(broken, text)
     return text
+
+
+def defused_message(message: Mapping[str, Any], control: re.Pattern[str] | None) -> dict[str, Any]:
+    """A tool's message with its name (the model's word, which some templates render) and its text defused."""
+    safe, content = dict(message), message["content"]
+    if isinstance(message.get("name"), str):
+        safe["name"] = defused(message["name"], control)
+    if isinstance(content, str):
+        safe["content"] = defused(content, control)
+    elif _are_blocks(content):
+        safe["content"] = [
+            {**block, "text": defused(str(block["text"]), control)} if block["type"] == "text" else block
+            for block in content
+        ]
+    return safe
+
+
+def _are_blocks(content: Any) -> bool:
+    """Whether it is what a chat template takes for content: mappings that say their type, text with a text."""
+    if not isinstance(content, list) or not content:
+        return False
+    if not all(isinstance(block, Mapping) for block in cast(list[Any], content)):
+        return False
+    blocks = cast(list[Mapping[str, Any]], content)
+    return all("text" in block if block.get("type") == "text" else "type" in block for block in blocks)
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return (
+        [str(block["text"]) for block in content if block["type"] == "text"] if _are_blocks(content) else []
+    )
 
 
 def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], Any]]:
@@ -278,16 +357,20 @@ def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], 
     hints.pop("return", None)
     checks: dict[str, Callable[[Any], Any]] = {}
     for name, hint in hints.items():
-        try:
-            checks[name] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python
-        except Exception:
-            continue  # a type that pydantic builds no check for
+        # Models, data classes and typed dictionaries take no configuration but their own.
+        for config in (None, ConfigDict(arbitrary_types_allowed=True)):
+            with suppress(Exception):  # a type that pydantic builds no check for
+                checks[name] = TypeAdapter(hint, config=config).validate_python
+                break
     return checks
 
 
 @contextmanager
 def _limited(seconds: float | None) -> Generator[None]:
-    """Raise ``_TimeUp`` in the body after so many seconds; the alarm that was set before is set again."""
+    """Raise ``_TimeUp`` in the body after so many seconds, and again after as many if the body swallows it.
+
+    The alarm that was set before is set again.
+    """
     if (
         seconds is None
         or not hasattr(signal, "setitimer")
@@ -296,13 +379,21 @@ def _limited(seconds: float | None) -> Generator[None]:
         yield
         return
 
+    running = True
+
     def late(number: int, frame: types.FrameType | None) -> None:
-        raise _TimeUp
+        if running:
+            raise _TimeUp
 
     handler = signal.signal(signal.SIGALRM, late)
-    before = signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
-        yield
+        try:
+            yield
+        finally:
+            running = False  # an alarm between here and the next lines must not stop them
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        # None: a handler that was not set from Python cannot be set again from here.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
         signal.setitimer(signal.ITIMER_REAL, *before)
-        signal.signal(signal.SIGALRM, handler)

@@ -29,7 +29,7 @@ from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 from gear_rl.engines.evaluation import success_metrics
 from gear_rl.engines.measures import FALLBACKS, cleaned, finished, finite_rows, measured
 from gear_rl.engines.recording import records_of
-from gear_rl.engines.tools import ToolGuard, control_pattern, defused
+from gear_rl.engines.tools import ToolGuard, control_pattern, defused_message
 from gear_rl.engines.trl_checks import check_sharding, gathered_head, report_contexts
 from gear_rl.engines.trl_config import GEARConfig
 from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
@@ -111,6 +111,7 @@ class GEARTrainer(GRPOTrainer):
             self._sources.insert(0, "function")
         self._rollout_prompts: list[Any] = []
         self._rollout_completions: list[Any] = []
+        self._rollout_ids: list[list[int]] = []
         self._rows: list[dict[str, Any]] = []
         self._batch_rewards: list[float | None] = []
         self._feedback: list[str | None] | None = None
@@ -144,7 +145,8 @@ class GEARTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any], *more: Any, **options: Any) -> Any:
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
         self._rollout_prompts = copy.deepcopy(prompts)
-        return super()._generate(prompts, *more, **options)
+        with self._guard.serving():
+            return super()._generate(prompts, *more, **options)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         shown = inputs
@@ -161,13 +163,7 @@ class GEARTrainer(GRPOTrainer):
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> Any:
         # TRL renders an answer and tokenises the whole: `<|im_end|>` in it would become a real end of turn.
-        safe = [
-            {**message, "content": defused(message["content"], self._control)}
-            if isinstance(message["content"], str)
-            else message
-            for message in tool_messages
-        ]
-        return super()._get_tool_suffix_ids(safe)
+        return super()._get_tool_suffix_ids([defused_message(m, self._control) for m in tool_messages])
 
     def _log_completion_extra(self, column: str, values: list[Any]) -> None:
         super()._log_completion_extra(column, values)
@@ -175,12 +171,12 @@ class GEARTrainer(GRPOTrainer):
             self._feedback = values
 
     def _calculate_rewards(
-        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, *more: Any
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, ids: Any, *more: Any
     ) -> Any:
         # A reward function may read the column that reset() must not.
         whole = [{**row, **shown} for row, shown in zip(self._rows, inputs, strict=True)]
-        self._rollout_completions = completions
-        per_function = super()._calculate_rewards(whole, prompts, completions, *more)
+        self._rollout_completions, self._rollout_ids = completions, ids
+        per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         # As TRL sums them; NaN is a reward function that abstained.
         weighted = cast(Tensor, per_function * self.reward_weights.to(per_function.device)).nansum(1)
         judged = ~per_function.isnan().all(1)
@@ -193,26 +189,31 @@ class GEARTrainer(GRPOTrainer):
                 self._evaluated.append(self._batch_rewards[begin : begin + tries])
         return per_function
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
         """TRL's evaluation, and pass@1 and pass@k (k = ``num_generations_eval``) with 95 % intervals.
 
         ``eval_dataset={"easy": ..., "hard": ...}`` is evaluated tier by tier. With ``eval_greedy`` every problem
         is solved once more without sampling. The random state of the training is left as it was.
         """
-        chosen: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(chosen, dict):  # transformers comes back for each of them
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        if isinstance(chosen, str):
-            chosen = cast(dict[str, Any], self.eval_dataset)[chosen]
         self._evaluated = []
         try:
-            with torch.random.fork_rng():
+            device = self.accelerator.device
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(self.args.seed + self.accelerator.process_index)
-                metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+                # In the loop's own metrics, callbacks see ours (early stopping), and all is logged once.
+                output = super().evaluation_loop(
+                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
         finally:
             rewards, self._evaluated = self._evaluated, None
+        chosen: Any = dataloader.dataset
         sized = hasattr(chosen, "__len__")
         if sized:
             rewards = rewards[: len(chosen)]  # several processes repeat the last problems to fill a batch
@@ -221,8 +222,8 @@ class GEARTrainer(GRPOTrainer):
             once = [[reward] for reward in self.solve(list(chosen), greedy=True)]
             greedy = success_metrics(once, self.args.success_reward, metric_key_prefix)
             ours |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
-        self.log(dict(ours))
-        return metrics | ours
+        cast(dict[str, float], output.metrics).update(ours)
+        return output
 
     def solve(
         self,
@@ -421,7 +422,7 @@ class GEARTrainer(GRPOTrainer):
             fallback_B=fallback_B,
             tools=tools,
             context=sources,
-            ends=cast(list[int], self.eos_token_ids),
+            truncated=[not ids or ids[-1] not in self.eos_token_ids for ids in self._rollout_ids],
             decode=lambda token: tokenizer.decode([token]),
         )
         everywhere = gather_object(local)

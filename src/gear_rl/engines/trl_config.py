@@ -31,6 +31,8 @@ _HOOKS: dict[str, tuple[str, ...]] = {
     "_load_optimizer_and_scheduler": ("checkpoint",),
     "_calculate_rewards": ("inputs", "prompts", "completions"),
     "_get_tool_suffix_ids": ("tool_messages",),
+    "_log_completion_extra": ("column", "values"),
+    "evaluation_loop": ("dataloader", "description"),
 }
 
 

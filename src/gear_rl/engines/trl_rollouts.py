@@ -13,9 +13,9 @@ from accelerate.utils import gather_object
 
 from gear_rl.engines.rollouts import rollouts_of
 from gear_rl.engines.tools import FAILURES, control_pattern, defused, secret_of
-from gear_rl.signals.contexts import Rollout, find_contexts, wrong_contexts
+from gear_rl.signals.contexts import SOURCES, Rollout, find_contexts, wrong_contexts
 from gear_rl.signals.privileged import TeacherPrompt, fill, render, splice
-from gear_rl.signals.score import Completions, Prompts, left_padded
+from gear_rl.signals.score import Completions, Prompts, left_padded, needs_teacher
 from gear_rl.tensor.segments import turn_ids
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def contexts_of(
         replace(r, text=defused(r.text, special), feedback=r.feedback and defused(r.feedback, special))
         for r in local
     ]
-    among = {"sibling", "shuffled"} & {*trainer._sources, trainer.args.teacher_contrast}
+    among = "sibling" in {*trainer._sources, trainer.args.teacher_contrast}
     everyone = cast(list[Rollout], gather_object(local)) if among else local
     offset = first if among else 0
     success, column = trainer.args.success_reward, trainer.args.privileged_column
@@ -62,6 +62,9 @@ def contexts_of(
     if contrast is None:
         return found, None
     texts = [None if pair is None else pair[1] for pair in found]
+    if contrast == "shuffled":  # a process may hold one group only, whose context is the same in every row
+        everywhere = cast(list[str | None], gather_object(texts))
+        return found, wrong_contexts([], everywhere, [], contrast)[first : first + len(rows)]
     return found, wrong_contexts(rows, texts, everyone, contrast, first=offset, success_reward=success)
 
 
@@ -131,11 +134,14 @@ def tool_report(trainer: Any, completions: Completions) -> list[dict[str, int]]:
 
 
 def log_tools(trainer: Any, tools: list[dict[str, int]], sources: list[str | None]) -> None:
-    """How many calls failed of which kind, and where the contexts came from, over all processes."""
+    """How many calls of the batch failed of which kind, and where the contexts came from, over all processes."""
     metrics = trainer._metrics["train"]
     everywhere = cast(list[dict[str, int]], gather_object(tools)) if trainer.tools else []
     for kind in FAILURES if trainer.tools else ():
         metrics[f"gear/tools/{kind}"].append(float(sum(counts.get(kind, 0) for counts in everywhere)))
-    found = cast(list[str | None], gather_object(sources))
-    for source in sorted({name for name in found if name is not None}):
-        metrics[f"gear/context/{source}"].append(float(found.count(source)))
+    if needs_teacher(trainer.credit.needs):
+        found = cast(list[str | None], gather_object(sources))
+        # Whatever is no source by name is the column of a row.
+        kinds = [name if name in SOURCES or name is None else "row" for name in found]
+        for source in trainer._sources:
+            metrics[f"gear/context/{source}"].append(float(kinds.count(source)))
