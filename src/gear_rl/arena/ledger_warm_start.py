@@ -48,7 +48,7 @@ class LedgerRecipe:
     """Stage 2. Short on purpose: a deep habit is not undone by reinforcement learning."""
     misread_rate: float = 0.75
     """How often an unreferenced alias is misread in stage 2, which is too short to be learned to the full: the
-    student ends at about 0.6."""
+    student ends at about 0.55."""
     slip_rate: float = 0.01
     """How often any other relation is, and payer and payee are mixed up."""
     reference_slip_rate: float = 0.3

@@ -91,7 +91,7 @@ LEDGER_DEMOS: dict[str, Demo] = {
         steps=20, learning_rate=1e-4, max_completion_tokens=200, rollouts_per_step=64, max_tool_calls=8
     ),
     "default": Demo(
-        steps=24, learning_rate=1e-4, max_completion_tokens=240, rollouts_per_step=64, max_tool_calls=8
+        steps=30, learning_rate=1e-4, max_completion_tokens=240, rollouts_per_step=64, max_tool_calls=8
     ),
     "hard": Demo(
         steps=30, learning_rate=1e-4, max_completion_tokens=300, rollouts_per_step=64, max_tool_calls=9
