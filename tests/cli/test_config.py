@@ -287,7 +287,18 @@ def test_bad_input_is_one_line_without_a_traceback(tmp_path, words, message):
 def test_methods_as_json():
     done = gear("methods", "--json")
     found = {row["name"]: row for row in json.loads(done.stdout)}
-    assert list(found) == ["uniform", "gear", "rlsd", "shuffled", "random_onsets"]
+    assert list(found) == [
+        "uniform",
+        "gear",
+        "rlsd",
+        "serl",
+        "rlcsd",
+        "distilled_rl",
+        "entropy_forks",
+        "fixed_spans",
+        "shuffled",
+        "random_onsets",
+    ]
     assert found["gear"]["needs"] == ["divergence", "student_entropy"]
     assert found["gear"]["source"] == "arXiv:2605.11853"
     alpha = next(setting for setting in found["gear"]["settings"] if setting["name"] == "alpha")

@@ -63,6 +63,7 @@ gears = st.builds(
     divergence_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "none"]),
     entropy_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]),
     vocab_size=st.just(7),
+    onset_signal=st.sampled_from(["divergence", "divergence", "log_ratio", "entropy"]),
     onset_rule=st.sampled_from(["peak", "peak", "threshold", "quantile", "local_max", "never"]),
     # Levels that float32 holds exactly, so that a quantile falls on a token in both or in neither.
     onset_threshold=st.sampled_from([0.25, 0.5, 0.75]),

@@ -322,6 +322,7 @@ def test_a_setting_out_of_its_range_is_refused_by_name(field, settings):
         ("estimator", "topk"),
         ("divergence_norm", "log_vocab"),  # entropies only
         ("entropy_norm", "zscore"),
+        ("onset_signal", "kl"),
         ("onset_rule", "peaks"),
         ("end_rule", "next_onset"),
         ("aligned", "zero"),
@@ -377,27 +378,31 @@ def quantile(values, q):
     return below + (above - below) * (place - math.floor(place))
 
 
-def slow_gear(cfg, A, d, entropy, turn):
-    """The pseudocode of docs/methods, section GEAR: weights and segments of one completion's model tokens."""
+def slow_gear(cfg, A, d, entropy, turn, sought):
+    """The pseudocode of docs/methods, section GEAR: weights and segments of one completion's model tokens.
+
+    Onsets are peaks of ``sought``, which is ``d`` unless a setting says otherwise.
+    """
     T = len(d)
     if T == 0:
         return [], []
     dn, hn = level(d, cfg.divergence_norm), level(entropy, cfg.entropy_norm, cfg.vocab_size)
+    sn = level(sought, cfg.divergence_norm)
     inf = math.inf
 
     def highest(t):
-        left = dn[t - 1] if t > 0 and turn[t - 1] == turn[t] else -inf
-        right = dn[t + 1] if t + 1 < T and turn[t + 1] == turn[t] else -inf
-        return dn[t] >= left and dn[t] >= right and (dn[t] > left or dn[t] > right)
+        left = sn[t - 1] if t > 0 and turn[t - 1] == turn[t] else -inf
+        right = sn[t + 1] if t + 1 < T and turn[t + 1] == turn[t] else -inf
+        return sn[t] >= left and sn[t] >= right and (sn[t] > left or sn[t] > right)
 
     def peak(t):
-        if cfg.onset_rule == "never" or d[t] < cfg.onset_floor_nats:
+        if cfg.onset_rule == "never" or sought[t] < cfg.onset_floor_nats:
             return False
         if cfg.onset_rule == "local_max":
             return highest(t)
         if cfg.onset_rule == "quantile":
-            return dn[t] >= quantile(dn, cfg.onset_threshold)
-        return dn[t] >= cfg.onset_threshold and (cfg.onset_rule == "threshold" or highest(t))
+            return sn[t] >= quantile(sn, cfg.onset_threshold)
+        return sn[t] >= cfg.onset_threshold and (cfg.onset_rule == "threshold" or highest(t))
 
     segments, t = [], 0
     while t < T:
@@ -443,6 +448,15 @@ def divergences(cfg, signals, b, counts):
     return [abs(r) if cfg.estimator == "abs_k1" else math.exp(r) - 1 - r for r in ratios]
 
 
+def sought_in(cfg, signals, b, counts):
+    """The numbers in which the onsets of one completion are sought."""
+    if cfg.onset_signal == "entropy":
+        return signals.student_entropy[b][counts].tolist()
+    if cfg.onset_signal == "log_ratio":
+        return [max(0.0, r) for r in (signals.student_logprob - signals.teacher_logprob)[b][counts].tolist()]
+    return divergences(cfg, signals, b, counts)
+
+
 def turns_of(signals):
     return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
 
@@ -458,7 +472,8 @@ def test_agrees_with_the_pseudocode(gear, advantage_B, signals):
     for b, A in enumerate(advantage_B.tolist()):
         counts = signals.mask[b]
         d, entropy = divergences(gear, signals, b, counts), signals.student_entropy[b][counts].tolist()
-        expected, segments = slow_gear(gear, A, d, entropy, turn_id[b][counts].tolist())
+        sought = sought_in(gear, signals, b, counts)
+        expected, segments = slow_gear(gear, A, d, entropy, turn_id[b][counts].tolist(), sought)
         found = credit.advantage[b][counts].tolist()
         assert found == pytest.approx([A * w for w in expected], rel=1e-5, abs=1e-7)
         inside = {t: s for s, e in segments for t in range(s + 1, e)}

@@ -15,6 +15,7 @@ from gear_rl.types import Credit, TokenSignals
 Estimator = Literal["full", "k3", "abs_k1"]
 Normaliser = Literal["minmax", "max", "log1p_minmax", "robust", "none"]
 EntropyNormaliser = Literal["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]
+OnsetSignal = Literal["divergence", "log_ratio", "entropy"]
 OnsetRule = Literal["peak", "threshold", "quantile", "local_max", "never"]
 EndRule = Literal["next_fork", "entropy_drop", "fixed_length", "turn"]
 Aligned = Literal["own", "one"]
@@ -43,7 +44,8 @@ class Gear:
 
     Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
     ``aligned="one"``; fixed-length segments ``end_rule="fixed_length", max_segment_tokens=8``; to the end of
-    the turn ``end_rule="turn"``; no renormalisation ``renormalise="none"``.
+    the turn ``end_rule="turn"``; onsets by entropy alone ``onset_signal="entropy"``; no renormalisation
+    ``renormalise="none"``.
 
     ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere. A completion with no
     trained token gets nothing; one with a single token keeps its advantage if the weights are renormalised.
@@ -75,6 +77,10 @@ class Gear:
     """The same for the student's entropy; ``log_vocab`` divides by the entropy of a uniform draw."""
     vocab_size: int = 0
     """Number of tokens in the vocabulary; only ``entropy_norm="log_vocab"`` reads it."""
+    onset_signal: OnsetSignal = "divergence"
+    """Where onsets are sought: ``divergence`` (the paper's); ``log_ratio``, by how many nats the teacher finds
+    the sampled token less likely than the student did, 0 where it does not; ``entropy``, the student's. The
+    divergence's normaliser serves all three. A segment takes the divergence at its onset in any case."""
     onset_rule: OnsetRule = "peak"
     """What opens a segment: ``peak``, a local maximum of the turn at or above the threshold; ``threshold``,
     every token at or above it; ``quantile``, every token at or above the completion's quantile of that level;
@@ -82,7 +88,8 @@ class Gear:
     onset_threshold: float = 0.5
     """On the normalised scale; for ``quantile`` a level from 0 to 1."""
     onset_floor_nats: float = 0.01
-    """No onset below this divergence: min-max would make a peak of pure noise. 0 is the literal reading."""
+    """No onset where the signal searched is below this: min-max would make a peak of pure noise. 0 is the
+    literal reading."""
     end_rule: EndRule = "next_fork"
     """What closes a segment, beside the next onset and the end of the turn: ``next_fork``, entropy at or above
     the threshold (the student decides anew); ``entropy_drop``, entropy below it; ``fixed_length``, nothing but
@@ -133,8 +140,11 @@ class Gear:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        signals = ("divergence",) if self.estimator == "full" else ("student_logprob", "teacher_logprob")
-        return (*signals, "student_entropy") if self._reads_entropy else signals
+        signals = ("divergence",) if self.estimator == "full" else _LOGPROBS
+        if self._searches("log_ratio"):
+            signals += tuple(name for name in _LOGPROBS if name not in signals)
+        reads_entropy = self._reads_entropy or self._searches("entropy")
+        return (*signals, "student_entropy") if reads_entropy else signals
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         return self.spread(advantage_B, signals, *self.onsets(signals))
@@ -150,18 +160,25 @@ class Gear:
         mask = signals.mask
         divergence = self._divergence(signals)
         height = _normalised(divergence, mask, self.divergence_norm)
+        nats, level = divergence, height
+        if self._searches("log_ratio"):
+            nats = (signals.get("student_logprob") - signals.get("teacher_logprob")).clamp(min=0.0)
+            level = _normalised(nats, mask, self.divergence_norm)
+        elif self._searches("entropy"):
+            nats = signals.get("student_entropy")
+            level = _normalised(nats, mask, self.divergence_norm)
         match self.onset_rule:
             case "peak":
-                onset = local_maxima(height, _turns(signals)) & (height >= self.onset_threshold)
+                onset = local_maxima(level, _turns(signals)) & (level >= self.onset_threshold)
             case "threshold":
-                onset = height >= self.onset_threshold
+                onset = level >= self.onset_threshold
             case "quantile":
-                onset = height >= masked_quantile(height, mask, self.onset_threshold)
+                onset = level >= masked_quantile(level, mask, self.onset_threshold)
             case "local_max":
-                onset = local_maxima(height, _turns(signals))
+                onset = local_maxima(level, _turns(signals))
             case "never":
                 onset = torch.zeros_like(mask)
-        return height, onset & mask & (divergence >= self.onset_floor_nats)
+        return height, onset & mask & (nats >= self.onset_floor_nats)
 
     def spread(
         self,
@@ -194,6 +211,9 @@ class Gear:
     @property
     def _reads_entropy(self) -> bool:
         return self.onset_rule != "never" and self.end_rule in ("next_fork", "entropy_drop")
+
+    def _searches(self, signal: OnsetSignal) -> bool:
+        return self.onset_rule != "never" and self.onset_signal == signal
 
     def _divergence(self, signals: TokenSignals) -> Float[Tensor, "B T"]:
         if self.estimator == "full":
@@ -240,8 +260,10 @@ def _exp(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     return x.clamp(-60.0, 60.0).exp()
 
 
+_LOGPROBS = ("student_logprob", "teacher_logprob")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": get_args(Estimator),
+    "onset_signal": get_args(OnsetSignal),
     "divergence_norm": get_args(Normaliser),
     "entropy_norm": get_args(EntropyNormaliser),
     "onset_rule": get_args(OnsetRule),

@@ -32,6 +32,12 @@ class Rlsd:
     * the student's log-probability: the released script takes the current policy inside the update, ms-swift
       and SDPG the one at rollout time. Ours are signals, hence of rollout time.
 
+    CEPO (arXiv:2605.19436) is this rule with a teacher of a right and one of a wrong answer,
+    ``d = log T+ - log T-``: ``Rlsd(clip_width=0.5, decay_steps=25)`` with the engine's contrast, in TRL
+    ``teacher_contrast: sibling`` (``signals.contexts.contrasted``). Those are the release's documented numbers;
+    one of its scripts has strength 1 and clip_width 0.2. A group without a wrong answer gets RLSD there; the
+    engine leaves its completions their GRPO advantage. RLCSD puts the contrast into another formula: ``rlcsd``.
+
     ``strength=0`` gives GRPO bit for bit and asks for no signal; a teacher that agrees everywhere gives it too.
     A completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
 

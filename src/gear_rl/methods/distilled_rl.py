@@ -1,0 +1,72 @@
+"""Distilled RL: the praise of a good completion is shared out as the teacher would have written it."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_mean, masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistilledRl:
+    """A good completion's tokens weigh their ratio of teacher to student, over its geometric mean.
+
+    Distilled RL (arXiv:2607.17247): ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)`` with ``p`` the student at rollout
+    time and ``q`` the teacher; ``w_t = r_t / exp(mean_s log r_s)`` over the completion's trained tokens where
+    ``A > 0``, and 1 elsewhere ("negative sample reset"); ``A_t = A * w_t``. The division takes out of the
+    weights what the teacher thinks of the completion as a whole, and leaves the order of its tokens. The weights
+    of a completion have geometric mean 1, so their mean is 1 or more. Every token is a segment of its own.
+
+    The settings are those of the released scripts (``rho_clip=3``, ``rho_sample="positive"``,
+    ``rho_normalized=true``), which agree with the paper. The teacher does not: in the paper it is another and
+    stronger model that reads the plain prompt. The engines' teachers are snapshots of the policy that read the
+    privileged context; the formula is the same.
+
+    ``clip_ratio=1`` gives GRPO bit for bit and asks for no signal; so do a teacher that agrees everywhere and a
+    completion of one token, with the normalisation. A completion without a trained token gets nothing. Raises
+    ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 3, dtype=torch.bool),
+    ...     student_logprob=torch.log(torch.tensor([[0.2, 0.2, 0.2]])),
+    ...     teacher_logprob=torch.log(torch.tensor([[0.4, 0.2, 0.1]])),  # ratios 2, 1 and 1/2, geometric mean 1
+    ... )
+    >>> DistilledRl()(torch.tensor([3.0]), signals).advantage
+    tensor([[6.0000, 3.0000, 1.5000]])
+    """
+
+    name: ClassVar[str] = "distilled_rl"
+    source: ClassVar[str] = "arXiv:2607.17247"
+
+    clip_ratio: float = 3.0
+    """The ratio is kept between 1 / clip_ratio and clip_ratio; 1 gives GRPO back."""
+    positive_only: bool = True
+    """Weight 1 where the advantage is not positive."""
+    normalise: bool = True
+    """Divide by the geometric mean of the completion's clipped ratios."""
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.clip_ratio < math.inf:
+            raise ValueError(f"clip_ratio: {self.clip_ratio} must be a finite number, 1 or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("student_logprob", "teacher_logprob") if self.clip_ratio > 1 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        weight = torch.ones_like(signals.mask, dtype=advantage_B.dtype)
+        if self.clip_ratio > 1:
+            most = math.log(self.clip_ratio)
+            # In logarithms nothing overflows, and the geometric mean is a difference.
+            log_ratio = (signals.get("teacher_logprob") - signals.get("student_logprob")).clamp(-most, most)
+            if self.normalise:
+                log_ratio = log_ratio - masked_mean(log_ratio, signals.mask)
+            weight = log_ratio.exp()
+        if self.positive_only:
+            weight = torch.where(advantage_B[:, None] > 0, weight, 1.0)
+        return Credit.from_weights(advantage_B, weight, masked_rank(signals.mask))

@@ -1,0 +1,104 @@
+"""80/20: only the tokens at which the student was most uncertain are credited."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_mean, masked_quantile, masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+Scope = Literal["completion", "batch"]
+Selection = Literal["quantile", "count"]
+Renormalise = Literal["none", "mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyForks:
+    """The share of tokens with the highest student entropy keeps the advantage; the others get none.
+
+    Beyond the 80/20 Rule (arXiv:2506.01939): ``A_t = A`` where ``H_t >= q``, else 0, with ``q`` the
+    ``1 - top_share`` quantile of the entropies. Masked tokens are not among them. Every token is a segment of
+    its own. No teacher is needed. The mean weight of a completion is ``top_share``, not 1.
+
+    What the paper, its code and TRL do not agree on is a setting here:
+
+    * whose entropies: paper a batch, its code the micro-batch of one process, TRL
+      (``top_entropy_quantile``) the micro-batches of all processes. Then a completion's credit hangs on which
+      others are scored beside it. *The default departs from all three*: each completion has its own quantile,
+      as every other method of this package sees one completion at a time. ``scope="batch"`` is the published
+      rule over the completions of one call (in an engine those of one process) whose advantage is not 0: engines
+      do not score the others, and the dynamic sampling of the paper's runs drops groups without spread;
+    * ties: paper and TRL keep every token at or above the quantile (linear between neighbours), so that a flat
+      completion is kept whole; the paper's code keeps ``ceil(N * top_share)`` tokens, whichever of the tied
+      (here the earlier): ``selection``;
+    * the mean: TRL divides the loss by all tokens, the paper's code by the kept ones, a step up to
+      ``1 / top_share`` as large: ``renormalise``.
+
+    The published runs take the entropy inside the update, from the current policy; ours is a signal, of rollout
+    time. TRL's own ``top_entropy_quantile`` must be left at 1 beside this method, or tokens are dropped twice.
+
+    ``top_share=1`` gives GRPO bit for bit and asks for no signal. A completion without a trained token gets
+    nothing. Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 6, dtype=torch.bool),
+    ...     student_entropy=torch.tensor([[0.1, 2.0, 0.3, 0.0, 1.5, 0.2]]),
+    ... )
+    >>> EntropyForks()(torch.tensor([2.0]), signals).advantage
+    tensor([[0., 2., 0., 0., 2., 0.]])
+    """
+
+    name: ClassVar[str] = "entropy_forks"
+    source: ClassVar[str] = "arXiv:2506.01939"
+
+    top_share: float = 0.2
+    """Share of the tokens that is credited; above 0, and 1 gives GRPO back."""
+    scope: Scope = "completion"
+    """Among which tokens: those of the ``completion`` (ours) or of the ``batch`` (paper, its code, TRL)."""
+    selection: Selection = "quantile"
+    """``quantile``: at or above it, ties included (paper, TRL); ``count``: ceil(N * top_share) (the paper's
+    code), at least one."""
+    renormalise: Renormalise = "none"
+    """``none``: a kept token has weight 1 (TRL); ``mean``: the weights have mean 1 over the ``scope`` (with
+    ``batch`` and a token-mean loss this is the paper's code)."""
+
+    def __post_init__(self) -> None:
+        for field, choices in (("scope", Scope), ("selection", Selection), ("renormalise", Renormalise)):
+            if getattr(self, field) not in get_args(choices):
+                known = ", ".join(get_args(choices))
+                raise ValueError(f"{field}: {getattr(self, field)!r} is not one of {known}")
+        if not 0.0 < self.top_share <= 1.0:
+            raise ValueError(f"top_share: {self.top_share} is not a share; give more than 0 and at most 1")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("student_entropy",) if self.top_share < 1 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        weight = torch.ones_like(mask, dtype=advantage_B.dtype)
+        if self.top_share < 1:
+            pool, entropy = mask, signals.get("student_entropy")
+            if self.scope == "batch":
+                pool = (mask & (advantage_B != 0)[:, None]).flatten()[None]
+                entropy = entropy.flatten()[None]
+            weight = self._kept(entropy, pool).to(advantage_B.dtype)
+            if self.renormalise == "mean":
+                mean = masked_mean(weight, pool)
+                weight = weight / torch.where(mean > 0, mean, 1.0)  # an empty pool has mean 0
+            weight = weight.view(mask.shape)
+        return Credit.from_weights(advantage_B, weight, masked_rank(mask))
+
+    def _kept(self, entropy: Float[Tensor, "R N"], pool: Bool[Tensor, "R N"]) -> Bool[Tensor, "R N"]:
+        # What this says of a token outside the pool is of no account: it is masked, or has no advantage.
+        if self.selection == "quantile":
+            return entropy >= masked_quantile(entropy, pool, 1.0 - self.top_share)
+        # As the paper's code rounds up: 35 * 0.2 is a little more than 7 and must not become 8.
+        number = (pool.sum(-1, keepdim=True).double() * self.top_share + 0.9999).long().clamp(min=1)
+        order = torch.where(pool, entropy, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+        column = torch.arange(pool.shape[-1], device=pool.device).expand(pool.shape)
+        place = torch.empty_like(order).scatter(-1, order, column)
+        return place < number

@@ -1,0 +1,107 @@
+"""RLCSD: a bounded bonus or malus for what only the right hint, and not a wrong one, makes likelier."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+Paths = Literal["completion", "batch", "one"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rlcsd:
+    """What a right hint does and a wrong one does not is added to the advantage, up to its sign.
+
+    Contrastive on-policy self-distillation (RLCSD, arXiv:2606.11709). With ``e_t`` the log-ratio,
+    ``r_t = strength * tanh(e_t / squash_nats)``. A token with ``|r_t| > threshold`` is *modulated*: it gets
+    ``A + r_t``, but 0 where that has the other sign; the others keep ``A``, and where ``A = 0`` all do. The sign
+    never flips, the mean is not kept, and ``r`` is not scaled by ``A``. Every token is a segment of its own.
+
+    ``e_t = log T+ - log T-`` needs a teacher with a right hint and one with a wrong hint. In TRL that is
+    ``teacher_contrast: sibling`` with ``privileged_sources: [sibling]``, which makes the log-ratio this
+    difference (``signals.contexts.contrasted``); without a contrast ``e_t`` is the one-sided gap that the paper
+    argues against. ``teacher_model_kind: sync`` and ``teacher_sync_steps: 10`` are its snapshot teacher.
+
+    Where we cannot or do not follow the released code:
+
+    * its ``T-`` is the mean of up to 4 wrong hints, the engine's is one; ``beta`` (1) and ``lam`` (0.5) are only
+      ever multiplied, so they are one ``strength`` here, and its clip of ``r`` to 2 does nothing below that;
+    * its loss is the mean over the other tokens of the batch plus ``modulated_share`` times the mean over the
+      modulated ones. Advantages can say this by a factor per token, N / (number of its kind), exact for a
+      token-mean loss: ``paths="batch"``, over the completions of one call (in an engine those of one process,
+      where those with advantage 0 are not scored and count as others). *The default departs*: ``completion``
+      counts inside the completion, exact for a loss that is a mean over its tokens, and no credit hangs on
+      another completion. Either way the two means are added, so steps grow; ``one`` leaves the factors out.
+
+    ``strength=0`` gives GRPO bit for bit and asks for no signal; so does a contrast that is 0 everywhere. A
+    completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 4, dtype=torch.bool),
+    ...     student_logprob=torch.tensor([[-1.0, -1.0, -1.0, -1.0]]),
+    ...     teacher_logprob=torch.tensor([[-0.2, -1.0, -3.0, -1.0]]),  # contrasted: log p + log T+ - log T-
+    ... )
+    >>> Rlcsd(paths="one")(torch.tensor([2.0]), signals).advantage
+    tensor([[2.5000, 2.0000, 1.5000, 2.0000]])
+    >>> Rlcsd()(torch.tensor([2.0]), signals).advantage  # two tokens of each kind: 4 / 2
+    tensor([[5., 4., 3., 4.]])
+    """
+
+    name: ClassVar[str] = "rlcsd"
+    source: ClassVar[str] = "arXiv:2606.11709"
+
+    strength: float = 0.5
+    """Largest bonus or malus, in units of advantage; 0 gives GRPO back."""
+    squash_nats: float = 0.02
+    """Contrast at which the bonus is tanh(1) = 0.76 of its largest."""
+    threshold: float = 0.02
+    """A bonus or malus up to this size is left out."""
+    modulated_share: float = 1.0
+    """The paper's eta: weight of the modulated tokens' mean beside that of the others; unused by ``one``."""
+    paths: Paths = "completion"
+    """Over what the two kinds of tokens have their means: ``completion`` (ours), ``batch`` (the paper's), or
+    ``one`` mean over all."""
+
+    def __post_init__(self) -> None:
+        if self.paths not in get_args(Paths):
+            raise ValueError(f"paths: {self.paths!r} is not one of {', '.join(get_args(Paths))}")
+        if not 0.0 <= self.strength <= 2.0:
+            raise ValueError(f"strength: {self.strength} must be 0 to 2, the released code's bound")
+        if not 0.0 < self.squash_nats < math.inf:
+            raise ValueError(f"squash_nats: {self.squash_nats} must be a finite number above 0")
+        for field in ("threshold", "modulated_share"):
+            if not 0.0 <= getattr(self, field) < math.inf:
+                raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("student_logprob", "teacher_logprob") if self.strength > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        advantage = advantage_B[:, None].expand(mask.shape)
+        if self.strength > 0:
+            contrast = signals.get("teacher_logprob") - signals.get("student_logprob")
+            bonus = self.strength * (contrast / self.squash_nats).tanh()
+            modulated = mask & (bonus.abs() > self.threshold)
+            sign = advantage.sign()
+            # Times the sign, so that one clamp at 0 serves both; where the sign is 0 nothing is left.
+            changed = sign * (sign * (advantage + bonus)).clamp(min=0.0)
+            advantage = torch.where(modulated, changed, advantage)
+            if self.paths != "one":
+                others = mask & ~modulated
+                dims = -1 if self.paths == "completion" else (0, 1)
+                both, most, rest = (x.sum(dims, keepdim=True) for x in (mask, modulated, others))
+                factor = torch.where(
+                    modulated,
+                    self.modulated_share * both / most.clamp(min=1),
+                    both / rest.clamp(min=1),
+                )
+                advantage = advantage * factor.to(advantage.dtype)
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))

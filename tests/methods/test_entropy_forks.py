@@ -1,0 +1,203 @@
+"""80/20: numbers worked by hand from the quantile rule of arXiv:2506.01939, of its code and of TRL."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.methods import EntropyForks, Shuffled, Uniform
+from gear_rl.types import TokenSignals
+from methods.completions import PROPERTY, completion, rollouts
+
+SIX = [0.1, 2.0, 0.3, 0.0, 1.5, 0.2]
+"""Sorted 0, 0.1, 0.2, 0.3, 1.5, 2. The 0.8 quantile stands at place 5 * 0.8 = 4 of these: on 1.5."""
+TIED = [1.0, 3.0, 1.0, 0.0, 1.0]
+"""Sorted 0, 1, 1, 1, 3. Place 4 * 0.6 = 2.4 lies between two ones."""
+
+
+@pytest.mark.parametrize(
+    ("method", "entropy", "weight"),
+    [
+        (EntropyForks(), SIX, [0, 1, 0, 0, 1, 0]),
+        # place 5 * 0.79 = 3.95: 0.3 + 0.95 * 1.2 = 1.44, still below 1.5; place 4.05 is 1.525, above it
+        (EntropyForks(top_share=0.21), SIX, [0, 1, 0, 0, 1, 0]),
+        (EntropyForks(top_share=0.19), SIX, [0, 1, 0, 0, 0, 0]),
+        # the median of six lies between 0.2 and 0.3
+        (EntropyForks(top_share=0.5), SIX, [0, 1, 1, 0, 1, 0]),
+        # ceil(6 * 0.2) = ceil(1.2) = 2, ceil(6 * 0.5) = 3, ceil(6 / 100) = 1
+        (EntropyForks(selection="count"), SIX, [0, 1, 0, 0, 1, 0]),
+        (EntropyForks(selection="count", top_share=0.5), SIX, [0, 1, 1, 0, 1, 0]),
+        (EntropyForks(selection="count", top_share=0.01), SIX, [0, 1, 0, 0, 0, 0]),
+        (EntropyForks(selection="count", top_share=1e-6), SIX, [0, 1, 0, 0, 0, 0]),
+        # the two differ: place 5 * 0.65 = 3.25 is 0.3 + 0.25 * 1.2 = 0.6, but ceil(6 * 0.35) = ceil(2.1) = 3
+        (EntropyForks(top_share=0.35), SIX, [0, 1, 0, 0, 1, 0]),
+        (EntropyForks(selection="count", top_share=0.35), SIX, [0, 1, 1, 0, 1, 0]),
+        # ties: the quantile keeps all, the count ceil(5 * 0.4) = 2, the earliest of the tied
+        (EntropyForks(top_share=0.4), TIED, [1, 1, 1, 0, 1]),
+        (EntropyForks(selection="count", top_share=0.4), TIED, [1, 1, 0, 0, 0]),
+        (EntropyForks(), [0.7, 0.7, 0.7], [1, 1, 1]),
+        (EntropyForks(selection="count"), [0.7, 0.7, 0.7], [1, 0, 0]),
+        # the mean made 1: two of six tokens share the whole
+        (EntropyForks(renormalise="mean"), SIX, [0, 3, 0, 0, 3, 0]),
+        (EntropyForks(renormalise="mean", top_share=0.4), TIED, [5 / 4, 5 / 4, 5 / 4, 0, 5 / 4]),
+    ],
+)
+@pytest.mark.parametrize("advantage", [2.0, -0.5])
+def test_worked_by_hand(method, entropy, weight, advantage):
+    credit = method(torch.tensor([advantage]), completion(entropy=entropy))
+    assert credit.advantage[0].tolist() == pytest.approx([advantage * w for w in weight])
+    assert credit.segment_id.tolist() == [list(range(len(entropy)))]
+
+
+BATCH = TokenSignals(
+    mask=torch.tensor([[True, True, True, False], [True, False, True, True], [True, True, True, True]]),
+    student_entropy=torch.tensor([[0.1, 0.9, 0.2, 9.0], [2.0, 9.0, 3.0, 1.0], [8.0, 8.0, 8.0, 8.0]]),
+)
+"""Trained tokens of the first two: 0.1, 0.9, 0.2 and 2, 3, 1. The third has no advantage; 9 is tool output."""
+BATCH_ADVANTAGE = torch.tensor([1.0, -1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        # each its own: place 2 * 0.8 = 1.6 of 0.1, 0.2, 0.9 is 0.62, of 1, 2, 3 it is 2.6
+        (EntropyForks(), [[0, 1, 0, 0], [0, 0, -1, 0]]),
+        # place 5 * 0.8 = 4 of 0.1, 0.2, 0.9, 1, 2, 3 is 2
+        (EntropyForks(scope="batch"), [[0, 0, 0, 0], [-1, 0, -1, 0]]),
+        # place 5 * 0.4 = 2 is 0.9
+        (EntropyForks(scope="batch", top_share=0.6), [[0, 1, 0, 0], [-1, 0, -1, -1]]),
+        # ceil(6 * 0.5) = 3; and all six tokens' weight on them
+        (EntropyForks(scope="batch", top_share=0.5, selection="count"), [[0, 0, 0, 0], [-1, 0, -1, -1]]),
+        (EntropyForks(scope="batch", renormalise="mean"), [[0, 0, 0, 0], [-3, 0, -3, 0]]),
+        # one of three tokens in each
+        (EntropyForks(renormalise="mean"), [[0, 3, 0, 0], [0, 0, -3, 0]]),
+    ],
+)
+def test_one_quantile_for_each_or_for_all(method, expected):
+    credit = method(BATCH_ADVANTAGE, BATCH)
+    torch.testing.assert_close(credit.advantage, torch.tensor([*expected, [0, 0, 0, 0]]).float())
+    assert credit.segment_id.tolist() == [[0, 1, 2, -1], [0, -1, 1, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("selection", ["quantile", "count"])
+@pytest.mark.parametrize("renormalise", ["none", "mean"])
+def test_the_order_of_the_completions_changes_nothing(selection, renormalise):
+    rows = [2, 0, 1]
+    turned = TokenSignals(mask=BATCH.mask[rows], student_entropy=BATCH.student_entropy[rows])
+    for scope in ("completion", "batch"):
+        method = EntropyForks(scope=scope, selection=selection, renormalise=renormalise)
+        found = method(BATCH_ADVANTAGE[rows], turned).advantage
+        assert torch.equal(found, method(BATCH_ADVANTAGE, BATCH).advantage[rows])
+
+
+def test_only_the_batch_looks_at_other_completions():
+    alone = TokenSignals(mask=BATCH.mask[:1], student_entropy=BATCH.student_entropy[:1])
+    for method, hangs in ((EntropyForks(), False), (EntropyForks(scope="batch"), True)):
+        together = method(BATCH_ADVANTAGE, BATCH).advantage[:1]
+        assert torch.equal(method(BATCH_ADVANTAGE[:1], alone).advantage, together) != hangs
+
+
+forks = st.builds(
+    EntropyForks,
+    top_share=st.sampled_from([0.01, 0.2, 0.25, 0.3, 0.5, 0.9]),
+    scope=st.sampled_from(["completion", "batch"]),
+    selection=st.sampled_from(["quantile", "count"]),
+)
+
+
+def kept_by_the_loop(values: list[float], method: EntropyForks) -> list[bool]:
+    """Which of these tokens the rule keeps, one by one."""
+    if not values:
+        return []
+    if method.selection == "count":
+        number = max(1, int(len(values) * method.top_share + 0.9999))
+        best = sorted(range(len(values)), key=lambda i: (-values[i], i))[:number]
+        return [i in best for i in range(len(values))]
+    ordered, place = sorted(values), round((len(values) - 1) * (1 - method.top_share), 9)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return [v >= below + (above - below) * (place - math.floor(place)) for v in values]
+
+
+@PROPERTY
+@given(rollouts(), forks, st.lists(st.sampled_from([-2.0, 0.0, 1.5]), min_size=3, max_size=3))
+def test_agrees_with_the_loop(signals, method, advantages):
+    advantage_B = torch.tensor(advantages)
+    found = method(advantage_B, signals).advantage
+    counts = signals.mask & (advantage_B != 0)[:, None]
+    pools = (
+        [counts] if method.scope == "batch" else [counts & (torch.arange(3) == b)[:, None] for b in range(3)]
+    )
+    expected = torch.zeros_like(found)
+    for pool in pools:
+        kept = torch.tensor(kept_by_the_loop(signals.student_entropy[pool].tolist(), method))
+        expected[pool] = torch.where(kept.bool(), advantage_B[:, None].expand_as(found)[pool], 0.0)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("num_tokens", [10, 11, 20, 21, 31, 41, 101])
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_a_quantile_that_stands_on_a_token_keeps_it(num_tokens, tenths):
+    """Of n different entropies n - ceil((n - 1)(1 - s)) stay, whether that place is a token or between two."""
+    entropy = torch.rand(num_tokens, generator=torch.Generator().manual_seed(num_tokens))
+    kept = EntropyForks(top_share=tenths / 10)(torch.tensor([1.0]), completion(entropy=entropy.tolist()))
+    assert kept.advantage.sum().item() == num_tokens - -(-(num_tokens - 1) * (10 - tenths) // 10)
+
+
+@pytest.mark.parametrize("selection", ["quantile", "count"])
+@pytest.mark.parametrize("scope", ["completion", "batch"])
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0), (2, 3)])
+def test_no_trained_token_is_fine(selection, scope, shape):
+    signals = TokenSignals(mask=torch.zeros(shape, dtype=torch.bool), student_entropy=torch.ones(shape))
+    for renormalise in ("none", "mean"):
+        method = EntropyForks(selection=selection, scope=scope, renormalise=renormalise)
+        credit = method(torch.ones(shape[0]), signals)
+        assert credit.advantage.shape == shape and not credit.advantage.any()
+
+
+@PROPERTY
+@given(rollouts(), forks)
+def test_the_whole_share_is_grpo_bit_for_bit_and_asks_for_nothing(signals, method):
+    whole = EntropyForks(top_share=1.0, scope=method.scope, selection=method.selection)
+    advantage_B = torch.tensor([0.7, -1.3, 0.0])
+    assert whole.needs == ()
+    bare = TokenSignals(mask=signals.mask)
+    assert torch.equal(whole(advantage_B, bare).advantage, Uniform()(advantage_B, signals).advantage)
+
+
+def test_its_shuffle_keeps_as_many_tokens():
+    entropy = torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist()
+    signals = completion(entropy=entropy)
+    plain, moved = EntropyForks()(torch.ones(1), signals), Shuffled(of=EntropyForks())(torch.ones(1), signals)
+    assert moved.advantage.sum() == plain.advantage.sum() == 8
+    assert not torch.equal(moved.advantage, plain.advantage)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_share": 0.0}, "top_share: 0.0 is not a share; give more than 0"),
+        ({"top_share": 1.2}, "top_share: 1.2"),
+        ({"top_share": math.nan}, "top_share: nan"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EntropyForks(**settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "choice", "choices"),
+    [
+        ("scope", "group", "completion, batch"),
+        ("selection", "topk", "quantile, count"),
+        ("renormalise", "sum", "none, mean"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused_by_name(field, choice, choices):
+    method = EntropyForks()
+    # The type checker of the tests stops the constructor before our own check, which users rely on.
+    object.__setattr__(method, field, choice)
+    with pytest.raises(ValueError, match=f"^{field}: '{choice}' is not one of {choices}"):
+        method.__post_init__()
