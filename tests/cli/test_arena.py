@@ -5,7 +5,9 @@ import json
 import pytest
 
 from cli.test_config import gear
-from gear_rl.cli.arena import chain_tables, ledger_tables
+from gear_rl.arena import warm_start
+from gear_rl.arena.ledger_warm_start import LedgerRecipe
+from gear_rl.cli.arena import build, chain_tables, ledger_tables
 from gear_rl.view.records import read_records
 
 
@@ -70,3 +72,16 @@ def test_an_agent_learns_in_the_demo(tmp_path):
     assert any(max(record.turn) >= 2 for record in records)
     assert sum(record.tools["calls"] for record in records if record.tools) > 64
     assert all("ref <tool_call>" not in record.prompt for record in records)
+
+
+def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys):
+    recipe = LedgerRecipe(
+        competence_steps=2, short_steps=1, grow_steps=1, fall_steps=1, habit_steps=1, evaluate_every=3
+    )
+    warm_start.build(tmp_path / "alone", 0, task="ledger", recipe=recipe, progress=False)
+    build(tmp_path / "measured", "ledger", 0, recipe)
+    assert "accuracy 0.0" in capsys.readouterr().out, "else nothing was measured"
+    names = sorted(path.name for path in (tmp_path / "alone").iterdir())
+    assert "model.safetensors" in names
+    for name in names:
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "measured" / name).read_bytes(), name

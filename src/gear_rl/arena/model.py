@@ -154,14 +154,16 @@ def load(path: str | Path | None = None, *, task: str = "chain") -> tuple[Any, A
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     if task != "chain":
-        _parse_tool_calls(tokenizer)
+        parse_tool_calls(tokenizer)
     tokenizer.chat_template = chat_template()
     return model.eval(), tokenizer
 
 
-def _parse_tool_calls(tokenizer: Any) -> None:
+def parse_tool_calls(tokenizer: Any) -> None:
     """Give the tokenizer TRL's parser of Qwen3 tool calls, which TRL itself only gives to stock templates."""
     from trl.chat_template_utils import add_response_schema
 
+    template = tokenizer.chat_template
     tokenizer.chat_template = chat_template("qwen3.jinja")
     add_response_schema(tokenizer)
+    tokenizer.chat_template = template

@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import copy
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,22 +60,26 @@ def success(trainer: Any, rows: Sequence[dict[str, Any]], greedy: bool = False) 
     return sum(reward or 0.0 for reward in trainer.solve(rows, greedy=greedy)) / len(rows)
 
 
-def build(folder: Path, task: str, seed: int) -> None:
-    """Train the task's checkpoint from nothing into ``folder``."""
+def build(folder: Path, task: str, seed: int, recipe: Any = None) -> None:
+    """Train the task's checkpoint from nothing into ``folder``; without a ``recipe`` by the task's own."""
     from gear_rl.arena.ledger import rows
+    from gear_rl.arena.model import parse_tool_calls
     from gear_rl.arena.warm_start import build as run
 
     if task == "chain":
-        run(folder, seed, task=task)
+        run(folder, seed, task=task, recipe=recipe)
         return
 
     def measure(model: Any, tokenizer: Any) -> float:
+        # Copies: TRL changes the model's forward and the tokenizer; what is being built must stay as it is.
+        model, tokenizer = copy.deepcopy(model), copy.deepcopy(tokenizer)
+        parse_tool_calls(tokenizer)
         with tempfile.TemporaryDirectory(prefix="gear-arena-") as scratch:
             return success(
                 ledger_trainer(model, tokenizer, "default", scratch), rows("default", num=128, first_seed=0)
             )
 
-    run(folder, seed, task=task, measure=measure)
+    run(folder, seed, task=task, measure=measure, recipe=recipe)
 
 
 def check_ledger(
