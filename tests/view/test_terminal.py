@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gear_rl.view.records import Record
 from gear_rl.view.terminal import choose, credit_text, rollout_panel, runs, shade, strengths, visible
+from gear_rl.view.turns import by_turn
 
 
 def make(
@@ -217,8 +218,12 @@ def test_turns_and_answers_have_lines_of_their_own():
         context="sibling",
         truncated=True,
     )
-    lines = credit_text(record, by_turn=True).plain.split("\n")
-    assert lines == [" turn 1  ⟦<tool_call>⏎{look}⏎⟧⟨2.0⟩<|im_end|>", " answer  «a <b>␛»", " turn 2  done"]
+    lines = credit_text(by_turn(record), turns=True).plain.split("\n")
+    assert lines == [
+        " turn 1  ⟦<tool_call>⏎{look}⏎⟧⟨2.0⟩<|im_end|>⏎",
+        " answer  «a <b>␛⏎»",
+        " turn 2  done",
+    ]
     shown = printed_wide(rollout_panel(record))
     assert all(line in shown for line in lines)
     assert "2 tool calls, failed: 1 raised" in shown

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from gear_rl.view.records import Record, replace_file
 from gear_rl.view.terminal import full_strength, number, runs, shade, shortened, strengths, visible
+from gear_rl.view.turns import by_turn
 
 COLUMNS = 90
 """Characters on a line."""
@@ -57,7 +58,7 @@ def save_picture(records: Sequence[Record], path: str | Path) -> None:
         raise ValueError(f"a picture shows 1 to {MOST_RECORDS} records, not {len(records)}; choose first")
     check_suffix(path)
     with figure_style():
-        write_figure(_figure(records), path)
+        write_figure(_figure([by_turn(record) for record in records]), path)
 
 
 def check_suffix(path: str | Path) -> None:

@@ -4,7 +4,6 @@ Also what the pictures share with it: the palette, how a token is shown, where s
 """
 
 import math
-import re
 import unicodedata
 from collections.abc import Iterable
 from itertools import groupby
@@ -17,6 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gear_rl.view.records import Record
+from gear_rl.view.turns import by_turn, has_turns
 
 BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)
 """Praise and blame: sky blue and orange of Okabe and Ito, equally light, so that black text reads on both."""
@@ -28,9 +28,6 @@ CLEARLY = 0.25
 """How far a weight must lie from the completion's typical one to be written on its token."""
 
 PROMPT_CHARACTERS = 320
-
-_MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
-"""What Qwen and its kin put around a tool's answer."""
 
 _GREY = Style(color="bright_black", italic=True)
 _QUIET = Style(dim=True)
@@ -51,7 +48,7 @@ class Run(NamedTuple):
         return self.trained and self.stop - self.start > 1
 
 
-def credit_text(record: Record, by_turn: bool = False) -> Text:
+def credit_text(record: Record, turns: bool = False) -> Text:
     """The completion with each token on the colour of its credit.
 
     Blue is positive, orange negative. The depth of the colour is the size of the credit relative to the
@@ -63,8 +60,8 @@ def credit_text(record: Record, by_turn: bool = False) -> Text:
     that is ``CLEARLY`` off the completion's median weight. Where the advantage is 0 there is no weight, and
     signed credit is written instead. Characters that could steer a terminal are made visible.
 
-    With ``by_turn`` every turn of the model and every tool answer has a line of its own, with what it is before
-    it; of an answer only the text stands there, not the chat markup around it. A call stays on one line.
+    With ``turns`` what each turn of the model and each tool answer is stands before it; for a record that
+    ``by_turn`` laid out.
 
     >>> print(credit_text(Record(
     ...     step=1, group=0, method="gear", prompt="7-3-5", tokens=["7-3", "=", "3", "!"], ids=[1, 2, 3, 4],
@@ -80,20 +77,10 @@ def credit_text(record: Record, by_turn: bool = False) -> Text:
     text = Text(overflow="fold")
     turn = -1
     for run in runs(record):
-        if by_turn:
-            opens = run.trained and record.turn[run.start] != turn
-            if opens or not run.trained:
-                turn = record.turn[run.start] if run.trained else turn
-                label = f"turn {turn + 1}" if run.trained else "answer"
-                text.append(("\n" if text.plain else "") + f"{label:>7}  ", _QUIET)
-            if not run.trained:
-                answer = "".join(record.tokens[run.start : run.stop])
-                text.append(f"«{visible(_MARKUP.sub('', answer).strip())}»", _GREY)
-                continue
-        shown = [
-            visible(token) if by_turn and _in_call(record.tokens, t) else _broken(token)
-            for t, token in enumerate(record.tokens[run.start : run.stop], start=run.start)
-        ]
+        if turns and (not run.trained or record.turn[run.start] != turn):
+            turn = record.turn[run.start] if run.trained else turn
+            text.append(f"{f'turn {turn + 1}' if run.trained else 'answer':>7}  ", _QUIET)
+        shown = [_broken(token) for token in record.tokens[run.start : run.stop]]
         line_ends = shown[-1].endswith("\n")
         shown[-1] = shown[-1].removesuffix("\n")  # what closes the run stands before the line break
         if run.bracketed:
@@ -120,7 +107,8 @@ def credit_text(record: Record, by_turn: bool = False) -> Text:
 def rollout_panel(record: Record) -> Panel:
     """One rollout in a frame: prompt, coloured completion, legend, and what was made of its reward.
 
-    Long prompts lose their middle. Nothing in the record is read as markup.
+    Long prompts lose their middle; turns and tool answers have lines of their own. Nothing in the record is read
+    as markup.
     """
     reward = "none" if record.reward is None else f"{record.reward:g}"
     facts = f"reward {reward} · advantage {number(record.advantage):+.3g}"
@@ -134,11 +122,12 @@ def rollout_panel(record: Record) -> Panel:
         facts += f", failed: {visible(', '.join(failures))}" if failures else ""
     if record.truncated:
         facts += " · cut off"
+    shown = by_turn(record)
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
     body = Group(
-        Text(shortened(visible(record.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
+        Text(shortened(visible(shown.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
         Text(),
-        credit_text(record, by_turn=0 in record.mask and any(turn > 0 for turn in record.turn)),
+        credit_text(shown, turns=has_turns(record)),
         Text(),
         _legend(record),
         Text(facts),
@@ -275,12 +264,6 @@ def _broken(token: str) -> str:
     """The token made visible, with the line break that its last newline asks for."""
     head, newline, tail = token.rpartition("\n")
     return visible(head + newline) + newline + visible(tail)
-
-
-def _in_call(tokens: list[str], t: int) -> bool:
-    """Whether a line break of this token is only the frame of a tool call."""
-    before, after = "".join(tokens[max(t - 1, 0) : t + 1]), "".join(tokens[t : t + 2])
-    return "<tool_call>" in before or "</tool_call>" in after
 
 
 def _values(record: Record) -> list[float]:
