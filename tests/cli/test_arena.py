@@ -13,15 +13,15 @@ from gear_rl.view.records import read_records
 
 def test_the_ledger_check_measures_what_the_readme_claims():
     done = gear(
-        "arena", "check", "--task", "ledger", "--tier", "default", "--n", "32", "--faults", "100", "--json"
+        "arena", "check", "--task", "ledger", "--tier", "default", "--n", "24", "--faults", "60", "--json"
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["default"]
-    assert found["n"] == 32
+    assert found["n"] == 24
     assert found["sampled"] < 0.7 < 0.9 < found["sampled_trace"]
     assert found["sampled_shuffled"] < 0.7, "another problem's calls help nobody"
     planted = found["planted"]["relation"]
-    assert planted["n"] == 100
+    assert planted["n"] == 60
     assert planted["onset"] >= 0.8 > planted["shuffled_onset"]
     [success, places] = ledger_tables({"default": found})
     assert success.row_count == 1

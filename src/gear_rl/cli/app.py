@@ -289,7 +289,8 @@ def check(
             raise InputError(f"--tier: the task has no tier {name!r}; {did_you_mean(name, known)}")
     quiet_libraries(error_console)
     use_few_threads()
-    passed = self_test() if task == "chain" else ledger_self_test()
+    tiers = tuple(tier or known)
+    passed = self_test(tiers) if task == "chain" else ledger_self_test(tiers)
     error_console.print(
         f"self-test: {sum(passed.values())} held-out problems keep every promise", highlight=False
     )
@@ -297,7 +298,6 @@ def check(
         model, tokenizer = load(path, task=task)
     except OSError as error:
         raise InputError(str(error)) from None
-    tiers = tuple(tier or known)
     if task == "ledger":
         try:
             found = check_ledger(model, tokenizer, n, faults, tiers, error_console)
