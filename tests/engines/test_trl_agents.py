@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+import trl
 
 from engines import tiny
 from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, Uniform
 from gear_rl.view.records import read_records
 
+STATIC_TOOLS = tuple(int(part) for part in trl.__version__.split(".")[:2]) >= (1, 16)
+"""Whether TRL takes static methods of an environment for tools; 1.14 does not."""
 LOOK = call("look", '{"place": "a"}')
 THREE_TURNS = [LOOK, call("fail"), f"done{END}"]
 
@@ -274,9 +277,9 @@ def test_async_tools_and_slotted_environments(roomy, tmp_path):
         {"calls": 1},
         {"calls": 1, "timeout": 1},
         {"calls": 1, "arguments": 1},
-        {"calls": 1},
+        {"calls": 1} if STATIC_TOOLS else {"calls": 1, "unknown": 1},
     ]
-    assert "42" in "".join(records[3].tokens)
+    assert not STATIC_TOOLS or "42" in "".join(records[3].tokens)
 
 
 def test_a_secret_that_cannot_be_told_falls_back(roomy, tmp_path, caplog):
