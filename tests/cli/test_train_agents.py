@@ -8,7 +8,8 @@ from cli.test_config import gear
 from cli.test_train import SMALL
 from gear_rl.cli.config import load_config
 from gear_rl.cli.errors import InputError
-from gear_rl.cli.train import arena_task, load_environment
+from gear_rl.cli.sources import arena_task
+from gear_rl.cli.train import load_environment
 from gear_rl.view.records import read_records
 
 MODULE = '''

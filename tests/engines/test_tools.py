@@ -19,8 +19,8 @@ from gear_rl.engines.tools import (
     defused_message,
     has_secret,
     secret_of,
-    text_of,
 )
+from gear_rl.signals.privileged import context_text
 
 
 def store(**limits: Any) -> tuple[ToolGuard, Store]:
@@ -249,7 +249,7 @@ def test_the_secret_of_a_class_a_parent_and_a_slot():
     assert not callable(shop.privileged_context)
     assert has_secret(type(shop))
     assert secret_of(object()) is None
-    assert [text_of(value) for value in (" ", "", None, 0, {"a": "é"}, [{"content": 1}])] == [
+    assert [context_text(value) for value in (" ", "", None, 0, {"a": "é"}, [{"content": 1}])] == [
         None,
         None,
         None,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TASKS = ("chain", "ledger")
+"""Every task of the arena."""
+
 OPERATIONS: tuple[str, ...] = (*(f"+{n}" for n in range(1, 10)), *(f"-{n}" for n in range(1, 10)), "x2", "x3")
 
 

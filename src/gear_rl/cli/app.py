@@ -318,10 +318,11 @@ def check(
 
 
 def _arena_task(task: str) -> None:
+    from gear_rl.arena.tiers import TASKS
     from gear_rl.cli.errors import did_you_mean
 
-    if task not in ("chain", "ledger"):
-        raise InputError(f"--task: no task {task!r}; {did_you_mean(task, ('chain', 'ledger'))}")
+    if task not in TASKS:
+        raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
 
 
 if __name__ == "__main__":

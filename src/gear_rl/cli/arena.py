@@ -97,7 +97,7 @@ def check_ledger(
         alone = ledger.rows(tier, num=n, reference="none", first_seed=0)
         with tempfile.TemporaryDirectory(prefix="gear-arena-") as scratch:
             trainer = ledger_trainer(model, tokenizer, tier, scratch)
-            with console.status(f"ledger ({tier}): {n} held-out episodes, alone and with references ..."):
+            with console.status(f"ledger ({tier}): {n} held-out problems, alone and with references ..."):
                 found: dict[str, Any] = {
                     "n": n,
                     "fingerprint": ledger.fingerprint(tier, n)[:16],
@@ -121,7 +121,7 @@ def ledger_tables(facts: dict[str, Any]) -> list[Table]:
     """The numbers of ``check_ledger`` for a person."""
     n = next(iter(facts.values()))["n"]
     success_table = Table(
-        title=f"ledger: share of {n} held-out episodes that end as they should; the last three with a reference"
+        title=f"ledger: share of {n} held-out problems that are solved; the last three with a reference"
     )
     columns = ("sampled", "greedy", *(f"sampled_{reference}" for reference in REFERENCES))
     for column in ("tier", "alone", "greedy", *REFERENCES):

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.arena.tiers import Demo
+from gear_rl.arena.tiers import TASKS, Demo
 from gear_rl.cli.config import RunConfig, build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError, did_you_mean
@@ -26,7 +26,6 @@ from gear_rl.cli.progress import ProgressLine, replace_printers
 from gear_rl.cli.train import make_trainer, use_few_threads
 from gear_rl.view.records import read_records, replace_file
 
-TASKS = ("chain", "ledger")
 EVAL_BATCH = 128
 """Held-out problems that are solved at a time."""
 

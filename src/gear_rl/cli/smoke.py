@@ -196,9 +196,10 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
     training makes a random model call tools, so the few transitions that it takes are written into its head.
     """
     import torch
-    import trl
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    from gear_rl.arena.model import chat_template
 
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     markup = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -213,8 +214,7 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
     )
-    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
+    tokenizer.chat_template = chat_template("qwen3.jinja")
     torch.manual_seed(0)
     width = 64
     model: Any = Qwen3ForCausalLM(

@@ -36,11 +36,24 @@ def is_generated(name: str) -> bool:
     return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers")
 
 
+def arena_task(name: str) -> tuple[str, str]:
+    """Task and tier that an arena name means.
+
+    >>> arena_task("arena"), arena_task("arena/hard"), arena_task("arena/ledger")
+    (('chain', 'default'), ('chain', 'hard'), ('ledger', 'default'))
+    """
+    from gear_rl.arena.tiers import TASKS
+
+    first, _, rest = name.partition("/")[2].partition("/")
+    task, tier = (first, rest) if first in TASKS else (TASKS[0], f"{first}/{rest}" if rest else first)
+    return task, tier or "default"
+
+
 def generated(name: str, split: str, limit: int | None) -> Any:
     """The rows of a generator, as a dataset; every split but ``train`` is the held-out part."""
     family, _, rest = name.partition("/")
     if family == "arena":
-        return _arena_rows(rest or "default", split, limit)
+        return _arena_rows(name, split, limit)
     from datasets import Dataset
 
     if family == "reasoning-gym":
@@ -145,10 +158,9 @@ def _arena_rows(name: str, split: str, limit: int | None) -> Any:
     from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT, rows
     from gear_rl.arena.tiers import TIERS
 
-    task, _, tier = name.partition("/")
+    task, tier = arena_task(name)
     if task == "ledger":
-        return _ledger_rows(tier or "default", split, limit)
-    tier = (tier or "default") if task == "chain" else name
+        return _ledger_rows(tier, split, limit)
     if tier not in TIERS:
         raise InputError(f"dataset: the arena has no tier {tier!r}; {did_you_mean(tier, TIERS)}")
     first, most = (FIRST_TRAIN_SEED, GENERATED[0]) if split == "train" else (HELD_OUT.start, GENERATED[1])

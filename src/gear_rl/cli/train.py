@@ -12,11 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
+from gear_rl.arena.tiers import TASKS
 from gear_rl.cli.config import RunConfig, build_method, import_object
 from gear_rl.cli.data import load_rows, load_splits
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.progress import ProgressLine, replace_printers
 from gear_rl.cli.rewards import load_reward
+from gear_rl.cli.sources import arena_task
 
 OUTPUT_DIR = "runs/train"
 """Where a run goes that does not say."""
@@ -188,17 +190,6 @@ def _environment(path: str, dataset: str) -> Any:
     return _function(path, "environment")
 
 
-def arena_task(dataset: str) -> tuple[str, str]:
-    """Task and tier that an arena name means.
-
-    >>> arena_task("arena"), arena_task("arena/hard"), arena_task("arena/ledger")
-    (('chain', 'default'), ('chain', 'hard'), ('ledger', 'default'))
-    """
-    parts = dataset.split("/")[1:]
-    task = parts.pop(0) if parts and parts[0] in ("chain", "ledger") else "chain"
-    return task, (parts[0] if parts else "default")
-
-
 def _function(path: str | None, where: str) -> Any:
     if path is None:
         return None
@@ -211,7 +202,7 @@ def _function(path: str | None, where: str) -> Any:
 
 
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    if config.model not in ("arena", "arena/chain", "arena/ledger"):
+    if config.model not in ("arena", *(f"arena/{name}" for name in TASKS)):
         return config.model, None, {}
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 

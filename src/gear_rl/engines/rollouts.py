@@ -6,8 +6,8 @@ from typing import Any, cast
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gear_rl.engines.tools import text_of
 from gear_rl.signals.contexts import Rollout
+from gear_rl.signals.privileged import context_text
 from gear_rl.tensor.segments import turn_ids
 
 
@@ -35,7 +35,7 @@ def rollouts_of(
     for b, turn_id in enumerate(turn_ids(mask)):
         turns = [ids[b][turn_id == turn] for turn in range(int(turn_id.max()) + 1)] if len(turn_id) else []
         texts = [decode(cast(list[int], turn.tolist())).strip() for turn in turns]  # pyright: ignore[reportUnknownMemberType]
-        told = text_of(feedback[b]) if feedback is not None else _answers(completions[b])
+        told = context_text(feedback[b]) if feedback is not None else _answers(completions[b])
         rollouts.append(
             Rollout(
                 completion=completions[b],

@@ -7,7 +7,6 @@ that the model sees, and is counted by its kind. Knows no trainer.
 """
 
 import inspect
-import json
 import re
 import signal
 import threading
@@ -21,6 +20,8 @@ from functools import wraps
 from typing import Any, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from gear_rl.signals.privileged import context_text
 
 FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
 """How a call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size, chat
@@ -230,12 +231,12 @@ class ToolGuard:
 def secret_of(environment: Any) -> str | None:
     """What the environment tells the teacher about the rollout it has just seen; None if it has nothing to tell.
 
-    Messages become their contents, other values their JSON.
+    As text, by ``context_text``.
     """
     for cls in type(environment).__mro__:
         method = cls.__dict__.get(SECRET)
         if method is not None:
-            return text_of(method.__get__(environment, type(environment))())
+            return context_text(method.__get__(environment, type(environment))())
     return None
 
 
@@ -249,26 +250,6 @@ def has_secret(cls: type) -> bool:
     (True, False)
     """
     return any(parent.__dict__.get(SECRET) is not None for parent in cls.__mro__)
-
-
-def text_of(value: Any) -> str | None:
-    """A privileged context as text; None for nothing and for blank text.
-
-    >>> text_of([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), text_of(" ")
-    ('a\\nb', None)
-    """
-    if value is None:
-        return None
-    if isinstance(value, list):
-        parts: list[str] = [
-            str(cast(Any, part)["content"])
-            if isinstance(part, Mapping) and "content" in part
-            else json.dumps(part)
-            for part in cast(list[Any], value)
-        ]
-        value = "\n".join(parts)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if text.strip() else None
 
 
 def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | None:

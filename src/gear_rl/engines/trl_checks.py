@@ -65,9 +65,7 @@ def report_contexts(
     )
     others = [name for name in sources if name != "row" and (name != "environment" or tells)]
     if others:
-        logger.info(
-            "privileged context: %s%s", ", ".join(others), ", then the row" if "row" in sources else ""
-        )
+        logger.info("privileged context: %s", ", ".join(others))
     if "row" not in sources:
         if not others:
             raise ValueError(

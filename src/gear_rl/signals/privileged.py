@@ -45,22 +45,21 @@ def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tup
     """The row's privileged context and the column it came from; None if the row has none.
 
     The columns are tried in the order of ``PRIVILEGED_COLUMNS``, then verl's ``reward_model.ground_truth``;
-    with ``column`` that one only. Text that is empty or blank is no context. A number becomes its digits, a
-    list of messages their contents, any other value its JSON.
+    with ``column`` that one only. Text that is empty or blank is no context (``context_text``).
 
     >>> privileged_context({"prompt": "2+2", "solution": None, "answer": 4})
     ('answer', '4')
     >>> privileged_context({"prompt": "2+2", "answer": " "})
     """
     for name in (column,) if column is not None else PRIVILEGED_COLUMNS:
-        text = _text(row.get(name))
-        if text.strip():
+        text = context_text(row.get(name))
+        if text is not None:
             return name, text
     reward_model: Any = row.get("reward_model")
     if column is None and isinstance(reward_model, Mapping):
         ground_truth: Any = reward_model.get("ground_truth")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        text = _text(ground_truth)
-        if text.strip():
+        text = context_text(ground_truth)
+        if text is not None:
             return "reward_model.ground_truth", text
     return None
 
@@ -148,12 +147,20 @@ def _filled_content(content: Any, context: str, template: str) -> Any:
     raise ValueError(f"prompt: the message has no text to hold the privileged context, only {content!r}")
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
+def context_text(value: Any) -> str | None:
+    """A privileged context as text; None for nothing and for blank text.
+
+    A number becomes its digits, a list of messages their contents, any other value its JSON.
+
+    >>> context_text([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), context_text(" ")
+    ('a\\nb', None)
+    """
     if isinstance(value, str | int | float):
-        return str(value)
-    items: list[Any] = [*value] if isinstance(value, list) else []
-    if items and all(isinstance(item, Mapping) and "role" in item and "content" in item for item in items):
-        return "\n".join(str(message["content"]) for message in items)
-    return json.dumps(value, ensure_ascii=False) if value else ""
+        text = str(value)
+    else:
+        items: list[Any] = [*value] if isinstance(value, list) else []
+        if items and all(isinstance(item, Mapping) and "content" in item for item in items):
+            text = "\n".join(str(message["content"]) for message in items)
+        else:
+            text = json.dumps(value, ensure_ascii=False) if value else ""
+    return text if text.strip() else None
