@@ -61,14 +61,14 @@ def rolled(prompts, trainer):
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(MODULE)
     for name, count in (("train", 16), ("easy", 3), ("hard", 5)):
-        rows = [{"prompt": f"{i} plus {i}", "number": i} for i in range(count)]
+        rows = [{"question": f"{i} plus {i}", "number": i} for i in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
 
 def run(folder, model, text, *words):
     (folder / "run.yaml").write_text(
-        f"model: {model}\ndataset: train.jsonl\nmax_completion_length: 12\noutput_dir: out\n"
+        f"model: {model}\ndataset: train.jsonl\ncolumns: {{prompt: question}}\nmax_completion_length: 12\noutput_dir: out\n"
         "record_file: out/records.jsonl\n" + text
     )
     return gear("train", "--config", "run.yaml", *SMALL, *words, cwd=folder)
