@@ -9,18 +9,62 @@ import torch
 from torch.nn.functional import pad
 
 import gear_rl.methods
-from gear_rl.methods import METHODS
-from gear_rl.types import SIGNAL_NAMES, Credit, CreditAssigner, TokenSignals
+from gear_rl.methods import METHODS, Shuffled, Uniform
+from gear_rl.types import (
+    ROW_SIGNALS,
+    SIGNAL_NAMES,
+    Credit,
+    CreditAssigner,
+    Distilling,
+    Scheduled,
+    TokenSignals,
+    distillation_of,
+    is_additive,
+)
 
-ADDITIVE: set[str] = set()
-"""Methods that add to the advantage, so that a sign may flip inside a completion; their docstring says so."""
+REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
+"""The others add to the advantage or distil: a sign may flip inside a completion; their docstring says so."""
 
-REWEIGHTING = [name for name in METHODS if name not in ADDITIVE]
+OFF = {
+    "gear": {"alpha": 0.0},
+    "shuffled": {"of": Uniform()},
+    "random_onsets": {"of": METHODS["gear"](alpha=0.0)},
+    "rlsd": {"strength": 0.0},
+    "serl": {"of": METHODS["rlsd"](strength=0.0)},
+    "rlcsd": {"strength": 0.0},
+    "distilled_rl": {"clip_ratio": 1.0},
+    "entropy_forks": {"top_share": 1.0},
+    "fixed_spans": {"strength": 0.0},
+}
+"""The settings at which a method gives GRPO back."""
+WITHOUT_OFF = {"uniform"}
+"""Methods that are GRPO already."""
+COMPARES = {"entropy_forks": {"scope": "completion"}, "rlcsd": {"paths": "completion"}}
+"""Methods that look at other completions by default, and the settings at which they do not."""
 
 every_method = pytest.mark.parametrize("method", [cls() for cls in METHODS.values()], ids=list(METHODS))
 every_reweighting_method = pytest.mark.parametrize(
     "method", [METHODS[name]() for name in REWEIGHTING], ids=REWEIGHTING
 )
+
+
+def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
+    """Every signal with values of its kind: nats, log-probabilities, shares, numbers of sentences."""
+    B, T = mask.shape
+    values = {name: torch.rand(B, T, generator=g) * 3 for name in SIGNAL_NAMES if name not in ROW_SIGNALS}
+    for name in ("student_logprob", "teacher_logprob", "reference_logprob"):
+        values[name] *= -1
+    values["answer_confidence"] /= 3
+    values["js_divergence"] /= 6
+    for name, every in (("sentence_id", 3), ("line_id", 6), ("anchor_id", 4)):
+        values[name] = torch.where(mask, torch.arange(T) // every, -1)
+    place, length = mask.cumsum(-1), mask.sum(-1, keepdim=True)
+    region = torch.where(place == length, 2, torch.where(place > length - 3, 1, 0))
+    values["answer_region"] = torch.where(mask, region, -1)
+    values["group_B"] = torch.zeros(B, dtype=torch.int64)
+    values["rewards_BR"] = torch.rand(B, 2, generator=g)
+    values["reward_B"] = values["rewards_BR"].sum(-1)
+    return values
 
 
 def example(num_rows=7, num_tokens=13, seed=0) -> tuple[torch.Tensor, TokenSignals]:
@@ -29,21 +73,19 @@ def example(num_rows=7, num_tokens=13, seed=0) -> tuple[torch.Tensor, TokenSigna
     lengths = torch.tensor([0, 1, 2, 5, 11, 13, 13])[:num_rows]
     mask = torch.arange(num_tokens) < lengths[:, None]
     mask[-3:, 3:5] = False
-    values = {name: torch.rand(num_rows, num_tokens, generator=g) * 3 for name in SIGNAL_NAMES}
-    values["student_logprob"] *= -1
-    values["teacher_logprob"] *= -1
+    values = made_up(mask, g)
     values["group_B"] = torch.arange(num_rows) // 2
     advantage_B = torch.tensor([1.0, -1.5, 0.5, 2.0, -0.25, 0.0, 0.75])[:num_rows]
     return advantage_B, TokenSignals(mask=mask, **values)
 
 
-def altered(signals: TokenSignals, change, change_group=lambda group_B: group_B) -> TokenSignals:
-    """The signals with every (B, T) tensor put through ``change``."""
+def altered(signals: TokenSignals, change, change_rows=lambda x: x) -> TokenSignals:
+    """The signals with every (B, T) tensor put through ``change``, and every other through ``change_rows``."""
     new = {}
     for field in dataclasses.fields(signals):
         value = getattr(signals, field.name)
         if value is not None:
-            new[field.name] = change_group(value) if field.name == "group_B" else change(value)
+            new[field.name] = change_rows(value) if field.name in ROW_SIGNALS else change(value)
     return TokenSignals(**new)
 
 
@@ -74,10 +116,9 @@ def test_everything_is_finite_also_where_a_row_has_no_token_or_one(method):
 @every_method
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(0, 5), (2, 0), (0, 0)])
 def test_no_rows_and_no_columns_are_fine(method, num_rows, num_tokens):
+    mask = torch.ones(num_rows, num_tokens, dtype=torch.bool)
     signals = TokenSignals(
-        mask=torch.ones(num_rows, num_tokens, dtype=torch.bool),
-        **{name: torch.zeros(num_rows, num_tokens) for name in SIGNAL_NAMES if name != "group_B"},
-        group_B=torch.arange(num_rows),
+        mask=mask, **(made_up(mask, torch.Generator()) | {"group_B": torch.arange(num_rows)})
     )
     credit = method(torch.ones(num_rows), signals)
     assert credit.advantage.shape == credit.segment_id.shape == (num_rows, num_tokens)
@@ -98,16 +139,19 @@ def test_more_padding_changes_nothing(method):
     """Over many lengths: a sum may round otherwise where the row is longer, but nothing may hang on that."""
     g = torch.Generator().manual_seed(1)
     for num_tokens in range(3, 60):
-        signals = TokenSignals(
-            mask=torch.ones(2, num_tokens, dtype=torch.bool),
-            **{name: torch.rand(2, num_tokens, generator=g) for name in SIGNAL_NAMES if name != "group_B"},
-            group_B=torch.zeros(2, dtype=torch.int64),
-        )
+        mask = torch.ones(2, num_tokens, dtype=torch.bool)
+        signals = TokenSignals(mask=mask, **made_up(mask, g))
         advantage_B = torch.tensor([0.7, -1.2])
         credit = method(advantage_B, signals)
-        padded = method(advantage_B, altered(signals, lambda x: pad(x, (0, 5))))
+        padded = method(advantage_B, altered(signals, padded_on_the_right))
         torch.testing.assert_close(padded.advantage, pad(credit.advantage, (0, 5)))
         assert torch.equal(padded.segment_id, pad(credit.segment_id, (0, 5), value=-1))
+        if credit.distill_weight is not None:
+            torch.testing.assert_close(padded.distill_weight, pad(credit.distill_weight, (0, 5)))
+
+
+def padded_on_the_right(x):
+    return pad(x, (0, 5), value=-1 if x.dtype == torch.int64 else 0)
 
 
 @every_method
@@ -123,7 +167,9 @@ def test_what_a_masked_token_holds_changes_nothing(method, fill):
 @every_method
 @pytest.mark.parametrize("rows", [[6, 2, 0, 5, 1, 4, 3], [4, 5], [3]], ids=["permuted", "dropped", "alone"])
 def test_other_completions_change_nothing(method, rows):
-    if "group_B" in method.needs:
+    if method.name in COMPARES:
+        method = dataclasses.replace(method, **COMPARES[method.name])
+    if set(method.needs) & set(ROW_SIGNALS):
         pytest.skip(f"{method.name} compares the completions of a group")
     advantage_B, signals = example()
     credit, other = method(advantage_B, signals), method(advantage_B[rows], chosen(signals, rows))
@@ -183,6 +229,47 @@ def test_float32_in_float32_out(method):
     credit = method(*example())
     assert credit.advantage.dtype == torch.float32
     assert credit.segment_id.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in WITHOUT_OFF])
+def test_switched_off_it_is_grpo_bit_for_bit(name):
+    assert name in OFF, f"say in OFF which settings of {name} give GRPO back"
+    method = METHODS[name](**OFF[name])
+    advantage_B, signals = example()
+    credit = method(advantage_B, signals)
+    assert torch.equal(credit.advantage, torch.where(signals.mask, advantage_B[:, None], 0.0))
+    assert credit.distill_weight is None or not credit.distill_weight.any()
+
+
+@every_method
+def test_every_method_has_a_placebo_twin(method):
+    """The same amounts in other places: what a completion gets in all, and how unequally, stays."""
+    twin = Shuffled(of=method)
+    assert twin.needs == method.needs and is_additive(twin) == is_additive(method)
+    assert distillation_of(twin) == distillation_of(method)
+    advantage_B, signals = example()
+    credit, shuffled = method(advantage_B, signals), twin(advantage_B, signals)
+    torch.testing.assert_close(shuffled.advantage.sort().values, credit.advantage.sort().values)
+    assert (shuffled.advantage[~signals.mask] == 0).all()
+
+
+@every_method
+def test_a_schedule_does_not_change_what_a_method_is(method):
+    if not isinstance(method, Scheduled):
+        pytest.skip(f"{method.name} has no schedule")
+    later = method.at_step(7)
+    assert type(later) is type(method) and is_additive(later) == is_additive(method)
+    assert set(later.needs) <= set(method.needs)
+
+
+@every_method
+def test_who_distils_says_what_and_gives_weights_that_are_not_negative(method):
+    credit = method(*example())
+    if credit.distill_weight is None:
+        assert not isinstance(method, Distilling) or method.distillation is None
+    else:
+        assert distillation_of(method) is not None
+        assert (credit.distill_weight >= 0).all()
 
 
 # the reweighting methods

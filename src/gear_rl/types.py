@@ -8,8 +8,9 @@ Every ``(B, T)`` tensor is indexed by the token that was *emitted*: ``x[b, t]`` 
 Knows no model, no trainer and no method.
 """
 
+import math
 from dataclasses import dataclass, fields
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,6 +35,8 @@ class TokenSignals:
     turn_id: Int[Tensor, "B T"] | None = None
     """Which turn of the rollout emitted the token: 0, 1, 2, ...; -1 where the mask is False. It belongs to the
     mask, not to a forward pass, so no method names it in ``needs``; None means the maximal runs of the mask."""
+
+    # One forward pass of the student, and one of the teacher where the name says so or two are compared.
     student_logprob: Float[Tensor, "B T"] | None = None
     """log pi(y_t | x, y_<t), nats."""
     teacher_logprob: Float[Tensor, "B T"] | None = None
@@ -42,19 +45,67 @@ class TokenSignals:
     """Entropy of the student's next-token distribution before y_t was drawn, nats."""
     divergence: Float[Tensor, "B T"] | None = None
     """KL(student || teacher) over the vocabulary at y_t (reverse KL), nats."""
+    forward_divergence: Float[Tensor, "B T"] | None = None
+    """KL(teacher || student) over the vocabulary at y_t (forward KL), nats."""
+    js_divergence: Float[Tensor, "B T"] | None = None
+    """Jensen-Shannon divergence of student and teacher at y_t, nats, at most log 2."""
+    teacher_entropy: Float[Tensor, "B T"] | None = None
+    """Entropy of the teacher's next-token distribution before y_t, nats."""
+    student_varentropy: Float[Tensor, "B T"] | None = None
+    """Variance of -log p under the student's next-token distribution before y_t, nats squared."""
+    reference_logprob: Float[Tensor, "B T"] | None = None
+    """log pi_ref(y_t | x, y_<t) at the weights that the run began with, nats."""
+
+    # What the student's own answer hangs on.
+    answer_region: Int[Tensor, "B T"] | None = None
+    """0 before the completion's final answer, 1 on the answer's content, 2 on its delimiters and after it; -1
+    where the mask is False. A row without a 1 has no answer that was found."""
+    answer_occlusion: Float[Tensor, "B T"] | None = None
+    """How far the student's answer distribution moves (KL, nats) when y_t is replaced by padding; 0 outside
+    region 0."""
+    answer_gradient: Float[Tensor, "B T"] | None = None
+    """|<gradient of the answer's change under noise, embedding>| at y_t's own embedding; 0 outside region 0."""
+    answer_activation: Float[Tensor, "B T"] | None = None
+    """Length of (gradient of the answer's loss * activation) at the position that predicts y_t."""
+
+    # Completions of a group beside each other.
     group_B: Int[Tensor, " B"] | None = None
     """Which prompt's group the completion belongs to; only for methods that compare siblings."""
+    reward_B: Float[Tensor, " B"] | None = None
+    """The completion's reward, as the trainer weighs and sums it; 0 where nobody judged."""
+    rewards_BR: Float[Tensor, "B R"] | None = None
+    """What each reward function gave, times its weight; 0 where it abstained."""
+    transport_distance: Float[Tensor, "B T"] | None = None
+    """How far (Wasserstein) the hidden states around y_t are from those of the group's completions with the
+    opposite outcome, in mean lengths of a hidden state; 0 where there is none."""
+
+    # Turns and text.
+    turn_reward: Float[Tensor, "B T"] | None = None
+    """The environment's reward for the turn that emitted y_t, on every token of the turn; the completion's own
+    reward is not among them."""
+    anchor_id: Int[Tensor, "B T"] | None = None
+    """Which state the turn of y_t began in: turns of a group that began alike share the number; -1 outside."""
+    answer_confidence: Float[Tensor, "B T"] | None = None
+    """Geometric mean of the student's probabilities of the ground truth's tokens, had it to answer before the
+    turn of y_t; from 0 to 1, the same on every token of the turn."""
+    sentence_id: Int[Tensor, "B T"] | None = None
+    """Which sentence of the completion y_t belongs to: 0, 1, 2, ...; -1 where the mask is False."""
+    line_id: Int[Tensor, "B T"] | None = None
+    """Which line of the completion y_t belongs to: 0, 1, 2, ...; -1 where the mask is False."""
 
     def __post_init__(self) -> None:
         for name in ("turn_id", *SIGNAL_NAMES):
             value: Tensor | None = getattr(self, name)
             if value is None:
                 continue
-            expected = self.mask.shape[:1] if name == "group_B" else self.mask.shape
-            if value.shape != expected:
+            per_row = name in ROW_SIGNALS
+            expected = self.mask.shape[:1] if per_row else self.mask.shape
+            if value.shape[: len(expected)] != expected or value.dim() != (
+                2 if name in _WIDE else len(expected)
+            ):
                 raise ValueError(
                     f"{name}: shape {tuple(value.shape)}, but mask has shape {tuple(self.mask.shape)}; "
-                    f"give one number per {'completion' if name == 'group_B' else 'completion token'}"
+                    f"give one number per {'completion' if per_row else 'completion token'}"
                 )
             if value.requires_grad:
                 raise ValueError(f"{name} carries a gradient; detach it: signals are constants of the loss")
@@ -78,6 +129,9 @@ SIGNAL_NAMES: tuple[str, ...] = tuple(
     f.name for f in fields(TokenSignals) if f.name not in ("mask", "turn_id")
 )
 """Every signal that a method may name in ``needs``."""
+ROW_SIGNALS: tuple[str, ...] = tuple(name for name in SIGNAL_NAMES if name.endswith(("_B", "_BR")))
+"""The signals with one entry per completion instead of one per token."""
+_WIDE = ("rewards_BR",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +143,8 @@ class Credit:
     segment_id: Int[Tensor, "B T"]
     """Which segment a token belongs to, 0, 1, 2, ... along each row; -1 where the mask is False."""
     distill_weight: Float[Tensor, "B T"] | None = None
-    """Coefficient of KL(student || teacher) in the loss, for methods that also distil (OPSD, SDPO, SDPG)."""
+    """Coefficient of the method's ``distillation`` in the loss, for methods that also distil (OPSD, SDPO,
+    SDPG); 0 or more, and exactly 0 where the mask is False."""
 
     def __post_init__(self) -> None:
         for name, value in (("segment_id", self.segment_id), ("distill_weight", self.distill_weight)):
@@ -167,3 +222,78 @@ class Scheduled(Protocol):
     def at_step(self, step: int) -> CreditAssigner:
         """The method as it is at optimizer step ``step``, counted from 0; the method itself stays as it was."""
         ...
+
+
+Anchor = Literal["none", "urkl", "ufkl", "rkl", "fkl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """Which term an engine adds to its loss for a method that also distils; ``Credit`` says how much of it where.
+
+    The term of a token is a divergence of the student's next-token distribution ``p`` and the teacher's ``q``,
+    with gradient through the student only: ``beta KL(q || m) + (1 - beta) KL(p || m)``, ``m = beta q + (1 - beta)
+    p``, and by convention KL(q || p) at ``beta=0`` (forward) and KL(p || q) at ``beta=1`` (reverse), as in OPSD
+    (arXiv:2601.18734) and TRL. Raises ``ValueError`` for a setting outside its range.
+
+    >>> Distillation(beta=2.0)
+    Traceback (most recent call last):
+    ValueError: beta: 2.0 must be 0 (forward KL) to 1 (reverse KL)
+    """
+
+    beta: float = 1.0
+    """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
+    top_k: int | None = None
+    """Only the teacher's so many likeliest tokens are compared; None for the whole vocabulary."""
+    tail: bool = True
+    """With ``top_k``: all other tokens are one more outcome. If not, the ``top_k`` are normalised to 1."""
+    temperature: float = 1.0
+    """Divides the logits of both, beside the sampling temperature."""
+    ratio_clip: float | None = None
+    """Each token's term is multiplied by its importance ratio, up to this; None for no factor."""
+    max_nats: float | None = None
+    """The term of a token is at most this; None for no limit."""
+    anchor: Anchor = "none"
+    """The penalty that holds the policy to its first weights, of ``r = log pi - log pi_ref``: ``urkl`` r^2 / 2,
+    ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r) (SDPG, arXiv:2606.04036)."""
+    anchor_weight: float = 0.0
+    """Coefficient of the anchor on every trained token."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.beta <= 1.0:
+            raise ValueError(f"beta: {self.beta} must be 0 (forward KL) to 1 (reverse KL)")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k: {self.top_k}; give 1 or more, or None for the whole vocabulary")
+        for field in ("temperature", "ratio_clip", "max_nats"):
+            value: float | None = getattr(self, field)
+            if value is not None and not 0.0 < value < math.inf:
+                raise ValueError(f"{field}: {value} must be a finite number above 0")
+        if self.anchor not in get_args(Anchor):
+            raise ValueError(f"anchor: {self.anchor!r} is not one of {', '.join(get_args(Anchor))}")
+        if not 0.0 <= self.anchor_weight < math.inf:
+            raise ValueError(f"anchor_weight: {self.anchor_weight} must be a finite number, 0 or more")
+
+
+@runtime_checkable
+class Distilling(Protocol):
+    """What a method has besides, if its credit may carry ``distill_weight``."""
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """The term of the loss; None where the settings leave nothing to distil."""
+        ...
+
+
+def distillation_of(method: CreditAssigner) -> Distillation | None:
+    """What the method distils, or None."""
+    return method.distillation if isinstance(method, Distilling) else None
+
+
+def is_additive(method: CreditAssigner) -> bool:
+    """Whether the method may give credit where the completion's advantage is 0, or of the other sign.
+
+    A method says so by an attribute ``additive = True``; an engine then computes its signals for every
+    completion. Reweighting methods, which have no such attribute, cost nothing where the advantage is 0. A method
+    that distils is treated as additive: its term does not hang on the advantage.
+    """
+    return bool(getattr(method, "additive", False)) or distillation_of(method) is not None

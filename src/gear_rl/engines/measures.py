@@ -4,13 +4,14 @@ Knows no trainer: an engine reduces the sums over its processes and logs ``finis
 """
 
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.tensor.segments import segment_lengths, segment_starts
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
 
 FALLBACKS = ("no_context", "non_finite", "no_token")
 """Why a completion keeps its GRPO advantage: no privileged context, a NaN or Inf signal, no trained token."""
@@ -94,19 +95,24 @@ def finished(sums: dict[str, float], largest_weight: float, seconds: float) -> d
 
 def finite_rows(signals: TokenSignals) -> Tensor:
     """Which rows hold no NaN or Inf on a token that counts, shape (B,)."""
-    finite = torch.ones_like(signals.mask[:, 0])
-    for name in ("student_logprob", "teacher_logprob", "student_entropy", "divergence"):
-        value: Tensor | None = getattr(signals, name)
-        if value is not None:
-            finite = finite & (value.isfinite() | ~signals.mask).all(-1)
+    finite = signals.mask.new_ones(len(signals.mask))
+    for name, value in _floats(signals):
+        counted = value.isfinite()
+        if name not in ROW_SIGNALS:
+            counted = counted | ~signals.mask
+        finite = finite & (counted if counted.dim() == 1 else counted.all(-1))
     return finite
 
 
 def cleaned(signals: TokenSignals, keep_B: Tensor) -> TokenSignals:
     """The same signals with 0 in every other row, so that a NaN there reaches neither method nor loss."""
-    clean: dict[str, Tensor] = {}
-    for name in ("student_logprob", "teacher_logprob", "student_entropy", "divergence"):
-        value: Tensor | None = getattr(signals, name)
-        if value is not None:
-            clean[name] = torch.where(keep_B[:, None], value, 0.0)
+    clean: dict[str, Any] = {
+        name: torch.where(keep_B if value.dim() == 1 else keep_B[:, None], value, 0.0)
+        for name, value in _floats(signals)
+    }
     return replace(signals, **clean)
+
+
+def _floats(signals: TokenSignals) -> list[tuple[str, Tensor]]:
+    found = [(name, cast(Tensor | None, getattr(signals, name))) for name in SIGNAL_NAMES]
+    return [(name, value) for name, value in found if value is not None and value.is_floating_point()]

@@ -10,7 +10,16 @@ from torch import Tensor
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
-from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals
+from gear_rl.types import (
+    ROW_SIGNALS,
+    Credit,
+    CreditAssigner,
+    Distillation,
+    Scheduled,
+    TokenSignals,
+    distillation_of,
+    is_additive,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +51,23 @@ class Shuffled:
     def needs(self) -> tuple[str, ...]:
         return self.of.needs
 
+    @property
+    def additive(self) -> bool:
+        """As the method that is shuffled."""
+        return is_additive(self.of)
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """That of the method that is shuffled."""
+        return distillation_of(self.of)
+
     def at_step(self, step: int) -> "Shuffled":
         """The shuffle of the method as it is at optimizer step ``step``; itself where that has no schedule."""
         return replace(self, of=self.of.at_step(step)) if isinstance(self.of, Scheduled) else self
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         credit, mask = self.of(advantage_B, signals), signals.mask
-        read = next((name for name in self.of.needs if name != "group_B"), None)
+        read = next((name for name in self.of.needs if name not in ROW_SIGNALS), None)
         key = torch.zeros_like(credit.advantage) if read is None else signals.get(read)
         order = random_order(key, mask, self.seed)
         distill = credit.distill_weight
