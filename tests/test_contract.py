@@ -35,6 +35,17 @@ OFF = {
     "distilled_rl": {"clip_ratio": 1.0},
     "entropy_forks": {"top_share": 1.0},
     "fixed_spans": {"strength": 0.0},
+    "oar_p": {"strength": 0.0},
+    "oar_g": {"strength": 0.0},
+    "grail": {"strength": 0.0},
+    "opsd": {"strength": 0.0},
+    "sdpo": {"strength": 0.0},
+    "sdpg": {"weight": 0.0, "anchor": "none"},
+    "gigpo": {"turn_weight": 0.0},
+    "mt_grpo": {"turn_weight": 0.0},
+    "igpo": {"strength": 0.0},
+    "crpo": {"style": ()},
+    "shear": {"strength": 0.0},
 }
 """The settings at which a method gives GRPO back."""
 WITHOUT_OFF = {"uniform"}

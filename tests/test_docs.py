@@ -74,6 +74,17 @@ def test_the_methods_table_is_the_catalogues():
     assert table == done.stdout, "run `gear methods --markdown` and put it between the marks of README.md"
 
 
+def test_the_methods_page_is_made_from_the_docstrings_and_the_measured_costs():
+    from gear_rl.cli.methods_page import methods_page, read_costs
+    from gear_rl.methods import METHODS
+
+    costs = read_costs(ROOT / "docs" / "results" / "method_costs.json")
+    assert list(costs["methods"]) == list(METHODS), "run `gear bench methods`: a method has no measured cost"
+    assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == methods_page(costs), (
+        "run gear methods --page --costs docs/results/method_costs.json > docs/methods.md"
+    )
+
+
 def test_the_trl_script_of_the_examples_trains(tmp_path):
     main = runpy.run_path(str(ROOT / "examples" / "trl_math.py"))["main"]
     trainer = main(output_dir=str(tmp_path), max_steps=1)

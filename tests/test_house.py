@@ -1,6 +1,7 @@
 """The floors of the house, kept by a test: an import may only point down."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ ALLOWED = {  # room: the rooms it may import; docs/decisions/0002 says why where
     "cli": {"types", "tensor", "methods", "signals", "view", "lab", "engines", "arena", "tasks"},
 }
 TORCH_ONLY = {"types", "tensor", "methods", "signals"}
+ON_REQUEST = {"signals/transport.py": {"ot"}}
+"""Optional libraries that one file of those rooms may import, inside a function: POT solves transport."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -56,7 +59,21 @@ def test_imports_point_down(path: Path):
 @pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in TORCH_ONLY], ids=lambda p: p.stem)
 def test_the_core_needs_torch_and_jaxtyping_alone(path: Path):
     foreign = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    foreign -= ON_REQUEST.get(str(path.relative_to(ROOT).as_posix()), set())
     assert foreign <= {"torch", "jaxtyping", "gear_rl"}, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+@pytest.mark.parametrize("name", ON_REQUEST)
+def test_an_optional_library_is_imported_inside_a_function(name: str):
+    """Whoever never asks for the signal never needs the library; and an exemption that is not used is none."""
+    tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+    inside = [node for top in tree.body if isinstance(top, ast.FunctionDef) for node in ast.walk(top)]
+    everywhere, allowed = (
+        [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)] for nodes in (ast.walk(tree), inside)
+    )
+    for library in ON_REQUEST[name]:
+        found = [n for n in everywhere if library in re.findall(r"\w+", ast.unparse(n))]
+        assert found and all(n in allowed for n in found), f"{name}: import {library} inside a function"
 
 
 def test_only_one_file_shifts_by_one():

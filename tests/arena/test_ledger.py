@@ -258,7 +258,7 @@ def test_the_tools_are_what_trl_finds(tier: str, extra: list[str]) -> None:
     from transformers.utils import get_json_schema
 
     cls = ledger_env.environment(tier)
-    hidden = ("reset", "get_reward", "privileged_context")
+    hidden = ("reset", "get_reward", "privileged_context", "turn_rewards")
     found = [name for name, _ in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")]
     names = [tool.__name__ for tool in ledger_env.tools(tier)]
     assert names == [name for name in found if name not in hidden]
@@ -267,6 +267,22 @@ def test_the_tools_are_what_trl_finds(tier: str, extra: list[str]) -> None:
         schema = get_json_schema(tool)["function"]
         assert schema["name"] == tool.__name__
         assert schema["parameters"]["required"] == list(inspect.signature(tool).parameters)
+
+
+@patient
+@given(seed=seeds, tier=tiers)
+def test_a_turn_is_rewarded_where_its_call_is_the_right_one_there(seed: int, tier: str) -> None:
+    env, problem = begun(seed, tier)
+    gold = ledger.calls(problem)
+    assert env.turn_rewards() == []
+    env.balance(next(iter(problem.world.balances)))  # no solution begins with it
+    for call in gold:
+        getattr(env, call.name)(**call.arguments)
+    shifted = [float(i > 0 and i < len(gold) and gold[i] == gold[i - 1]) for i in range(len(gold) + 1)]
+    assert env.turn_rewards() == shifted
+    env, problem = begun(seed, tier)
+    apply(env, gold)
+    assert env.turn_rewards() == [1.0] * len(gold)
 
 
 # --- what the teacher sees -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One of two processes: train with TRL's trainer, with Uniform, and with Gear; write down what came out."""
+"""One of two processes: train with TRL's trainer, with Uniform, Gear and Sdpg; write down what came out."""
 
 import json
 import os
@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines import trl as engine
+from gear_rl.engines import trl_signals as engine
+from gear_rl.methods import Sdpg
 
 
 def lopsided(completions, prompts, **kwargs):
@@ -32,8 +34,13 @@ def main(model: str, folder: Path) -> None:
         return original(*args, **kw)
 
     engine.score = watched
-    found = {}
-    for name, credit in (("grpo", None), ("uniform", Uniform()), ("gear", Gear())):
+    found, every = {}, tiny.rows()
+    for name, credit in (
+        ("grpo", None),
+        ("uniform", Uniform()),
+        ("gear", Gear()),
+        ("sdpg", Sdpg(weight=0.5)),
+    ):
         changes = (
             {"max_steps": 3}
             if credit is None
@@ -43,7 +50,12 @@ def main(model: str, folder: Path) -> None:
         cls, config, extra = (
             (GRPOTrainer, GRPOConfig, {}) if credit is None else (GEARTrainer, GEARConfig, {"credit": credit})
         )
-        trainer = cls(model, lopsided, config(**settings), tiny.rows(), **extra)
+        # Few rows have a context, so that one process may have nothing to distil while the other has.
+        rows = [
+            {**row, "privileged_context": None, "answer": ""} if i > 2 else row for i, row in enumerate(every)
+        ]
+        dataset = Dataset.from_list(rows) if name == "sdpg" else every
+        trainer = cls(model, lopsided, config(**settings), dataset, **extra)
         trainer.train()
         weights = trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()
         torch.save(weights, folder / f"{name}-{rank}.pt")

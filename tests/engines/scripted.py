@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.engines import trl as engine
+from gear_rl.engines import trl_signals as engine
 
 END = "<|im_end|>"
 

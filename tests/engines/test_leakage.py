@@ -5,7 +5,7 @@ import secrets
 import pytest
 import torch
 
-import gear_rl.engines.trl as engine
+import gear_rl.engines.trl_signals as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.view.records import read_records

@@ -1,6 +1,7 @@
 """The guard, call by call."""
 
 import asyncio
+import inspect
 import re
 import signal
 import time
@@ -13,12 +14,15 @@ from pydantic import BaseModel
 
 from engines.desks import Place, Point, Store
 from gear_rl.engines.tools import (
+    ANCHOR_STATES,
+    TURN_REWARDS,
     ToolGuard,
     control_pattern,
     defused,
     defused_message,
     has_secret,
     secret_of,
+    told,
 )
 from gear_rl.signals.privileged import context_text
 
@@ -294,3 +298,91 @@ def test_environments_that_check_their_fields_are_guarded(kind):
         assert instance.look() == "1"
     with pytest.raises(ValueError, match="environment: int cannot be guarded"):
         guard.environment(lambda: 3)()
+
+
+class Marked(Store):
+    """Tells what its turns were worth, and where they began; uses both itself."""
+
+    def reset(self, **row: Any) -> None:
+        self.worth = [0.5, 1.0]
+
+    def turn_rewards(self) -> list[float]:
+        return self.worth
+
+    @staticmethod
+    def anchor_states() -> list[str]:
+        return ["hall", "attic"]
+
+    def get_reward(self) -> float:
+        return sum(self.turn_rewards()) + len(self.anchor_states())
+
+
+def listed_by_trl(instance: Any) -> list[str]:
+    """The names that TRL takes for tools."""
+    members = inspect.getmembers(type(instance), predicate=inspect.isfunction)
+    return [name for name, _ in members if name not in ("reset", "get_reward") and not name.startswith("_")]
+
+
+def test_what_an_environment_tells_of_its_turns_is_no_tool_of_the_models():
+    plain, guarded = Marked(), ToolGuard().environment(Marked)()
+    assert {"turn_rewards", "anchor_states"} <= {*listed_by_trl(plain)}, "TRL would offer them"
+    hidden = {"turn_rewards", "anchor_states", "privileged_context"}
+    assert {*listed_by_trl(plain)} - {*listed_by_trl(guarded)} == hidden
+    for instance in (plain, guarded):
+        instance.reset()
+        assert told(instance, TURN_REWARDS) == [0.5, 1.0]
+        assert told(instance, ANCHOR_STATES) == ["hall", "attic"]
+        assert instance.get_reward() == 3.5, "its own code may still call them"
+    guarded.worth = [7.0]
+    assert guarded.turn_rewards() == [7.0], "of this instance"
+    assert told(object(), TURN_REWARDS) is None and told(Store(), ANCHOR_STATES) is None
+
+
+def test_a_child_of_a_class_with_them_hides_them_too():
+    class Child(Marked):
+        def turn_rewards(self) -> list[float]:
+            return [9.0, *super().turn_rewards()]
+
+    guarded = ToolGuard().environment(Child)()
+    guarded.reset()
+    assert told(guarded, TURN_REWARDS) == [9.0, 0.5, 1.0]
+    assert told(guarded, ANCHOR_STATES) == ["hall", "attic"]
+    assert not {"turn_rewards", "anchor_states"} & {*listed_by_trl(guarded)}
+
+
+def test_a_field_of_that_name_is_no_method_and_is_left_alone():
+    class Counting(Store):
+        turn_rewards: tuple[float, ...] = ()
+
+        @property
+        def anchor_states(self) -> list[str]:
+            return []
+
+    guarded = ToolGuard().environment(Counting)()
+    guarded.turn_rewards += (1.0,)
+    assert guarded.turn_rewards == (1.0,) and guarded.anchor_states == []
+    assert told(guarded, TURN_REWARDS) is None and told(guarded, ANCHOR_STATES) is None
+
+
+@pytest.mark.parametrize("kind", [Fields, Frozen])
+def test_environments_that_check_their_fields_tell_of_their_turns(kind):
+    child = type("Child", (kind,), {"turn_rewards": lambda self: [float(self.look())]})
+    guarded = ToolGuard().environment(child)()
+    assert "turn_rewards" not in listed_by_trl(guarded) and "look" in listed_by_trl(guarded)
+    assert told(guarded, TURN_REWARDS) == [1.0]
+
+
+def test_what_failed_is_read_off_one_answer():
+    guard, shop = store(max_chars=8)
+    with guard.serving():
+        with pytest.raises(RuntimeError) as raised:
+            shop.find(key="k")
+        with pytest.raises(RuntimeError) as refused:
+            shop.find(key=3, other=4)
+        cut, whole, like = shop.echo(text="123456789"), shop.echo(text="12345678"), str({"error": "x"})
+    errors = [str({"error": str(caught.value)}) for caught in (raised, refused)]
+    blocks = [{"type": "text", "text": cut}]
+    answers = [whole, *errors, cut, blocks, like, None]
+    kinds = [guard.failure_of({"role": "tool", "name": "t", "content": a}, ["t"]) for a in answers]
+    assert kinds == [None, "raised", "arguments", "cut", "cut", "arguments", None]
+    assert guard.failure_of({"role": "tool", "name": "other", "content": whole}, ["t"]) == "unknown"

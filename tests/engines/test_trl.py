@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-import gear_rl.engines.trl as engine
+import gear_rl.engines.trl_signals as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.engines.trl_config import LOSS_TYPES, incompatibilities
@@ -295,14 +295,14 @@ def test_where_nothing_was_seen_nothing_is_added(tiny_model, tmp_path):
     assert not same(run(tmp_path, tiny_model, Additive()), run(tmp_path, tiny_model))
 
 
-def test_a_method_that_distils_is_refused(tiny_model, tmp_path):
+def test_a_method_that_distils_must_say_what(tiny_model, tmp_path):
     class Distils(Uniform):
         def __call__(self, advantage_B, signals):
             credit = super().__call__(advantage_B, signals)
             ones = torch.ones_like(credit.advantage)
             return Credit(advantage=credit.advantage, segment_id=credit.segment_id, distill_weight=ones)
 
-    with pytest.raises(ValueError, match="also distils, which this engine cannot do yet"):
+    with pytest.raises(ValueError, match="gives distill_weight, but has no `distillation`"):
         run(tmp_path, tiny_model, Distils())
 
 

@@ -39,7 +39,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_both_processes_end_with_the_same_weights(finished):
-    for name in ("grpo", "uniform", "gear"):
+    for name in ("grpo", "uniform", "gear", "sdpg"):
         assert equal(weights(finished, name, 0), weights(finished, name, 1)), name
 
 
@@ -63,6 +63,17 @@ def test_both_processes_run_as_many_forwards(finished):
         max(-(-count // 4) for count in counts) for counts in zip(*(r["scored"] for r in ranks), strict=True)
     ]
     assert ranks[0]["batches"] == ranks[1]["batches"] == most
+
+
+def test_a_process_with_nothing_to_distil_waits_for_nobody(finished):
+    """Few rows have a context: the terms are logged over both processes, and pull at the weights of both."""
+    ranks = [json.loads((finished / f"{rank}.json").read_text())["sdpg"]["history"] for rank in (0, 1)]
+    for one, other in zip(*ranks, strict=True):
+        assert one.get("gear/distill/loss") == other.get("gear/distill/loss")
+        assert one["gear/distill/non_finite"] == 0.0
+    assert any(entry.get("gear/distill/term", 0.0) > 0 for entry in ranks[0])
+    assert any(entry["gear/fallback/no_context"] > 0 for entry in ranks[0])
+    assert not equal(weights(finished, "sdpg", 0), weights(finished, "grpo", 0))
 
 
 def test_one_file_holds_the_records_of_both(finished):

@@ -63,16 +63,16 @@ BATCH_ADVANTAGE = torch.tensor([1.0, -1.0, 0.0])
     ("method", "expected"),
     [
         # each its own: place 2 * 0.8 = 1.6 of 0.1, 0.2, 0.9 is 0.62, of 1, 2, 3 it is 2.6
-        (EntropyForks(), [[0, 1, 0, 0], [0, 0, -1, 0]]),
-        # place 5 * 0.8 = 4 of 0.1, 0.2, 0.9, 1, 2, 3 is 2
-        (EntropyForks(scope="batch"), [[0, 0, 0, 0], [-1, 0, -1, 0]]),
+        (EntropyForks(scope="completion"), [[0, 1, 0, 0], [0, 0, -1, 0]]),
+        # the published default: place 5 * 0.8 = 4 of 0.1, 0.2, 0.9, 1, 2, 3 is 2
+        (EntropyForks(), [[0, 0, 0, 0], [-1, 0, -1, 0]]),
         # place 5 * 0.4 = 2 is 0.9
-        (EntropyForks(scope="batch", top_share=0.6), [[0, 1, 0, 0], [-1, 0, -1, -1]]),
+        (EntropyForks(top_share=0.6), [[0, 1, 0, 0], [-1, 0, -1, -1]]),
         # ceil(6 * 0.5) = 3; and all six tokens' weight on them
-        (EntropyForks(scope="batch", top_share=0.5, selection="count"), [[0, 0, 0, 0], [-1, 0, -1, -1]]),
-        (EntropyForks(scope="batch", renormalise="mean"), [[0, 0, 0, 0], [-3, 0, -3, 0]]),
+        (EntropyForks(top_share=0.5, selection="count"), [[0, 0, 0, 0], [-1, 0, -1, -1]]),
+        (EntropyForks(renormalise="mean"), [[0, 0, 0, 0], [-3, 0, -3, 0]]),
         # one of three tokens in each
-        (EntropyForks(renormalise="mean"), [[0, 3, 0, 0], [0, 0, -3, 0]]),
+        (EntropyForks(scope="completion", renormalise="mean"), [[0, 3, 0, 0], [0, 0, -3, 0]]),
     ],
 )
 def test_one_quantile_for_each_or_for_all(method, expected):
@@ -94,7 +94,7 @@ def test_the_order_of_the_completions_changes_nothing(selection, renormalise):
 
 def test_only_the_batch_looks_at_other_completions():
     alone = TokenSignals(mask=BATCH.mask[:1], student_entropy=BATCH.student_entropy[:1])
-    for method, hangs in ((EntropyForks(), False), (EntropyForks(scope="batch"), True)):
+    for method, hangs in ((EntropyForks(scope="completion"), False), (EntropyForks(), True)):
         together = method(BATCH_ADVANTAGE, BATCH).advantage[:1]
         assert torch.equal(method(BATCH_ADVANTAGE[:1], alone).advantage, together) != hangs
 

@@ -11,6 +11,7 @@ from gear_rl.methods import FixedSpans, Uniform
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, rollouts
+from methods.test_gear_beyond import written as written_anywhere
 
 SIX = [1, 3, 0, 0, 2, 6]
 """Mean 2. In twos: means 2, 0, 4. In fours: 1 (of 1, 3, 0, 0) and 4 (of 2, 6)."""
@@ -51,6 +52,73 @@ def test_no_span_crosses_a_turn():
     assert credit.advantage[0].tolist() == pytest.approx([*expected[:3], 0, 0, *expected[3:]])
 
 
+# spans of the text
+
+
+def written(sentence_id=None, line_id=None, **more):
+    ids = {"sentence_id": sentence_id, "line_id": line_id}
+    given = {name: torch.tensor([values]) for name, values in ids.items() if values}
+    return dataclasses.replace(completion(SIX, **more), **given)
+
+
+@pytest.mark.parametrize(
+    ("unit", "turn_id", "segment_id", "weight"),
+    [
+        # 1, 3 and 0, 0, 2 and 6: means 2, 2/3 and 6, over 2
+        ("sentence", None, [0, 0, 1, 1, 1, 2], [1, 1, 1 / 3, 1 / 3, 1 / 3, 3]),
+        # 1 and 3, 0, 0, 2, 6: means 1 and 11/5
+        ("line", None, [0, 1, 1, 1, 1, 1], [0.5, 1.1, 1.1, 1.1, 1.1, 1.1]),
+        ("turn", None, [0] * 6, [1] * 6),
+        # 1, 3, 0 and 0, 2, 6: means 4/3 and 8/3
+        ("turn", [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], [2 / 3, 2 / 3, 2 / 3, 4 / 3, 4 / 3, 4 / 3]),
+        # the turn cuts the sentence 0, 0, 2 into 0 and 0, 2
+        ("sentence", [0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 2, 3], [1, 1, 0, 0.5, 0.5, 3]),
+    ],
+)
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_spans_of_the_text(unit, turn_id, segment_id, weight, strength):
+    signals = written([0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1], turn_id=turn_id)
+    credit = FixedSpans(unit=unit, strength=strength, span_tokens=1)(torch.tensor([-2.0]), signals)
+    assert credit.segment_id[0].tolist() == segment_id
+    expected = [-2 * (1 - strength + strength * w) for w in weight]
+    assert credit.advantage[0].tolist() == pytest.approx(expected)
+
+
+def test_what_a_masked_token_says_of_the_text_is_not_read():
+    ids = torch.tensor([[0, 7, 0, 1, -1]])
+    mask = torch.tensor([[True, False, True, True, False]])
+    signals = TokenSignals(mask=mask, divergence=torch.tensor([[1.0, 9.0, 2.0, 3.0, 9.0]]), line_id=ids)
+    credit = FixedSpans(unit="line", strength=1.0)(torch.tensor([1.0]), signals)
+    assert credit.segment_id.tolist() == [[0, -1, 1, 2, -1]]  # the gap parts the turns, and so the line
+    assert credit.advantage.tolist() == [[0.5, 0, 1, 1.5, 0]]
+
+
+@pytest.mark.parametrize(
+    ("unit", "needs"),
+    [
+        ("tokens", ("divergence",)),
+        ("turn", ("divergence",)),
+        ("sentence", ("divergence", "sentence_id")),
+        ("line", ("divergence", "line_id")),
+    ],
+)
+def test_needs_follow_the_unit(unit, needs):
+    assert FixedSpans(unit=unit).needs == needs
+    off = FixedSpans(unit=unit, strength=0.0)
+    assert off.needs == ()
+    credit = off(torch.tensor([0.7]), TokenSignals(mask=torch.ones(1, 3, dtype=torch.bool)))
+    assert torch.equal(credit.advantage, torch.full((1, 3), 0.7))
+    assert credit.segment_id.tolist() == [[0, 0, 0]]
+
+
+def test_a_unit_that_does_not_exist_is_refused():
+    method = FixedSpans()
+    # The type checker of the tests stops the constructor before our own check, which users rely on.
+    object.__setattr__(method, "unit", "step")
+    with pytest.raises(ValueError, match="unit: 'step' is not one of tokens, sentence, line, turn"):
+        method.__post_init__()
+
+
 spans = st.builds(FixedSpans, span_tokens=st.integers(1, 5), strength=st.sampled_from([0.0, 0.5, 1.0]))
 
 
@@ -79,6 +147,24 @@ def test_agrees_with_the_loop(signals, method):
         ids, weight = by_the_loop(method, signals.divergence[b][counts].tolist(), turn_id[b][counts].tolist())
         assert credit.segment_id[b][counts].tolist() == ids
         assert credit.advantage[b][counts].tolist() == pytest.approx(weight, abs=1e-6)
+
+
+@PROPERTY
+@given(written_anywhere(), st.sampled_from(["sentence", "line", "turn"]), st.sampled_from([0.5, 1.0]))
+def test_spans_of_the_text_agree_with_the_loop(signals, unit, strength):
+    """A span without a longest length, in which a unit of the text or a turn begins the next."""
+    method = FixedSpans(unit=unit, strength=strength)
+    endless = FixedSpans(span_tokens=10**6, strength=strength)
+    credit = method(torch.ones(3), signals)
+    for b, counts in enumerate(signals.mask):
+        turns = (turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id)[b][counts].tolist()
+        own = {"sentence": signals.sentence_id, "line": signals.line_id}.get(unit)
+        if own is not None:
+            turns = list(zip(turns, own[b][counts].tolist(), strict=True))
+        ids, weight = by_the_loop(endless, signals.divergence[b][counts].tolist(), turns)
+        assert credit.segment_id[b][counts].tolist() == ids
+        assert credit.advantage[b][counts].tolist() == pytest.approx(weight, abs=1e-6)
+        assert credit.advantage[b].sum().item() == pytest.approx(counts.sum().item(), abs=1e-4)
 
 
 @PROPERTY

@@ -84,6 +84,13 @@ def test_the_two_means(paths, expected):
     assert credit.segment_id.tolist() == [[0, -1, 1, 2], [0, 1, 2, -1], [-1] * 4]
 
 
+def test_the_default_is_the_papers():
+    """tanh(x / 0.02) is 1, and so r 1/2; means over the batch: six tokens, three of each kind."""
+    credit = Rlcsd()(torch.tensor([1.0, -1.0, 5.0]), BATCH)
+    expected = torch.tensor([[3.0, 0, 2, 2], [-3, -1, -2, 0], [0, 0, 0, 0]])
+    torch.testing.assert_close(credit.advantage, expected)
+
+
 def test_over_the_batch_a_token_mean_is_the_papers_two_means():
     """mean(others) + eta mean(modulated) of any per-token gradient, here a random one."""
     gradient = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))

@@ -1,5 +1,7 @@
 """Where a privileged context comes from, what a contrast subtracts, what the first tokens of a turn keep."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -105,6 +107,42 @@ def test_a_contrast_by_hand():
     ratio = found.teacher_logprob - found.get("student_logprob")
     torch.testing.assert_close(ratio, torch.tensor([[0.2, -3.0, 0.0, 0.0]]))
     assert found.student_entropy is right.student_entropy
+
+
+def test_a_contrast_of_the_other_signals_by_hand():
+    mask = torch.tensor([[True, True, False, True]])
+
+    def seen(forward, js, entropy):
+        values = (torch.tensor([x]) for x in (forward, js, entropy))
+        names = ("forward_divergence", "js_divergence", "teacher_entropy")
+        return TokenSignals(mask=mask, **dict(zip(names, values, strict=True)))
+
+    right = seen([1.0, 3.0, 0.0, float("nan")], [0.5, 0.25, 0.0, 0.125], [2.0, 0.5, 0.0, 0.25])
+    wrong = seen([1.5, 0.5, 0.0, 0.1], [0.125, 0.5, 0.0, 0.125], [1.0, 1.0, 0.0, 1.0])
+    found = contrasted(right, wrong)
+    assert found.divergence is None and found.teacher_logprob is None
+    torch.testing.assert_close(
+        found.forward_divergence, torch.tensor([[0.0, 2.5, 0.0, float("nan")]]), equal_nan=True
+    )
+    torch.testing.assert_close(found.js_divergence, torch.tensor([[0.375, 0.0, 0.0, 0.0]]))
+    assert found.teacher_entropy is right.teacher_entropy
+    for name in ("forward_divergence", "js_divergence"):
+        with pytest.raises(ValueError, match=f"'{name}' was not computed"):
+            contrasted(right, TokenSignals(mask=mask))
+        right = dataclasses.replace(right, forward_divergence=None)
+
+
+def test_skipping_first_silences_every_divergence_and_no_entropy():
+    mask = torch.tensor([[True, True, False, True, True]])
+    one = mask.float()
+    names = ("divergence", "forward_divergence", "js_divergence")
+    entropies = {"teacher_entropy": one * 2, "student_entropy": one * 3, "student_varentropy": one * 4}
+    signals = TokenSignals(mask=mask, **{name: one * (i + 1) for i, name in enumerate(names)}, **entropies)
+    found = skipping_first(signals, 1)
+    for i, name in enumerate(names):
+        assert found.get(name).tolist() == [[0, i + 1, 0, 0, i + 1]]
+    for name, value in entropies.items():
+        assert found.get(name) is value
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(0, 4))

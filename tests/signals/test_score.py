@@ -10,7 +10,17 @@ from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import Completions, Prompts, backbone_of, head_of, left_padded, score
+from gear_rl.signals.score import (
+    TEACHER_SIGNALS,
+    Completions,
+    Prompts,
+    backbone_of,
+    head_of,
+    left_padded,
+    needs_student,
+    needs_teacher,
+    score,
+)
 from gear_rl.signals.teacher import CopyTeacher
 
 PAD = 0
@@ -19,6 +29,7 @@ HINTED = [[21, 22, *PROMPTS[0]], [23, *PROMPTS[1]], [24, 25, 26, *PROMPTS[2]]]
 COMPLETIONS = [[30, 31, 32, 33], [40, 41], [50, 51, 52, 53, 54, 55, 56]]
 MASKS = [[1, 1, 0, 1], [1, 1], [0, 1, 1, 0, 0, 1, 1]]
 EVERY = ("student_logprob", "teacher_logprob", "student_entropy", "divergence")
+FURTHER = ("forward_divergence", "js_divergence", "teacher_entropy", "student_varentropy")
 
 
 def right_padded(rows: list[list[int]], width: int = 9) -> torch.Tensor:
@@ -41,7 +52,7 @@ def by_hand(
     model: nn.Module, temperature: float = 1.0, teacher: nn.Module | None = None
 ) -> dict[str, torch.Tensor]:
     """Each token scored by a forward over exactly the tokens before it."""
-    found = {name: torch.zeros(len(COMPLETIONS), 9) for name in EVERY}
+    found = {name: torch.zeros(len(COMPLETIONS), 9) for name in (*EVERY, *FURTHER)}
     for b, completion in enumerate(COMPLETIONS):
         for t, token in enumerate(completion):
             if not MASKS[b][t]:
@@ -56,6 +67,13 @@ def by_hand(
             found["teacher_logprob"][b, t] = q[token]
             found["student_entropy"][b, t] = -(p.exp() * p).sum()
             found["divergence"][b, t] = (p.exp() * (p - q)).sum()
+            middle = ((p.exp() + q.exp()) / 2).log()
+            found["forward_divergence"][b, t] = (q.exp() * (q - p)).sum()
+            found["js_divergence"][b, t] = (p.exp() * (p - middle) + q.exp() * (q - middle)).sum() / 2
+            found["teacher_entropy"][b, t] = -(q.exp() * q).sum()
+            found["student_varentropy"][b, t] = (
+                p.exp() * (p + found["student_entropy"][b, t]).square()
+            ).sum()
     return found
 
 
@@ -87,6 +105,64 @@ def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
     assert found.turn_id[0, :4].tolist() == [0, 0, -1, 1]
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_other_divergences_agree_too_and_leave_the_rest_bit_for_bit(model, batch_size, temperature):
+    completions, student, teacher = batch()
+    expected = by_hand(model, temperature)
+    assert min(expected[name].max() for name in FURTHER) > 0.01, "the oracle must have something to see"
+    settings = {"temperature": temperature, "batch_size": batch_size}
+    found = score(model, completions, student, teacher, needs=(*EVERY, *FURTHER), **settings)
+    agree(found, expected, (*EVERY, *FURTHER), 5e-5)
+    plain = score(model, completions, student, teacher, needs=EVERY, **settings)
+    assert all(torch.equal(found.get(name), plain.get(name)) for name in EVERY)
+    for name in FURTHER:
+        assert (found.get(name)[~completions.mask] == 0).all()
+        alone = score(model, completions, student, teacher, needs=[name], **settings)
+        assert torch.equal(alone.get(name), found.get(name))
+
+
+def test_which_signals_cost_which_pass():
+    cost = {name: (needs_student([name]), needs_teacher([name])) for name in (*EVERY, *FURTHER)}
+    assert cost == {
+        "student_logprob": (True, False),
+        "student_entropy": (True, False),
+        "student_varentropy": (True, False),
+        "teacher_logprob": (False, True),
+        "teacher_entropy": (False, True),
+        "divergence": (True, True),
+        "forward_divergence": (True, True),
+        "js_divergence": (True, True),
+    }
+    assert {name for name, (_, taught) in cost.items() if taught} == set(TEACHER_SIGNALS)
+
+
+@pytest.mark.parametrize(
+    ("needs", "statistics", "taught"),  # what is asked of `token_statistics`, and whether with a teacher
+    [
+        (("js_divergence",), 0, None),
+        (("student_varentropy", "teacher_entropy"), 0, None),
+        (("student_entropy", "forward_divergence"), 1, False),
+        (("teacher_logprob", "teacher_entropy"), 1, False),  # the teacher sits in the student's seat
+        (("teacher_logprob", "js_divergence"), 1, True),
+        (("divergence", "js_divergence"), 1, True),
+    ],
+)
+def test_the_pass_for_the_others_is_not_made_for_these(model, needs, statistics, taught, monkeypatch):
+    from gear_rl.signals import score as module
+
+    calls, original = [], module.token_statistics
+
+    def counted(student, token, head, teacher=None, teacher_head=None):
+        calls.append(teacher is not None)
+        return original(student, token, head, teacher, teacher_head)
+
+    monkeypatch.setattr(module, "token_statistics", counted)
+    completions, student, teacher = batch()
+    agree(score(model, completions, student, teacher, needs=needs), by_hand(model), needs, 5e-5)
+    assert calls == [taught] * statistics
+
+
 @pytest.mark.parametrize(
     ("needs", "forwards"),
     [
@@ -96,6 +172,13 @@ def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
         (("teacher_logprob",), 1),
         (("divergence",), 2),
         (EVERY, 2),
+        (("student_varentropy",), 1),
+        (("teacher_entropy",), 1),
+        (("teacher_logprob", "teacher_entropy"), 1),
+        (("student_varentropy", "teacher_entropy"), 2),
+        (("forward_divergence",), 2),
+        (("js_divergence",), 2),
+        ((*EVERY, *FURTHER), 2),
     ],
 )
 def test_computes_what_is_needed_and_nothing_else(model, needs, forwards):
@@ -105,10 +188,11 @@ def test_computes_what_is_needed_and_nothing_else(model, needs, forwards):
     found = score(model, completions, student, teacher, needs=needs, batch_size=8)
     handle.remove()
     assert len(calls) == forwards
-    assert [name for name in EVERY if getattr(found, name) is not None] == [
-        name for name in EVERY if name in needs
+    every = (*EVERY, *FURTHER)
+    assert [name for name in every if getattr(found, name) is not None] == [
+        name for name in every if name in needs
     ]
-    agree(found, by_hand(model), needs)
+    agree(found, by_hand(model), needs, 5e-5)
 
 
 def test_rows_that_are_not_wanted_hold_zero_and_cost_nothing(model):
@@ -218,10 +302,15 @@ def test_a_teacher_with_other_weights_uses_its_own_head(model):
             parameter.add_(torch.randn_like(parameter) * 0.05)
     before = {name: p.clone() for name, p in model.named_parameters()}
     completions, student, hinted = batch()
+    every = (*EVERY, *FURTHER)
     found = score(
-        model, completions, student, hinted, needs=EVERY, teacher_weights=teacher.weights, batch_size=2
+        model, completions, student, hinted, needs=every, teacher_weights=teacher.weights, batch_size=2
     )
-    agree(found, by_hand(model, teacher=frozen.eval()))
+    agree(found, by_hand(model, teacher=frozen.eval()), every, 5e-5)
+    alone = score(
+        model, completions, student, hinted, needs=["teacher_entropy"], teacher_weights=teacher.weights
+    )
+    torch.testing.assert_close(alone.teacher_entropy, found.teacher_entropy, atol=1e-5, rtol=1e-5)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 

@@ -23,8 +23,11 @@ HELD_OUT = range(1024)
 FIRST_TRAIN_SEED = HELD_OUT.stop
 TEMPLATE = "{prompt}\nref {privileged_context}"
 """How the privileged context joins the user message."""
+ANSWER_PATTERN = r"ans (\d\d)"
+"""Where the completion's final answer stands."""
 
 _ANSWER = re.compile(r"ans (\d\d)\Z")
+_STEP = re.compile(r"(\d\d) ([-+x]\d) = (\d\d)")
 _HELD_OUT_SHARE = 8
 """One problem in eight is held out: enough for 1024 distinct ones in the easiest tier."""
 
@@ -266,6 +269,19 @@ def chain_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) ->
     """
     texts = [c if isinstance(c, str) else str(c[-1].get("content") or "") for c in completions]
     return [float(correct(text, gold)) for text, gold in zip(texts, answer, strict=True)]
+
+
+def steps_reward(completions: Sequence[Any], **_: Any) -> list[float]:
+    """The share of a completion's steps whose result is right, whatever the final answer; 0.0 without a step.
+
+    A second reward, for methods that treat several of them apart.
+
+    >>> steps_reward(["37 +8 = 45 ; 45 x3 = 36 ; ans 36", "ans 45"])
+    [0.5, 0.0]
+    """
+    texts = [c if isinstance(c, str) else str(c[-1].get("content") or "") for c in completions]
+    found = [_STEP.findall(text) for text in texts]
+    return [sum(apply(int(a), op) == int(b) for a, op, b in steps) / max(1, len(steps)) for steps in found]
 
 
 def fingerprint(tier: str | Tier = "default", num: int = len(HELD_OUT)) -> str:

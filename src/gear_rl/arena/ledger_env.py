@@ -29,6 +29,7 @@ class LedgerEnv:
         self._reference: ledger.Reference = "none"
         self._irreversible = False
         self._paid = False
+        self._made: list[tuple[str, dict[str, Any]]] = []
 
     def reset(
         self, seed: int, tier: str | LedgerTier = "default", reference: ledger.Reference = "trace", **_: Any
@@ -84,6 +85,7 @@ class LedgerEnv:
         Args:
             person: Person
         """
+        self._note("balance", person=person)
         return self._balance(person)
 
     def pay(self, source: str, target: str, amount: int) -> str:
@@ -94,6 +96,7 @@ class LedgerEnv:
             target: Payee
             amount: How much
         """
+        self._note("pay", source=source, target=target, amount=amount)
         if type(amount) is not int or amount < 1:
             raise ValueError("amount is not a positive integer")
         if self._irreversible and self._paid:
@@ -123,6 +126,20 @@ class LedgerEnv:
             raise ValueError("the environment holds no problem; call reset first")
         return ledger.privileged_context(self._problem, self._reference, self._seed)
 
+    def turn_rewards(self) -> list[float]:
+        """For each call in its order: 1.0 if it is the call that a right solution makes there; not a tool.
+
+        A model of this task makes one call in a turn. Where it makes none, or one that never reaches a tool, the
+        numbers do not fit the turns, and the engine tells the method nothing of that rollout.
+        """
+        if self._problem is None:
+            raise ValueError("the environment holds no problem; call reset first")
+        gold = [(call.name, dict(call.arguments)) for call in ledger.calls(self._problem)]
+        return [float(k < len(gold) and call == gold[k]) for k, call in enumerate(self._made)]
+
+    def _note(self, tool: str, **arguments: Any) -> None:
+        self._made.append((tool, arguments))  # arguments as sent: the model may send anything
+
     def _begin(self, problem: ledger.Problem, irreversible: bool = False) -> None:
         self._close()
         # TRL may call tools from another thread than the one that made the environment.
@@ -134,7 +151,7 @@ class LedgerEnv:
             db.executemany(
                 "insert into related values (?, ?, ?)", [(*k, v) for k, v in world.related.items()]
             )
-        self._problem, self._irreversible, self._paid = problem, irreversible, False
+        self._problem, self._irreversible, self._paid, self._made = problem, irreversible, False, []
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -143,6 +160,7 @@ class LedgerEnv:
         return self._db
 
     def _related(self, relation: str, kind: str, subject: Any) -> str:
+        self._note(relation, **{kind: subject})
         query = "select person from related where relation = ? and subject = ?"
         return str(self._one(query, (relation, _text(subject)), kind))
 
@@ -182,6 +200,7 @@ class LedgerEnvGreet(LedgerEnv):
         Args:
             person: Person
         """
+        self._note("greet", person=person)
         self._balance(person)
         return "hello"
 
@@ -195,6 +214,7 @@ class LedgerEnvGreetRate(LedgerEnvGreet):
         Args:
             currency: Currency
         """
+        self._note("rate", currency=currency)
         if not _text(currency):
             raise ValueError("no currency")
         return 10
@@ -220,6 +240,6 @@ def tools(tier: str | LedgerTier = "default") -> list[Callable[..., Any]]:
     ['balance', 'boss', 'deputy', 'friend', 'keeper', 'owner', 'pay']
     """
     instance = environment(tier)()
-    hidden = ("reset", "get_reward", "privileged_context")
+    hidden = ("reset", "get_reward", "privileged_context", "turn_rewards")
     names = [name for name in dir(instance) if not name.startswith("_") and name not in hidden]
     return [getattr(instance, name) for name in sorted(names)]

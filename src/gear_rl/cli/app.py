@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
 app.add_typer(arena_app, name="arena")
+bench_app = typer.Typer(help="What a method costs, measured beside plain GRPO.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 out_console, error_console = Console(), Console(stderr=True)
 P = ParamSpec("P")
 
@@ -140,11 +142,21 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
     markdown: Annotated[bool, typer.Option(help="The table of the README.")] = False,
+    page: Annotated[bool, typer.Option(help="The page docs/methods.md.")] = False,
+    costs: Annotated[
+        Path | None, typer.Option(help="With --page: what `gear bench methods --out` wrote.")
+    ] = None,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
+    if page:
+        from gear_rl.cli.methods_page import methods_page, read_costs
+
+        sys.stdout.write(methods_page(None if costs is None else read_costs(costs)))
+        return
     from gear_rl.cli.config import settings_of
     from gear_rl.cli.errors import did_you_mean
     from gear_rl.methods import METHODS
+    from gear_rl.types import distillation_of, is_additive
 
     if name is not None and name not in METHODS:
         raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")
@@ -156,6 +168,8 @@ def methods(
             "needs": list(cls().needs),
             "settings": settings_of(cls),
             "source": cls.source,
+            "additive": is_additive(cls()),
+            "distils": distillation_of(cls()) is not None,
         }
         for key, cls in chosen.items()
     ]
@@ -165,8 +179,13 @@ def methods(
     if markdown:
         sys.stdout.write("| method | idea | needs | source |\n|---|---|---|---|\n")
         for row in rows:
-            needs = ", ".join(f"`{signal}`" for signal in row["needs"]) or "nothing"
-            sys.stdout.write(f"| `{row['name']}` | {row['idea']} | {needs} | {row['source']} |\n")
+            needs = ", ".join(f"`{signal}`" for signal in row["needs"])
+            needs = "; ".join(
+                part for part in (needs, "a teacher in the loss" if row["distils"] else "") if part
+            )
+            sys.stdout.write(
+                f"| `{row['name']}` | {row['idea']} | {needs or 'nothing'} | {row['source']} |\n"
+            )
         return
     table = (
         Table("method", "needs", "idea", "source") if name is None else Table("setting", "default", "meaning")
@@ -315,6 +334,54 @@ def check(
         return
     for table in tables(found):
         out_console.print(table)
+
+
+@bench_app.command("methods")
+@_mendable
+def bench_methods(
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
+    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    steps: Annotated[int, typer.Option(help="Steps per run; the first does not count.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Runs of every method.")] = 3,
+    rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """Seconds per training step of every method over those of GRPO, on the arena, in one run."""
+    from gear_rl.cli.errors import did_you_mean
+    from gear_rl.methods import METHODS
+
+    for name in method or ():
+        if name not in METHODS:
+            raise InputError(f"--method: no method {name!r}; {did_you_mean(name, METHODS)}")
+    if rollouts < 8 or rollouts % 8:
+        raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
+    from gear_rl.cli.bench import bench_methods as run
+    from gear_rl.cli.bench import methods_table
+    from gear_rl.cli.train import quiet_libraries
+
+    quiet_libraries(error_console)
+    found = run(
+        method or list(METHODS),
+        task=task,
+        tier=tier,
+        steps=steps,
+        repeats=repeats,
+        rollouts=rollouts,
+        console=error_console,
+    )
+    text = json.dumps(found, indent=2) + "\n"
+    if out is not None:
+        from gear_rl.view.records import replace_file
+
+        replace_file(out, text.encode())
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        out_console.print(methods_table(found))
 
 
 def _arena_task(task: str) -> None:

@@ -9,8 +9,6 @@ The real thing in small: the arena's model, TRL's trainer, held-out problems bef
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.arena.tiers import TASKS, Demo
-from gear_rl.cli.config import RunConfig, build_method
+from gear_rl.cli.arena_runs import arena_config, task_of
+from gear_rl.cli.config import build_method
 from gear_rl.cli.doctor import versions
-from gear_rl.cli.errors import InputError, did_you_mean
+from gear_rl.cli.errors import InputError
 from gear_rl.cli.progress import ProgressLine, replace_printers
 from gear_rl.cli.train import make_trainer, use_few_threads
 from gear_rl.view.records import read_records, replace_file
 
 EVAL_BATCH = 128
 """Held-out problems that are solved at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """What the demo asks of a task of the arena."""
-
-    demos: Mapping[str, Demo]
-    held_out: range
-    rows: Callable[..., list[dict[str, Any]]]
-    fingerprint: Callable[[str, int], str]
-    solve: Callable[[Any, list[dict[str, Any]]], list[float | None]]
-    """One rollout per row through the trainer, and its reward."""
-    settings: dict[str, Any]
-    """Of the run and of the trainer."""
-
-
-def _task(name: str) -> _Task:
-    from gear_rl.arena.tiers import DEMOS, LEDGER_DEMOS
-
-    if name == "chain":
-        from gear_rl.arena import chain
-        from gear_rl.arena.evaluate import accuracy
-
-        return _Task(
-            demos=DEMOS,
-            held_out=chain.HELD_OUT,
-            rows=chain.rows,
-            fingerprint=chain.fingerprint,
-            solve=lambda trainer, rows: [*accuracy(trainer.model, trainer.processing_class, rows)],
-            settings={"reward": "arena"},
-        )
-    from gear_rl.arena import ledger
-
-    return _Task(
-        demos=LEDGER_DEMOS,
-        held_out=ledger.HELD_OUT,
-        rows=ledger.rows,
-        fingerprint=ledger.fingerprint,
-        solve=lambda trainer, rows: trainer.solve(rows),
-        settings={"environment": "arena"},
-    )
 
 
 def demo(
@@ -90,11 +47,7 @@ def demo(
     from gear_rl.view.curves import save_curves
     from gear_rl.view.terminal import choose, rollout_panel
 
-    if task not in TASKS:
-        raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
-    chosen = _task(task)
-    if tier not in chosen.demos:
-        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, chosen.demos)}")
+    chosen = task_of(task, tier)
     if not 1 <= n_eval <= len(chosen.held_out):
         number = len(chosen.held_out)
         raise InputError(f"--n-eval: {n_eval} is not possible; there are {number} held-out problems")
@@ -111,27 +64,15 @@ def demo(
 
     scratch = tempfile.TemporaryDirectory(prefix="gear-demo-")  # TRL wants a folder; nothing of it is kept
     trainer = make_trainer(
-        RunConfig(
-            model="arena",
-            dataset=f"arena/{task}/{tier}",
-            credit=credit,
-            lora=None,
-            trainer={
-                "output_dir": scratch.name,
-                "seed": seed,
-                "max_steps": steps,
-                "learning_rate": budget.learning_rate,
-                "lr_scheduler_type": "constant",
-                "per_device_train_batch_size": budget.rollouts_per_step,
-                "per_device_eval_batch_size": EVAL_BATCH,
-                "gradient_accumulation_steps": 1,
-                "num_generations": budget.num_generations,
-                "max_completion_length": budget.max_completion_tokens,
-                "save_strategy": "no",
-                "record_file": str(records),
-                "max_tool_calling_iterations": budget.max_tool_calls,
-            },
-            **chosen.settings,
+        arena_config(
+            task,
+            tier,
+            credit,
+            seed=seed,
+            steps=steps,
+            output_dir=scratch.name,
+            per_device_eval_batch_size=EVAL_BATCH,
+            record_file=str(records),
         )
     )
     problems = chosen.rows(tier, num=n_eval, first_seed=chosen.held_out.start)

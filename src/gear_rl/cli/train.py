@@ -209,15 +209,14 @@ def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     use_few_threads()
     task = config.model.partition("/")[2] or arena_task(config.dataset)[0]
     model, tokenizer = load(task=task)
+    settings: dict[str, Any] = {"chat_template_kwargs": CHAT_TEMPLATE_KWARGS}
     if task == "ledger":
         from gear_rl.arena.ledger import TEMPLATE
     else:
-        from gear_rl.arena.chain import TEMPLATE
-    return (
-        model,
-        tokenizer,
-        {"teacher_prompt_template": TEMPLATE, "chat_template_kwargs": CHAT_TEMPLATE_KWARGS},
-    )
+        from gear_rl.arena.chain import ANSWER_PATTERN, TEMPLATE
+
+        settings["answer_pattern"] = ANSWER_PATTERN
+    return model, tokenizer, settings | {"teacher_prompt_template": TEMPLATE}
 
 
 def _lora(arguments: dict[str, Any] | None) -> Any:

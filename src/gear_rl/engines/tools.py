@@ -27,8 +27,12 @@ FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malf
 """How a call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size, chat
 control tokens in the answer, a call that could not be parsed."""
 SECRET = "privileged_context"
-"""The one public method of an environment that is no tool: only the teacher's path calls it."""
-_NOT_TOOLS = ("reset", "get_reward", SECRET)
+"""A public method of an environment that is no tool: only the teacher's path calls it."""
+TURN_REWARDS = "turn_rewards"
+"""Another that is no tool: what the environment gives each turn of the rollout it has just seen."""
+ANCHOR_STATES = "anchor_states"
+"""A third: the state in which each turn of that rollout began, as text."""
+_NOT_TOOLS = ("reset", "get_reward", SECRET, TURN_REWARDS, ANCHOR_STATES)
 _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How the chat formats in use begin a call; one that did not become a call could not be parsed."""
 _ERROR = "{'error': "
@@ -165,6 +169,11 @@ class ToolGuard:
         # TRL takes every function of the class for a tool; this one is reached through `secret_of` alone.
         if hasattr(cls, SECRET):
             setattr(guarded, SECRET, None)
+        for name in (TURN_REWARDS, ANCHOR_STATES):
+            function = getattr(cls, name, None)
+            if inspect.isfunction(function):
+                static = isinstance(inspect.getattr_static(cls, name), staticmethod)
+                setattr(guarded, name, _NoTool(function, static))
         return guarded
 
     def report(
@@ -180,16 +189,11 @@ class ToolGuard:
         counts: dict[str, int] = dict.fromkeys(("calls", *FAILURES), 0)
         messages = cast(Sequence[Mapping[str, Any]], messages)
         for message in messages:
-            content = message.get("content")
-            text = "\n".join(_texts(content))
             if message.get("role") == "tool":
-                kind = self._failed.get(text)
-                if message.get("name") not in tools:
-                    kind = "unknown"
-                elif kind is None and text.startswith(_ERROR) and text not in self._answered:
-                    kind = "arguments"  # refused before our guard saw them: no mapping at all
+                kind = self.failure_of(message, tools)
                 if kind is not None:
                     counts[kind] += 1
+                text = "\n".join(texts_of(message.get("content")))
                 counts["control"] += bool(control is not None and control.search(text))
             elif message.get("role") == "assistant":
                 counts["calls"] += len(message.get("tool_calls") or ())
@@ -197,6 +201,20 @@ class ToolGuard:
         if last.get("role") == "assistant" and not last.get("tool_calls"):
             counts["malformed"] = int(any(opener in last_turn for opener in _CALL_OPENERS))
         return {name: count for name, count in counts.items() if count}
+
+    def failure_of(self, message: Mapping[str, Any], tools: Sequence[str]) -> str | None:
+        """As which kind the call that this tool message answers failed; None if it did not.
+
+        Of the batch under way, and of the kinds that an answer shows: unknown, arguments, raised, timeout, cut.
+        ``tools`` are the names of the rollout's tools.
+        """
+        text = "\n".join(texts_of(message.get("content")))
+        if message.get("name") not in tools:
+            return "unknown"
+        kind = self._failed.get(text)
+        if kind is None and text.startswith(_ERROR) and text not in self._answered:
+            return "arguments"  # refused before our guard saw them: no mapping at all
+        return kind
 
     def _failure(self, kind: str, error: BaseException) -> Exception:
         """The error to raise; the model is told its text, which is cut to size too."""
@@ -212,7 +230,7 @@ class ToolGuard:
             blocks = cast(list[Mapping[str, Any]], result)
             if any(block["type"] != "text" for block in blocks):
                 return blocks  # images, which TRL hands on as they are
-            result = "\n".join(_texts(blocks))
+            result = "\n".join(texts_of(blocks))
         text = str(cast(Any, result))  # of other lists too: TRL would take their items for content blocks
         if text.startswith(_ERROR):
             self._answered.add(text)
@@ -228,16 +246,43 @@ class ToolGuard:
         return f"{text[: self.max_chars]} [cut: {len(text) - self.max_chars} more characters]"
 
 
+class _NoTool:
+    """A method that can be called on an instance, and is no function of the class: TRL lists it for no tool."""
+
+    def __init__(self, function: Callable[..., Any], static: bool) -> None:
+        self._function, self._static = function, static
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        return self._function if self._static else types.MethodType(self._function, instance)
+
+
+def told(environment: Any, name: str) -> Any:
+    """What the environment's method ``name`` says of the rollout it has just seen; None if it has no such method.
+
+    Also where the method is hidden from the model: ``SECRET``, ``TURN_REWARDS``, ``ANCHOR_STATES``.
+
+    >>> class Env:
+    ...     def turn_rewards(self) -> list[float]:
+    ...         return [1.0, 0.0]
+    >>> told(ToolGuard().environment(Env)(), TURN_REWARDS), told(Env(), ANCHOR_STATES)
+    ([1.0, 0.0], None)
+    """
+    for cls in type(environment).__mro__:
+        method: Any = cls.__dict__.get(name)
+        if hasattr(method, "__get__"):
+            bound = method.__get__(environment, type(environment))
+            return bound() if callable(bound) else None
+    return None
+
+
 def secret_of(environment: Any) -> str | None:
     """What the environment tells the teacher about the rollout it has just seen; None if it has nothing to tell.
 
     As text, by ``context_text``.
     """
-    for cls in type(environment).__mro__:
-        method = cls.__dict__.get(SECRET)
-        if method is not None:
-            return context_text(method.__get__(environment, type(environment))())
-    return None
+    return context_text(told(environment, SECRET))
 
 
 def has_secret(cls: type) -> bool:
@@ -321,7 +366,12 @@ def _are_blocks(content: Any) -> bool:
     return all("text" in block if block.get("type") == "text" else "type" in block for block in blocks)
 
 
-def _texts(content: Any) -> list[str]:
+def texts_of(content: Any) -> list[str]:
+    """The texts of a message's content: the one that it is, or those of its text blocks.
+
+    >>> texts_of("a"), texts_of([{"type": "text", "text": "b"}, {"type": "image", "image": ...}]), texts_of(None)
+    (['a'], ['b'], [])
+    """
     if isinstance(content, str):
         return [content]
     return (

@@ -10,48 +10,46 @@ replaces the advantages ``(B,)`` by ``(B, T)``. It does not know any method: it 
 # pyright: reportMissingTypeStubs=false
 
 import copy
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import safetensors.torch
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.evaluation import success_metrics
-from gear_rl.engines.measures import FALLBACKS, cleaned, finished, finite_rows, measured
-from gear_rl.engines.recording import records_of
+from gear_rl.engines.measures import FALLBACKS, cleaned, finite_rows
 from gear_rl.engines.tools import ToolGuard, control_pattern, defused_message
-from gear_rl.engines.trl_checks import check_sharding, gathered_head, report_contexts
+from gear_rl.engines.trl_checks import check_groups, check_sharding, report_contexts
 from gear_rl.engines.trl_config import GEARConfig
+from gear_rl.engines.trl_distill import attach, check_trainer, loss_with_distillation
+from gear_rl.engines.trl_report import log_credit, record
 from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
+from gear_rl.engines.trl_signals import Batch, collect, needs_context, needs_passes, of_all_processes
 from gear_rl.engines.trl_solve import solve
-from gear_rl.signals.contexts import PrivilegedFunction, check_sources, contrasted, skipping_first
+from gear_rl.signals.contexts import PrivilegedFunction, check_sources
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
-from gear_rl.signals.score import (
-    TEACHER_SIGNALS,
-    Completions,
-    Prompts,
-    needs_student,
-    needs_teacher,
-    score,
-)
+from gear_rl.signals.score import Completions, Prompts
 from gear_rl.signals.teacher import LiveTeacher, Teacher, TeacherKind, make_teacher
-from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals
+from gear_rl.types import (
+    ROW_SIGNALS,
+    Credit,
+    CreditAssigner,
+    Scheduled,
+    TokenSignals,
+    distillation_of,
+    is_additive,
+)
 from gear_rl.view.records import RecordWriter
 
-logger = logging.getLogger(__name__)
-
-TEACHER_FILE = "teacher.safetensors"
-"""The teacher's own weights inside a checkpoint, where it has any."""
+TEACHER_FILE, REFERENCE_FILE = "teacher.safetensors", "reference.safetensors"
+"""The teacher's own weights inside a checkpoint, and the reference's, where they have any."""
 
 
 class GEARTrainer(GRPOTrainer):
@@ -97,7 +95,7 @@ class GEARTrainer(GRPOTrainer):
         if (
             args.teacher_prompt == "render"
             and options.get("rollout_func") is not None
-            and needs_teacher(credit.needs)
+            and needs_context(credit)
         ):
             raise ValueError(
                 "teacher_prompt: 'render' cannot repeat the prompt that a rollout_func builds itself; set it to "
@@ -105,6 +103,7 @@ class GEARTrainer(GRPOTrainer):
             )
         self.credit = credit
         self.teacher: Teacher | None = None
+        self.reference: Teacher | None = None
         self._privileged = privileged
         self._sources = list(args.privileged_sources)
         if privileged is not None and "function" not in self._sources:
@@ -114,12 +113,14 @@ class GEARTrainer(GRPOTrainer):
         self._rollout_ids: list[list[int]] = []
         self._rows: list[dict[str, Any]] = []
         self._batch_rewards: list[float | None] = []
+        self._rewards_each = torch.zeros(0, 0)
         self._feedback: list[str | None] | None = None
+        self._turn_rewards: list[Any] | None = None
         self._evaluated: list[list[float | None]] | None = None
         self._records: RecordWriter | None = None
         check_sources(self._sources, privileged is not None)
         environment = options.get("environment_factory")
-        if needs_teacher(credit.needs) and train_dataset is not None:
+        if needs_context(credit) and train_dataset is not None:
             column, contrast = args.privileged_column, args.teacher_contrast
             report_contexts(train_dataset, column, self._sources, environment, contrast, credit.name)
         self._guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
@@ -132,8 +133,11 @@ class GEARTrainer(GRPOTrainer):
             options["environment_factory"] = self._guard.environment(environment)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         self._control = control_pattern(self._tokenizer)
-        if getattr(self, "_is_vlm", False) and (needs_teacher(credit.needs) or needs_student(credit.needs)):
+        if getattr(self, "_is_vlm", False) and needs_passes(credit):
             raise ValueError(f"model: images cannot be scored yet, and {credit.name!r} needs {credit.needs}")
+        check_groups(credit, args, self.num_generations)
+        if distillation_of(credit) is not None:
+            check_trainer(self)
         if getattr(getattr(self.accelerator.state, "fsdp_plugin", None), "fsdp_version", 2) == 1:
             raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
         sharding = str(self.accelerator.distributed_type).rpartition(".")[2]
@@ -154,7 +158,7 @@ class GEARTrainer(GRPOTrainer):
             # TRL hands every column to the environment's reset(), whose text the student sees.
             secret = self.args.privileged_column or PRIVILEGED_COLUMNS[0]
             shown = [{name: value for name, value in row.items() if name != secret} for row in inputs]
-        self._rows, self._feedback = inputs, None
+        self._rows, self._feedback, self._turn_rewards = inputs, None, None
         self._guard.begin()
         output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
         if self.model.training:
@@ -169,6 +173,8 @@ class GEARTrainer(GRPOTrainer):
         super()._log_completion_extra(column, values)
         if column == "feedback":
             self._feedback = values
+        elif column == "turn_rewards":
+            self._turn_rewards = values
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, ids: Any, *more: Any
@@ -179,6 +185,7 @@ class GEARTrainer(GRPOTrainer):
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         # As TRL sums them; NaN is a reward function that abstained.
         weighted = cast(Tensor, per_function * self.reward_weights.to(per_function.device)).nansum(1)
+        self._rewards_each = (per_function * self.reward_weights.to(per_function.device)).nan_to_num(0.0)
         judged = ~per_function.isnan().all(1)
         self._batch_rewards = [
             value if judge else None for value, judge in zip(weighted.tolist(), judged.tolist(), strict=True)
@@ -243,39 +250,50 @@ class GEARTrainer(GRPOTrainer):
         """The weighted sum of the rewards of the last batch, of all processes; None where none judged."""
         return self._batch_rewards
 
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return loss_with_distillation(self, model, inputs, super()._compute_loss)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        state = {} if self.teacher is None else self.teacher.state_dict()
-        if state and self.args.should_save:
-            folder = (
-                Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            )
-            temporary = folder / f".{TEACHER_FILE}"
-            safetensors.torch.save_file({name: p.contiguous().cpu() for name, p in state.items()}, temporary)
-            os.replace(temporary, folder / TEACHER_FILE)
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        for name, teacher in ((TEACHER_FILE, self.teacher), (REFERENCE_FILE, self.reference)):
+            state = {} if teacher is None else teacher.state_dict()
+            if state and self.args.should_save:
+                kept = {key: p.contiguous().cpu() for key, p in state.items()}
+                safetensors.torch.save_file(kept, folder / f".{name}")
+                os.replace(folder / f".{name}", folder / name)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        file = Path(checkpoint) / TEACHER_FILE
-        state = safetensors.torch.load_file(file) if file.exists() else {}
-        try:
-            self._ready_teacher().load_state_dict(state)
-        except ValueError as error:
-            raise ValueError(f"resume_from_checkpoint: {checkpoint}: {error}") from None
+        for name, teacher in (
+            (TEACHER_FILE, self._ready_teacher()),
+            (REFERENCE_FILE, self._ready_reference()),
+        ):
+            file = Path(checkpoint) / name
+            try:
+                teacher.load_state_dict(safetensors.torch.load_file(file) if file.exists() else {})
+            except ValueError as error:
+                raise ValueError(f"resume_from_checkpoint: {checkpoint}: {error}") from None
 
     # --- the credit pass ------------------------------------------------------------------------------------
 
     def _ready_teacher(self) -> Teacher:
         if self.teacher is None:
-            if needs_teacher(self.credit.needs):
+            if needs_context(self.credit):
                 kind = cast(TeacherKind, self.args.teacher_model_kind)
                 rate, steps = self.args.teacher_update_rate, self.args.teacher_sync_steps
                 self.teacher = make_teacher(kind, self.model, rate, steps)
             else:
                 self.teacher = LiveTeacher()  # a copy of the weights that nobody reads would only cost memory
         return self.teacher
+
+    def _ready_reference(self) -> Teacher:
+        if self.reference is None:
+            kept = "reference_logprob" in self.credit.needs
+            self.reference = make_teacher("base", self.model) if kept else LiveTeacher()
+        return self.reference
 
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """The advantage of every token, shape (B, T); TRL's own tensor if every weight is 1.
@@ -291,12 +309,14 @@ class GEARTrainer(GRPOTrainer):
         student = Prompts(ids_BP=output["prompt_ids"], attention_BP=output["prompt_mask"])
         step = self.state.global_step
         method = self.credit.at_step(step) if isinstance(self.credit, Scheduled) else self.credit
+        asks = bool(method.needs) or distillation_of(method) is not None
 
         fallback_B = {name: torch.zeros_like(advantage_B, dtype=torch.bool) for name in FALLBACKS}
         fallback_B["no_token"] = ~mask.any(-1)
         sources: list[str | None] = [None] * len(inputs)
+        right: list[str | None] = [None] * len(inputs)
         teachers: list[Prompts] = []
-        if needs_teacher(method.needs):
+        if needs_context(method):
             found, wrong = contexts_of(self, inputs, completions)
             sources = [None if pair is None else pair[0] for pair in found]
             right = [None if pair is None else pair[1] for pair in found]
@@ -305,134 +325,59 @@ class GEARTrainer(GRPOTrainer):
                 missing |= torch.tensor([text is None for text in texts], device=mask.device)
                 teachers.append(teacher_prompts(self, [text or "" for text in texts], student))
             fallback_B["no_context"] = missing & mask.any(-1)
-        # Where the advantage is 0 no weight changes anything, so nothing is scored.
-        scored_B = mask.any(-1) & ~fallback_B["no_context"] & (advantage_B != 0) & bool(method.needs)
-        signals = self._signals(method, completions, student, teachers, scored_B)
+        scored_B = mask.any(-1) & ~fallback_B["no_context"] & asks
+        if not is_additive(method):
+            # Where the advantage is 0 no weight changes anything, so nothing is scored.
+            scored_B = scored_B & (advantage_B != 0)
+        batch = Batch(
+            completions=completions, student=student, teachers=teachers, contexts=right, scored_B=scored_B
+        )
+        signals = collect(self, method.needs, batch)
         fallback_B["non_finite"] = scored_B & ~finite_rows(signals)
-        credit = method(advantage_B, cleaned(signals, ~fallback_B["non_finite"]))
-        # A method of the user's may itself divide by zero.
-        fallback_B["non_finite"] = fallback_B["non_finite"] | ~credit.advantage.isfinite().all(-1)
-        if credit.distill_weight is not None:
-            raise ValueError(f"credit: {method.name!r} also distils, which this engine cannot do yet")
         falls = torch.stack(list(fallback_B.values())).any(0)
-        if method.needs:
+        # A completion that falls back must not be counted among the others with signals that it does not have.
+        asked_B = torch.where(falls, 0.0, advantage_B) if asks else advantage_B
+        credit = self._credit(method, asked_B, cleaned(signals, ~fallback_B["non_finite"]))
+        # A method of the user's may itself divide by zero.
+        finite_B = credit.advantage.isfinite().all(-1)
+        if credit.distill_weight is not None:
+            finite_B = finite_B & credit.distill_weight.isfinite().all(-1)
+        fallback_B["non_finite"] = fallback_B["non_finite"] | ~finite_B
+        falls = falls | fallback_B["non_finite"]
+        if asks and not is_additive(method):
             falls = falls | (advantage_B == 0)  # nothing was seen there, so nothing may be added either
         if falls.any():
             credit = credit.falling_back(falls, advantage_B, mask)
             signals = cleaned(signals, ~fallback_B["non_finite"])
+        if credit.distill_weight is not None:
+            if not teachers:
+                raise ValueError(
+                    f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
+                    "term it weighs; see gear_rl.types.Distilling"
+                )
+            attach(output, credit, signals, teachers[0], scored_B & ~falls)
 
         tools = tool_report(self, completions)
-        self._log_credit(credit, signals, advantage_B, scored_B, fallback_B, time.perf_counter() - begin)
+        log_credit(self, credit, signals, advantage_B, scored_B, fallback_B, time.perf_counter() - begin)
         log_tools(self, tools, sources)
         if self.args.record_file is not None:
-            self._record(output, credit, signals, scored_B, fallback_B, tools, sources)
+            record(self, output, credit, signals, scored_B, fallback_B, tools, sources)
         if torch.equal(credit.advantage, torch.where(mask, advantage_B[:, None], 0.0)):
             return advantage_B
         return credit.advantage
 
-    def _signals(
-        self,
-        method: CreditAssigner,
-        completions: Completions,
-        student: Prompts,
-        teachers: Sequence[Prompts],
-        scored_B: Tensor,
-    ) -> TokenSignals:
-        """What the method needs; ``teachers`` holds the teacher's prompts, and the wrong ones for a contrast."""
-        needs, skip = tuple(method.needs), self.args.teacher_skip_first_tokens
-        if "teacher_logprob" in needs and "student_logprob" not in needs and (skip or len(teachers) > 1):
-            needs = (*needs, "student_logprob")  # what a log-ratio of 0 is measured from
-        rows = self.args.credit_batch_size or self.args.per_device_train_batch_size
-        batches = torch.tensor(-(-int(scored_B.sum()) // rows), device=scored_B.device)
-        # Sharded models need every process in every forward; processes may have different numbers of rows.
-        most = int(cast(Tensor, self.accelerator.gather(batches)).max())
-        lender = self._ready_teacher()
-        passes = [
-            score(
-                self.model,
-                completions,
-                student,
-                teacher,
-                needs=needs if i == 0 else [name for name in needs if name in TEACHER_SIGNALS],
-                temperature=self.temperature,
-                teacher_weights=None if isinstance(lender, LiveTeacher) else lender.weights,
-                head_context=gathered_head,
-                row_B=scored_B,
-                batch_size=rows,
-                num_batches=most,
-            )
-            for i, teacher in enumerate(teachers or [None])
-        ]
-        signals = passes[0] if len(passes) == 1 else contrasted(*passes)
-        signals = skipping_first(signals, skip)
-        if "group_B" in needs:
-            first = self.accelerator.process_index * len(scored_B)
-            place = torch.arange(first, first + len(scored_B), device=scored_B.device)
-            signals = replace(signals, group_B=place // self.num_generations)
-        return signals
-
-    def _log_credit(
-        self,
-        credit: Credit,
-        signals: TokenSignals,
-        advantage_B: Tensor,
-        scored_B: Tensor,
-        fallback_B: dict[str, Tensor],
-        seconds: float,
-    ) -> None:
-        sums, largest = measured(credit, signals, advantage_B, scored_B, fallback_B)
-        total = cast(Tensor, self.accelerator.reduce(torch.stack(list(sums.values())), reduction="sum"))
-        largest = cast(Tensor, self.accelerator.gather(largest)).max()
-        metrics = finished(dict(zip(sums, total.tolist(), strict=True)), largest.item(), seconds)
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
-        if metrics["gear/fallback/non_finite"]:
-            logger.warning(
-                "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",
-                self.state.global_step,
-                int(metrics["gear/fallback/non_finite"]),
-            )
-
-    def _record(
-        self,
-        output: dict[str, Any],
-        credit: Credit,
-        signals: TokenSignals,
-        scored_B: Tensor,
-        fallback_B: dict[str, Tensor],
-        tools: list[dict[str, int]],
-        sources: list[str | None],
-    ) -> None:
-        tokenizer: Any = self._tokenizer
-        first = self.accelerator.process_index * len(scored_B)
-        prompts = zip(output["prompt_ids"], output["prompt_mask"].bool(), strict=True)
-        local = records_of(
-            step=self.state.global_step,
-            method=self.credit.name,
-            group=[(first + b) // self.num_generations for b in range(len(scored_B))],
-            prompt=[tokenizer.decode(ids[kept]) for ids, kept in prompts],
-            reward=self._batch_rewards[first : first + len(scored_B)],
-            advantage_B=output["advantages"],
-            ids=output["completion_ids"],
-            attention=output["completion_mask"].bool() | signals.mask,
-            credit=credit,
-            signals=signals,
-            seen=[name for name in self.credit.needs if name != "group_B"],
-            scored_B=scored_B,
-            fallback_B=fallback_B,
-            tools=tools,
-            context=sources,
-            truncated=[not ids or ids[-1] not in self.eos_token_ids for ids in self._rollout_ids],
-            decode=lambda token: tokenizer.decode([token]),
+    def _credit(self, method: CreditAssigner, advantage_B: Tensor, signals: TokenSignals) -> Credit:
+        """The method's credit for this process's completions, beside their siblings on other processes."""
+        if not any(name in ROW_SIGNALS for name in method.needs):
+            return method(advantage_B, signals)
+        everyones_B, everyones, own = of_all_processes(self, advantage_B, signals)
+        credit, columns = method(everyones_B, everyones), signals.mask.shape[1]
+        distill = credit.distill_weight
+        return Credit(
+            advantage=credit.advantage[own, :columns],
+            segment_id=credit.segment_id[own, :columns],
+            distill_weight=None if distill is None else distill[own, :columns],
         )
-        everywhere = gather_object(local)
-        if self.accelerator.is_main_process:
-            if self._records is None:
-                size = int(self.args.record_max_mb * 1024 * 1024)
-                self._records = RecordWriter(
-                    self.args.record_file or "", size, resume_step=self.state.global_step
-                )
-            self._records.write(everywhere)
 
 
 class _FollowStudent(TrainerCallback):
@@ -443,6 +388,7 @@ class _FollowStudent(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._ready_teacher()  # pyright: ignore[reportPrivateUsage]
+        self.trainer._ready_reference()  # pyright: ignore[reportPrivateUsage]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.teacher is not None:

@@ -15,6 +15,7 @@ from torch import nn
 from gear_rl.engines.tools import has_secret
 from gear_rl.signals.contexts import CONTRASTS
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, source_counts
+from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,16 @@ def check_sharding(kind: str, sharding: str, peft: bool) -> None:
         raise ValueError(
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
             "use 'live', or 'base' with a PEFT adapter"
+        )
+
+
+def check_groups(credit: CreditAssigner, args: Any, num_generations: int) -> None:
+    """Refuse a batch that tears groups apart for a method that compares hidden states of siblings."""
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if "transport_distance" in credit.needs and rows % num_generations:
+        raise ValueError(
+            f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
+            f"num_generations ({num_generations}), but {credit.name!r} compares hidden states of a whole group"
         )
 
 

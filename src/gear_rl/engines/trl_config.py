@@ -8,14 +8,17 @@ The method's own settings are the method's fields; TRL's are ``GRPOConfig``'s.
 # pyright: reportMissingTypeStubs=false
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import trl
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
+from gear_rl.signals.answers import check_pattern
 from gear_rl.signals.contexts import check_sources
 from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
+from gear_rl.signals.saliency import Layer, LossSpan, Readout
 from gear_rl.signals.teacher import TeacherKind
 
 SUPPORTED_TRL = ((1, 14), (1, 17))
@@ -139,6 +142,61 @@ class GEARConfig(GRPOConfig):
             "that opens differently is no credit."
         },
     )
+    answer_pattern: str | None = field(
+        default=None,
+        metadata={
+            "help": "Regular expression whose first group (or whole match) is the completion's answer, for "
+            "methods that ask what the answer hangs on; None tries \\boxed{...}, <answer>...</answer> and "
+            "#### lines."
+        },
+    )
+    answer_template: str = field(
+        default="{privileged_context}",
+        metadata={
+            "help": "How the ground truth would be answered, for methods that ask how sure the student is of it "
+            "before each turn; holds {privileged_context}."
+        },
+    )
+    saliency_readout: str = field(
+        default="mean",
+        metadata={
+            "help": "What of the answer a perturbation moves: 'mean' (softmax of its mean logits), 'last' (the "
+            "last logits before it) or 'joint' (its log-likelihood)."
+        },
+    )
+    saliency_layer: str = field(
+        default="input",
+        metadata={
+            "help": "Whose activations the gradient of the answer is multiplied with: 'input' embeddings, or the "
+            "hidden states of the 'first', 'middle' or 'last' layer."
+        },
+    )
+    saliency_span: str = field(
+        default="box",
+        metadata={
+            "help": "Over which tokens that gradient's loss goes: the 'box' (the answer and its delimiters) or "
+            "its 'content'."
+        },
+    )
+    saliency_noise: float = field(
+        default=1e-3,
+        metadata={
+            "help": "Standard deviation of the noise on embeddings, for gradients of the answer's change."
+        },
+    )
+    anchor_similarity: float = field(
+        default=1.0,
+        metadata={
+            "help": "From which likeness of their texts, 0 to 1, two turns count as beginning in one state; 1 "
+            "means the same text."
+        },
+    )
+    transport_window_tokens: int = field(
+        default=100, metadata={"help": "Tokens in a window whose hidden states are compared with siblings'."}
+    )
+    transport_stride_tokens: int = field(
+        default=25, metadata={"help": "Tokens from the start of one such window to the next."}
+    )
     tool_time_limit: float | None = field(
         default=30.0, metadata={"help": "Seconds after which a tool call is interrupted; None for no limit."}
     )
@@ -188,6 +246,26 @@ class GEARConfig(GRPOConfig):
         check_sources([name for name in self.privileged_sources if name != "function"] or ["row"])
         if self.teacher_skip_first_tokens < 0:
             raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
+        if self.answer_pattern is not None:
+            check_pattern(self.answer_pattern)
+        check_template(self.answer_template, ("{privileged_context}",))
+        for name, kind in (
+            ("saliency_readout", Readout),
+            ("saliency_layer", Layer),
+            ("saliency_span", LossSpan),
+        ):
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {known}")
+        if not 0 < self.saliency_noise < math.inf:
+            raise ValueError(
+                f"saliency_noise: {self.saliency_noise}; give more than 0: without noise all is 0"
+            )
+        if not 0 < self.anchor_similarity <= 1:
+            raise ValueError(f"anchor_similarity: {self.anchor_similarity}; give more than 0 and at most 1")
+        for name in ("transport_window_tokens", "transport_stride_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}; give 1 token or more")
         if self.tool_time_limit is not None and self.tool_time_limit <= 0:
             raise ValueError(f"tool_time_limit: {self.tool_time_limit}; give seconds, or None for no limit")
         if self.tool_max_chars is not None and self.tool_max_chars < 1:

@@ -13,9 +13,10 @@ from accelerate.utils import gather_object
 
 from gear_rl.engines.rollouts import rollouts_of
 from gear_rl.engines.tools import FAILURES, control_pattern, defused, secret_of
+from gear_rl.engines.trl_signals import needs_context
 from gear_rl.signals.contexts import SOURCES, Rollout, find_contexts, wrong_contexts
 from gear_rl.signals.privileged import TeacherPrompt, fill, render, splice
-from gear_rl.signals.score import Completions, Prompts, left_padded, needs_teacher
+from gear_rl.signals.score import Completions, Prompts, left_padded
 from gear_rl.tensor.segments import turn_ids
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def log_tools(trainer: Any, tools: list[dict[str, int]], sources: list[str | Non
     everywhere = cast(list[dict[str, int]], gather_object(tools)) if trainer.tools else []
     for kind in FAILURES if trainer.tools else ():
         metrics[f"gear/tools/{kind}"].append(float(sum(counts.get(kind, 0) for counts in everywhere)))
-    if needs_teacher(trainer.credit.needs):
+    if needs_context(trainer.credit):
         found = cast(list[str | None], gather_object(sources))
         # Whatever is no source by name is the column of a row.
         kinds = [name if name in SOURCES or name is None else "row" for name in found]

@@ -1,13 +1,24 @@
 """The catalogue: one file per method, one line per file. Knows no forward pass and no engine."""
 
+from gear_rl.methods.crpo import Crpo
 from gear_rl.methods.distilled_rl import DistilledRl
 from gear_rl.methods.entropy_forks import EntropyForks
 from gear_rl.methods.fixed_spans import FixedSpans
 from gear_rl.methods.gear import Gear
+from gear_rl.methods.gigpo import Gigpo
+from gear_rl.methods.grail import Grail
+from gear_rl.methods.igpo import Igpo
+from gear_rl.methods.mt_grpo import MtGrpo
+from gear_rl.methods.oar_g import OarG
+from gear_rl.methods.oar_p import OarP
+from gear_rl.methods.opsd import Opsd
 from gear_rl.methods.random_onsets import RandomOnsets
 from gear_rl.methods.rlcsd import Rlcsd
 from gear_rl.methods.rlsd import Rlsd
+from gear_rl.methods.sdpg import Sdpg
+from gear_rl.methods.sdpo import Sdpo
 from gear_rl.methods.serl import Serl
+from gear_rl.methods.shear import Shear
 from gear_rl.methods.shuffled import Shuffled
 from gear_rl.methods.uniform import Uniform
 from gear_rl.types import CreditAssigner
@@ -23,6 +34,17 @@ METHODS: dict[str, type[CreditAssigner]] = {
         DistilledRl,
         EntropyForks,
         FixedSpans,
+        OarP,
+        OarG,
+        Grail,
+        Shear,
+        Gigpo,
+        MtGrpo,
+        Igpo,
+        Crpo,
+        Opsd,
+        Sdpo,
+        Sdpg,
         Shuffled,
         RandomOnsets,
     )
@@ -31,14 +53,25 @@ METHODS: dict[str, type[CreditAssigner]] = {
 
 __all__ = [
     "METHODS",
+    "Crpo",
     "DistilledRl",
     "EntropyForks",
     "FixedSpans",
     "Gear",
+    "Gigpo",
+    "Grail",
+    "Igpo",
+    "MtGrpo",
+    "OarG",
+    "OarP",
+    "Opsd",
     "RandomOnsets",
     "Rlcsd",
     "Rlsd",
+    "Sdpg",
+    "Sdpo",
     "Serl",
+    "Shear",
     "Shuffled",
     "Uniform",
 ]

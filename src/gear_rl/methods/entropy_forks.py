@@ -26,11 +26,11 @@ class EntropyForks:
     What the paper, its code and TRL do not agree on is a setting here:
 
     * whose entropies: paper a batch, its code the micro-batch of one process, TRL
-      (``top_entropy_quantile``) the micro-batches of all processes. Then a completion's credit hangs on which
-      others are scored beside it. *The default departs from all three*: each completion has its own quantile,
-      as every other method of this package sees one completion at a time. ``scope="batch"`` is the published
-      rule over the completions of one call (in an engine those of one process) whose advantage is not 0: engines
-      do not score the others, and the dynamic sampling of the paper's runs drops groups without spread;
+      (``top_entropy_quantile``) the micro-batches of all processes. The default, ``scope="batch"``, is this rule
+      over the completions of one call (in an engine those of one process) whose advantage is not 0: engines do
+      not score the others, and the dynamic sampling of the paper's runs drops groups without spread. A
+      completion's credit then hangs on which others are scored beside it, and a whole completion may get none.
+      ``scope="completion"``, ours, gives each its own quantile;
     * ties: paper and TRL keep every token at or above the quantile (linear between neighbours), so that a flat
       completion is kept whole; the paper's code keeps ``ceil(N * top_share)`` tokens, whichever of the tied
       (here the earlier): ``selection``;
@@ -56,8 +56,8 @@ class EntropyForks:
 
     top_share: float = 0.2
     """Share of the tokens that is credited; above 0, and 1 gives GRPO back."""
-    scope: Scope = "completion"
-    """Among which tokens: those of the ``completion`` (ours) or of the ``batch`` (paper, its code, TRL)."""
+    scope: Scope = "batch"
+    """Among which tokens: those of the ``batch`` (paper, its code, TRL) or of the ``completion`` (ours)."""
     selection: Selection = "quantile"
     """``quantile``: at or above it, ties included (paper, TRL); ``count``: ceil(N * top_share) (the paper's
     code), at least one."""

@@ -1,7 +1,7 @@
-"""GEAR's control for where segments begin and end: spans of one length, weighted by their mean divergence."""
+"""GEAR's control for where segments begin and end: spans no signal drew, weighted by mean divergence."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,10 +11,13 @@ from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Credit, TokenSignals
 
+Unit = Literal["tokens", "sentence", "line", "turn"]
+_SIGNALS = {"sentence": "sentence_id", "line": "line_id"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSpans:
-    """Every turn is cut into spans of one length, and a span weighs its mean divergence.
+    """Every turn is cut into spans of one length or of its text, and a span weighs its mean divergence.
 
     The control between GEAR and a token method: segments, but none that the signals drew. With ``m_t`` the mean
     divergence of the span that holds token ``t`` and ``m`` that of the whole completion,
@@ -22,8 +25,13 @@ class FixedSpans:
     whatever the strength. A turn's last span may be shorter; no span crosses a turn. The formula and the
     defaults are ours; no paper has them.
 
-    ``strength=0`` gives GRPO bit for bit and asks for no signal; so does a teacher that agrees everywhere. A
-    completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
+    Methods that credit *steps* of reasoning mostly take a step to be a line: that is ``unit="line"``. With
+    ``unit="sentence"`` it is a sentence, with ``unit="turn"`` what the model wrote between two tool outputs. A
+    step that a model marks in another way (a tag, a number) has no signal here.
+
+    ``strength=0`` gives GRPO bit for bit and asks for no signal, so that sentences and lines are not known and a
+    turn is one span; a teacher that agrees everywhere gives GRPO too. A completion without a trained token gets
+    nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool), divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0, 3.0]])
@@ -38,12 +46,17 @@ class FixedSpans:
     name: ClassVar[str] = "fixed_spans"
     source: ClassVar[str] = "control of gear (ours)"
 
+    unit: Unit = "tokens"
+    """What a span is: ``span_tokens`` tokens, a ``sentence``, a ``line`` (a step of reasoning), or a whole
+    ``turn``."""
     span_tokens: int = 16
-    """Tokens in a span."""
+    """Tokens in a span; only ``unit="tokens"`` reads it."""
     strength: float = 0.5
     """Share of the advantage that the divergence moves; 0 gives GRPO back."""
 
     def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise ValueError(f"unit: {self.unit!r} is not one of {', '.join(get_args(Unit))}")
         if self.span_tokens < 1:
             raise ValueError(f"span_tokens: {self.span_tokens}; a span has at least 1 token")
         if not 0.0 <= self.strength <= 1.0:
@@ -51,7 +64,9 @@ class FixedSpans:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("divergence",) if self.strength > 0 else ()
+        if self.strength == 0:
+            return ()
+        return ("divergence", _SIGNALS[self.unit]) if self.unit in _SIGNALS else ("divergence",)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask
@@ -70,9 +85,14 @@ class FixedSpans:
         starts = segment_starts(turn_id)
         if starts.shape[-1] == 0:
             return turn_id
-        column = torch.arange(starts.shape[-1], device=starts.device).expand(starts.shape)
-        since = column - torch.where(starts, column, 0).cummax(-1).values
-        opens = signals.mask & (since % self.span_tokens == 0)
+        if self.unit == "tokens":
+            column = torch.arange(starts.shape[-1], device=starts.device).expand(starts.shape)
+            since = column - torch.where(starts, column, 0).cummax(-1).values
+            opens = signals.mask & (since % self.span_tokens == 0)
+        elif self.unit in _SIGNALS and self.strength > 0:
+            opens = signals.mask & (starts | segment_starts(signals.get(_SIGNALS[self.unit])))
+        else:
+            opens = starts
         return torch.where(signals.mask, opens.cumsum(-1) - 1, -1)
 
 

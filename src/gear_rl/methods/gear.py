@@ -12,12 +12,14 @@ from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked
 from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
 from gear_rl.types import Credit, TokenSignals
 
+Divergence = Literal["reverse", "forward", "jsd"]
 Estimator = Literal["full", "k3", "abs_k1"]
 Normaliser = Literal["minmax", "max", "log1p_minmax", "robust", "none"]
 EntropyNormaliser = Literal["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]
 OnsetSignal = Literal["divergence", "log_ratio", "entropy"]
 OnsetRule = Literal["peak", "threshold", "quantile", "local_max", "never"]
-EndRule = Literal["next_fork", "entropy_drop", "fixed_length", "turn"]
+EndRule = Literal["next_fork", "entropy_drop", "fixed_length", "turn", "sentence", "line"]
+EndSignal = Literal["student_entropy", "teacher_entropy", "student_varentropy"]
 Aligned = Literal["own", "one"]
 WeightFunction = Literal["linear", "exp"]
 SignMode = Literal["agnostic", "aware", "neg_only"]
@@ -45,7 +47,8 @@ class Gear:
     Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
     ``aligned="one"``; fixed-length segments ``end_rule="fixed_length", max_segment_tokens=8``; to the end of
     the turn ``end_rule="turn"``; onsets by entropy alone ``onset_signal="entropy"``; no renormalisation
-    ``renormalise="none"``.
+    ``renormalise="none"``. Other divergences and other signals of where a segment ends are what the paper leaves
+    to future work; ``divergence``, ``onset_signal``, ``end_signal`` and three of the end rules try them.
 
     ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere. A completion with no
     trained token gets nothing; one with a single token keeps its advantage if the weights are renormalised.
@@ -67,6 +70,10 @@ class Gear:
     name: ClassVar[str] = "gear"
     source: ClassVar[str] = "arXiv:2605.11853"
 
+    divergence: Divergence = "reverse"
+    """Which divergence of student ``p`` and teacher ``q``: ``reverse``, KL(p || q), the paper's; ``forward``,
+    KL(q || p), large where the student leaves out what the teacher would say; ``jsd``, Jensen-Shannon, at most
+    log 2. The last two are the authors' future work, and exact only: they need ``estimator="full"``."""
     estimator: Estimator = "full"
     """What stands for the divergence: ``full``, the exact KL over the vocabulary; ``k3`` or ``abs_k1``, from
     the log-ratio ``r`` of the sampled token: ``exp(r) - 1 - r`` and ``|r|`` (cheaper, and much noisier)."""
@@ -74,7 +81,8 @@ class Gear:
     """Scale of the divergence inside one completion: ``minmax``; ``max`` (d / max); ``log1p_minmax``;
     ``robust`` (d / 99th percentile, at most 1); ``none`` (nats)."""
     entropy_norm: EntropyNormaliser = "minmax"
-    """The same for the student's entropy; ``log_vocab`` divides by the entropy of a uniform draw."""
+    """The same for the end signal; ``log_vocab`` divides by the entropy of a uniform draw, so it is for entropies
+    only."""
     vocab_size: int = 0
     """Number of tokens in the vocabulary; only ``entropy_norm="log_vocab"`` reads it."""
     onset_signal: OnsetSignal = "divergence"
@@ -93,9 +101,14 @@ class Gear:
     end_rule: EndRule = "next_fork"
     """What closes a segment, beside the next onset and the end of the turn: ``next_fork``, entropy at or above
     the threshold (the student decides anew); ``entropy_drop``, entropy below it; ``fixed_length``, nothing but
-    ``max_segment_tokens``; ``turn``, nothing."""
+    ``max_segment_tokens``; ``turn``, nothing; ``sentence`` and ``line``, the end of the sentence or the line of
+    the text (with ``turn`` the authors' future work)."""
+    end_signal: EndSignal = "student_entropy"
+    """What ``next_fork`` and ``entropy_drop`` read: the student's entropy, the teacher's, or the student's
+    varentropy, the variance of -log p: 0 where one token is certain or some are equally likely, high where likely
+    and unlikely ones share the probability. The last two are the authors' future work."""
     end_threshold: float = 0.5
-    """On the normalised entropy scale."""
+    """On the normalised scale of the end signal."""
     max_segment_tokens: int | None = None
     """Longest segment that an onset may open, in tokens; None for no limit."""
     aligned: Aligned = "own"
@@ -133,6 +146,16 @@ class Gear:
             len(self.clip) == 2 and 0 < self.clip[0] <= 1 <= self.clip[1] < math.inf
         ):
             raise ValueError(f"clip: {self.clip} must hold 1 between two positive numbers, as in (0.5, 2.0)")
+        if self.divergence != "reverse" and self.estimator != "full":
+            raise ValueError(
+                f"divergence: {self.divergence!r} cannot be estimated by {self.estimator!r} from the sampled "
+                "token; set estimator to 'full'"
+            )
+        if self.entropy_norm == "log_vocab" and self.end_signal == "student_varentropy":
+            raise ValueError(
+                "entropy_norm: 'log_vocab' is the scale of an entropy; end_signal='student_varentropy' needs "
+                "another, for example 'minmax'"
+            )
         if self.entropy_norm == "log_vocab" and self.vocab_size < 2:
             raise ValueError(
                 f"vocab_size: {self.vocab_size}; entropy_norm='log_vocab' needs the number of tokens"
@@ -140,11 +163,15 @@ class Gear:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        signals = ("divergence",) if self.estimator == "full" else _LOGPROBS
+        # The divergence comes first: placebos take their key from the signal that is read first.
+        signals = (_DIVERGENCES[self.divergence],) if self.estimator == "full" else _LOGPROBS
         if self._searches("log_ratio"):
-            signals += tuple(name for name in _LOGPROBS if name not in signals)
-        reads_entropy = self._reads_entropy or self._searches("entropy")
-        return (*signals, "student_entropy") if reads_entropy else signals
+            signals += _LOGPROBS
+        if self._end_reads is not None:
+            signals += (self._end_reads,)
+        if self._searches("entropy"):
+            signals += ("student_entropy",)
+        return tuple(dict.fromkeys(signals))
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         return self.spread(advantage_B, signals, *self.onsets(signals))
@@ -209,28 +236,35 @@ class Gear:
         return Credit.from_weights(advantage_B, self._renormalised(weight, mask), segment_id)
 
     @property
-    def _reads_entropy(self) -> bool:
-        return self.onset_rule != "never" and self.end_rule in ("next_fork", "entropy_drop")
+    def _end_reads(self) -> str | None:
+        """The signal that says where a segment ends, if one does."""
+        if self.onset_rule == "never":
+            return None
+        if self.end_rule in ("next_fork", "entropy_drop"):
+            return self.end_signal
+        return {"sentence": "sentence_id", "line": "line_id"}.get(self.end_rule)
 
     def _searches(self, signal: OnsetSignal) -> bool:
         return self.onset_rule != "never" and self.onset_signal == signal
 
     def _divergence(self, signals: TokenSignals) -> Float[Tensor, "B T"]:
         if self.estimator == "full":
-            return signals.get("divergence")
+            return signals.get(_DIVERGENCES[self.divergence])
         log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
         if self.estimator == "abs_k1":
             return log_ratio.abs()
         return log_ratio.clamp(max=20.0).expm1() - log_ratio  # clamped: a lone token must not overflow
 
     def _ends(self, signals: TokenSignals) -> Bool[Tensor, "B T"]:
-        if not self._reads_entropy:
+        if self._end_reads is None:
             return torch.zeros_like(signals.mask)
-        entropy = signals.get("student_entropy")
+        read = signals.get(self._end_reads)
+        if self.end_rule in ("sentence", "line"):
+            return segment_starts(read)
         if self.entropy_norm == "log_vocab":
-            level = entropy / math.log(self.vocab_size)
+            level = read / math.log(self.vocab_size)
         else:
-            level = _normalised(entropy, signals.mask, self.entropy_norm)
+            level = _normalised(read, signals.mask, self.entropy_norm)
         return level >= self.end_threshold if self.end_rule == "next_fork" else level < self.end_threshold
 
     def _weight(self, z: Float[Tensor, "B T"], advantage_B: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -260,14 +294,17 @@ def _exp(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     return x.clamp(-60.0, 60.0).exp()
 
 
+_DIVERGENCES = {"reverse": "divergence", "forward": "forward_divergence", "jsd": "js_divergence"}
 _LOGPROBS = ("student_logprob", "teacher_logprob")
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "divergence": get_args(Divergence),
     "estimator": get_args(Estimator),
     "onset_signal": get_args(OnsetSignal),
     "divergence_norm": get_args(Normaliser),
     "entropy_norm": get_args(EntropyNormaliser),
     "onset_rule": get_args(OnsetRule),
     "end_rule": get_args(EndRule),
+    "end_signal": get_args(EndSignal),
     "aligned": get_args(Aligned),
     "weight_function": get_args(WeightFunction),
     "sign_mode": get_args(SignMode),

@@ -34,8 +34,8 @@ class Rlcsd:
       ever multiplied, so they are one ``strength`` here, and its clip of ``r`` to 2 does nothing below that;
     * its loss is the mean over the other tokens of the batch plus ``modulated_share`` times the mean over the
       modulated ones. Advantages can say this by a factor per token, N / (number of its kind), exact for a
-      token-mean loss: ``paths="batch"``, over the completions of one call (in an engine those of one process,
-      where those with advantage 0 are not scored and count as others). *The default departs*: ``completion``
+      token-mean loss: the default, ``paths="batch"``, over the completions of one call (in an engine those of
+      one process, where those with advantage 0 are not scored and count as others). ``completion``, ours,
       counts inside the completion, exact for a loss that is a mean over its tokens, and no credit hangs on
       another completion. Either way the two means are added, so steps grow; ``one`` leaves the factors out.
 
@@ -64,8 +64,8 @@ class Rlcsd:
     """A bonus or malus up to this size is left out."""
     modulated_share: float = 1.0
     """The paper's eta: weight of the modulated tokens' mean beside that of the others; unused by ``one``."""
-    paths: Paths = "completion"
-    """Over what the two kinds of tokens have their means: ``completion`` (ours), ``batch`` (the paper's), or
+    paths: Paths = "batch"
+    """Over what the two kinds of tokens have their means: ``batch`` (the paper's), ``completion`` (ours), or
     ``one`` mean over all."""
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class Shuffled:
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         credit, mask = self.of(advantage_B, signals), signals.mask
         read = next((name for name in self.of.needs if name not in ROW_SIGNALS), None)
-        key = torch.zeros_like(credit.advantage) if read is None else signals.get(read)
+        key = torch.zeros_like(credit.advantage) if read is None else signals.get(read).float()
         order = random_order(key, mask, self.seed)
         distill = credit.distill_weight
         return Credit(

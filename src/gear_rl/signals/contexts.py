@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gear_rl.signals.privileged import Message, privileged_context
 from gear_rl.tensor.segments import segment_starts, turn_ids
@@ -146,9 +147,10 @@ def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
 def contrasted(right: TokenSignals, wrong: TokenSignals) -> TokenSignals:
     """The signals of the right context less those of the wrong one; what both hints cause alike cancels.
 
-    The divergence is the difference of the two, not below 0. The teacher's log-prob is the student's plus the
-    difference of the two teachers', so that the log-ratio becomes log T+ - log T- (CEPO, arXiv:2605.19436; RLCSD,
-    arXiv:2606.11709, with one wrong hint); it needs ``student_logprob``.
+    A divergence, of whatever kind, is the difference of the two, not below 0. The teacher's log-prob is the
+    student's plus the difference of the two teachers', so that the log-ratio becomes log T+ - log T- (CEPO,
+    arXiv:2605.19436; RLCSD, arXiv:2606.11709, with one wrong hint); it needs ``student_logprob``. The teacher's
+    entropy stays that of the right context: the difference of two is the entropy of nothing.
 
     >>> mask = torch.tensor([[True, True]])
     >>> right = TokenSignals(mask=mask, divergence=torch.tensor([[2.0, 0.5]]))
@@ -156,8 +158,8 @@ def contrasted(right: TokenSignals, wrong: TokenSignals) -> TokenSignals:
     tensor([[1.5000, 0.0000]])
     """
     changes: dict[str, Any] = {}
-    if right.divergence is not None:
-        changes["divergence"] = (right.divergence - wrong.get("divergence")).clamp_min(0.0)
+    for name, value in _divergences(right):
+        changes[name] = (value - wrong.get(name)).clamp_min(0.0)
     if right.teacher_logprob is not None:
         gap = right.teacher_logprob - wrong.get("teacher_logprob")
         changes["teacher_logprob"] = torch.where(right.mask, right.get("student_logprob") + gap, 0.0)
@@ -168,7 +170,9 @@ def skipping_first(signals: TokenSignals, num_tokens: int) -> TokenSignals:
     """The same signals, with the teacher agreeing with the student on the first tokens of every turn.
 
     There the teacher often departs for the sake of form alone (a thinking block opens or does not). A turn that
-    is shorter is skipped whole. The teacher's log-prob needs ``student_logprob``.
+    is shorter is skipped whole. Every kind of divergence is 0 there; the teacher's log-prob is the student's and
+    needs ``student_logprob``. The teacher's entropy stays: it says where a segment may end, and with no
+    divergence none is open there.
 
     >>> mask = torch.tensor([[True, True, False, True]])
     >>> skipping_first(TokenSignals(mask=mask, divergence=torch.tensor([[3.0, 1.0, 0.0, 2.0]])), 1).divergence
@@ -181,12 +185,21 @@ def skipping_first(signals: TokenSignals, num_tokens: int) -> TokenSignals:
     since = column - torch.where(segment_starts(turn_id), column, 0).cummax(-1).values
     skipped = signals.mask & (since < num_tokens)
     changes: dict[str, Any] = {}
-    if signals.divergence is not None:
-        changes["divergence"] = signals.divergence.masked_fill(skipped, 0.0)
+    for name, value in _divergences(signals):
+        changes[name] = value.masked_fill(skipped, 0.0)
     if signals.teacher_logprob is not None:
         own = signals.get("student_logprob")
         changes["teacher_logprob"] = torch.where(skipped, own, signals.teacher_logprob)
     return replace(signals, **changes)
+
+
+def _divergences(signals: TokenSignals) -> list[tuple[str, Tensor]]:
+    found = {
+        "divergence": signals.divergence,
+        "forward_divergence": signals.forward_divergence,
+        "js_divergence": signals.js_divergence,
+    }
+    return [(name, value) for name, value in found.items() if value is not None]
 
 
 def _sibling(everyone: Sequence[Rollout], place: int, wanted: Callable[[float], bool]) -> str | None:

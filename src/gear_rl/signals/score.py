@@ -15,13 +15,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.tensor.divergences import DIVERGENCES, divergences
 from gear_rl.tensor.logits import Head, predicting_positions, scattered, token_statistics
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import SIGNAL_NAMES, TokenSignals
 
-TEACHER_SIGNALS = ("teacher_logprob", "divergence")
+TEACHER_SIGNALS = ("teacher_logprob", "divergence", "forward_divergence", "js_divergence", "teacher_entropy")
 """The signals that cost a teacher pass."""
-_COMPUTED = ("student_logprob", "student_entropy", *TEACHER_SIGNALS)
+_STUDENT_ALONE = ("student_logprob", "student_entropy", "student_varentropy")
+_STUDENT_SIGNALS = (*_STUDENT_ALONE, "divergence", "forward_divergence", "js_divergence")
+_COMPUTED = (*_STUDENT_ALONE, *TEACHER_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +74,12 @@ def needs_teacher(needs: Sequence[str]) -> bool:
 
 
 def needs_student(needs: Sequence[str]) -> bool:
-    """Whether any of the signals costs a student pass: the divergence does, the teacher's log-prob does not.
+    """Whether any of the signals costs a student pass: a divergence does, what the teacher has alone does not.
 
     >>> needs_student(["divergence"]), needs_student(["teacher_logprob"]), needs_student([])
     (True, False, False)
     """
-    return any(name in ("student_logprob", "student_entropy", "divergence") for name in needs)
+    return any(name in _STUDENT_SIGNALS for name in needs)
 
 
 @torch.no_grad()
@@ -170,14 +173,20 @@ class _Scorer:
                         self._teacher_head = _copied(head_of(self.model, self.temperature))
         with self.head_context(self.model):
             head = head_of(self.model, self.temperature)
-            if student is None:
+            further = [name for name in self.wanted if name in DIVERGENCES]
+            plain = [name for name in self.wanted if name not in further]
+            values: dict[str, Tensor] = {}
+            if plain and student is None:
                 # Only the teacher's log-prob is asked for: it takes the student's seat.
                 assert teacher is not None
                 alone = token_statistics(teacher, token[keep], self._teacher_head or head)
                 values = {"teacher_logprob": alone.student_logprob}
-            else:
-                both = token_statistics(student, token[keep], head, teacher, self._teacher_head)
-                values = {name: getattr(both, name) for name in self.wanted}
+            elif plain and student is not None:
+                other = teacher if needs_teacher(plain) else None
+                both = token_statistics(student, token[keep], head, other, self._teacher_head)
+                values = {name: getattr(both, name) for name in plain}
+            if further:
+                values |= divergences(student, head, teacher, self._teacher_head, names=further)
         pad = (0, mask.shape[1] - width)
         return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
 

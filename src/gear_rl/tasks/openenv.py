@@ -34,7 +34,7 @@ def environment(
     step, or the sum over steps. One client per environment is kept for its life, and connects at the first reset.
     """
     tools = dict(actions) if isinstance(actions, Mapping) else {"step": actions}
-    reserved = {"reset", "get_reward", "privileged_context"}
+    reserved = {"reset", "get_reward", "privileged_context", "turn_rewards", "anchor_states"}
     for name in tools:
         if not name.isidentifier() or name.startswith("_") or name in reserved:
             raise ValueError(f"actions: {name!r} cannot be a tool's name; choose another")

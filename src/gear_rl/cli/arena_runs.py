@@ -1,0 +1,126 @@
+"""A training run on the arena, as a configuration: what the demo, the bench and the tests share."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gear_rl.arena.tiers import DEMOS, LEDGER_DEMOS, TASKS, Demo
+from gear_rl.cli.config import RunConfig
+from gear_rl.cli.errors import InputError, did_you_mean
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "rlsd": {"teacher_model_kind": "sync", "teacher_sync_steps": 10},
+    "serl": {"teacher_model_kind": "sync", "teacher_sync_steps": 10},
+    "rlcsd": {
+        "teacher_model_kind": "sync",
+        "teacher_sync_steps": 10,
+        "teacher_contrast": "sibling",
+        "privileged_sources": ["sibling"],
+    },
+    "opsd": {"teacher_model_kind": "base"},
+    "sdpo": {
+        "teacher_model_kind": "ema",
+        "teacher_update_rate": 0.05,
+        "privileged_sources": ["sibling", "feedback"],
+        "success_reward": 0.5,
+    },
+}
+"""Settings of the engine that a method's paper or released code has, beside the method's own."""
+REWARDS: dict[str, list[str]] = {"crpo": ["arena", "gear_rl.arena.chain:steps_reward"]}
+"""Rewards on the task chain for methods that need more than one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaTask:
+    """What a run asks of a task of the arena."""
+
+    demos: Mapping[str, Demo]
+    held_out: range
+    rows: Callable[..., list[dict[str, Any]]]
+    fingerprint: Callable[[str, int], str]
+    solve: Callable[[Any, list[dict[str, Any]]], list[float | None]]
+    """One rollout per row through the trainer, and its reward."""
+    settings: dict[str, Any]
+    """Of the run and of the trainer."""
+
+
+def task_of(name: str, tier: str) -> ArenaTask:
+    """The task of that name; ``InputError`` if there is none, or if it has no such tier."""
+    if name not in TASKS:
+        raise InputError(f"--task: no task {name!r}; {did_you_mean(name, TASKS)}")
+    task = _chain() if name == "chain" else _ledger()
+    if tier not in task.demos:
+        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, task.demos)}")
+    return task
+
+
+def _chain() -> ArenaTask:
+    from gear_rl.arena import chain
+    from gear_rl.arena.evaluate import accuracy
+
+    return ArenaTask(
+        demos=DEMOS,
+        held_out=chain.HELD_OUT,
+        rows=chain.rows,
+        fingerprint=chain.fingerprint,
+        solve=lambda trainer, rows: [*accuracy(trainer.model, trainer.processing_class, rows)],
+        settings={"reward": "arena"},
+    )
+
+
+def _ledger() -> ArenaTask:
+    from gear_rl.arena import ledger
+
+    return ArenaTask(
+        demos=LEDGER_DEMOS,
+        held_out=ledger.HELD_OUT,
+        rows=ledger.rows,
+        fingerprint=ledger.fingerprint,
+        solve=lambda trainer, rows: trainer.solve(rows),
+        settings={"environment": "arena"},
+    )
+
+
+def arena_config(
+    task: str,
+    tier: str,
+    credit: str | dict[str, Any],
+    *,
+    seed: int,
+    steps: int,
+    output_dir: str,
+    rollouts_per_step: int | None = None,
+    reward: list[str] | None = None,
+    **trainer: Any,
+) -> RunConfig:
+    """The run of a method on a tier with the tier's own budget; ``trainer`` are further keys of ``GEARConfig``.
+
+    ``reward`` replaces the task's own. Nothing is loaded.
+    """
+    chosen = task_of(task, tier)
+    budget = chosen.demos[tier]
+    settings: dict[str, Any] = chosen.settings if reward is None else chosen.settings | {"reward": reward}
+    return RunConfig(
+        model="arena",
+        dataset=f"arena/{task}/{tier}",
+        credit=credit,
+        lora=None,
+        trainer={
+            "output_dir": output_dir,
+            "seed": seed,
+            "max_steps": steps,
+            "learning_rate": budget.learning_rate,
+            "lr_scheduler_type": "constant",
+            "per_device_train_batch_size": rollouts_per_step or budget.rollouts_per_step,
+            "gradient_accumulation_steps": 1,
+            "num_generations": budget.num_generations,
+            "max_completion_length": budget.max_completion_tokens,
+            "save_strategy": "no",
+            "max_tool_calling_iterations": budget.max_tool_calls,
+            **trainer,
+        },
+        **settings,
+    )

@@ -1,0 +1,99 @@
+"""The page ``docs/methods.md``, from the docstrings of the methods and the costs that were measured."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gear_rl.cli.arena_runs import PUBLISHED
+from gear_rl.cli.config import settings_of
+from gear_rl.cli.errors import InputError
+from gear_rl.methods import METHODS
+from gear_rl.types import distillation_of, is_additive
+
+_HEAD = """# Methods
+
+Every credit-assignment method of the package. Made from the docstrings by `gear methods --page`; do not edit by
+hand.
+
+A method gets the completion's advantage `A` from the trainer and spreads it over the tokens: `A_t`. *Needs* are
+the signals that are computed for it, and no others are; [types.py](../src/gear_rl/types.py) says what each is.
+Settings of the method are given as `--credit.NAME VALUE` or in Python; those of the engine are in `GEARConfig`.
+"""
+
+
+def methods_page(costs: dict[str, Any] | None) -> str:
+    """The page as Markdown; ``costs`` is a result of ``gear bench methods``, None leaves the costs out."""
+    parts = [_HEAD, _overview(costs)]
+    parts += [_section(name, cls) for name, cls in METHODS.items()]
+    return "\n".join(parts)
+
+
+def _overview(costs: dict[str, Any] | None) -> str:
+    lines = ["| method | needs | step / GRPO's | source |", "|---|---|---|---|"]
+    for name, cls in METHODS.items():
+        row = None if costs is None else costs["methods"].get(name)
+        cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
+        lines.append(f"| [`{name}`](#{name}) | {_needs(cls())} | {cost} | {cls.source} |")
+    if costs is not None:
+        lines += [
+            "",
+            "*Step / GRPO's*: seconds of a whole training step over those of `uniform`, median of "
+            f"{costs['repeats']} repeats (least to most), in one run on a CPU with {costs['threads']} thread on "
+            f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step of a "
+            "model with 0.84M parameters. With a larger model or longer completions generation takes another "
+            "share of a step, and so do these. Made by",
+            "",
+            "```",
+            f"gear bench methods --steps {costs['steps']} --repeats {costs['repeats']} "
+            f"--rollouts {costs['rollouts_per_step']} --out docs/results/method_costs.json",
+            "gear methods --page --costs docs/results/method_costs.json > docs/methods.md",
+            "```",
+            "",
+            f"with torch {costs['versions'].get('torch')}, trl {costs['versions'].get('trl')}, transformers "
+            f"{costs['versions'].get('transformers')}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, cls: Any) -> str:
+    method = cls()
+    lines = [f"## {name}", "", _prose(cls), "", f"Source: {cls.source}. Needs: {_needs(method)}."]
+    if distillation_of(method) is not None:
+        lines[-1] += " Adds a term to the loss."
+    elif is_additive(method):
+        lines[-1] += " Additive: a token's advantage may have another sign than the completion's."
+    if name in PUBLISHED:
+        engine = ", ".join(f"`{key}: {value}`" for key, value in PUBLISHED[name].items())
+        lines.append(f"Engine settings as published: {engine}.")
+    settings = settings_of(cls)
+    if settings:
+        lines += ["", "| setting | default | meaning |", "|---|---|---|"]
+        for setting in settings:
+            choices = (
+                f" One of {', '.join(f'`{c}`' for c in setting['choices'])}." if setting["choices"] else ""
+            )
+            text = ((setting["help"] or "") + choices).replace("|", "\\|")
+            lines.append(f"| `{setting['name']}` | `{setting['default']}` | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _prose(cls: Any) -> str:
+    """The docstring without its executed example, double back-quotes as single ones."""
+    text = (inspect.getdoc(cls) or "").split("\n>>> ")[0].rstrip()
+    return re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
+
+
+def _needs(method: Any) -> str:
+    return ", ".join(f"`{signal}`" for signal in method.needs) or "nothing"
+
+
+def read_costs(file: Path) -> dict[str, Any]:
+    """What ``gear bench methods --out`` wrote; ``InputError`` for another file."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert "ratio" in found["methods"]["uniform"]
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise InputError(f"{file} is no result of `gear bench methods --out FILE`; make it first") from None
+    return found

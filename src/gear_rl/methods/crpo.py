@@ -1,0 +1,108 @@
+"""CRPO: task and style rewards are compared in the group apart from each other, and then mixed."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.groups import group_relative
+from gear_rl.types import Credit, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crpo:
+    """Task rewards and style rewards are normalised in the group apart, and their advantages mixed.
+
+    Character-centred group-relative policy optimisation (CRPO, arXiv:2605.25511): ``A = s norm(sum of the
+    task rewards) + (1 - s) norm(sum of the style rewards)`` with ``norm(r) = (r - mean) / (std + epsilon)``
+    over the group, sample deviation, so that neither kind drowns the other however its numbers are spread.
+    Every token of a completion gets the same, and a completion is one segment. **Additive**: it takes the
+    place of the engine's advantage and may be of the other sign, or not 0 where that is 0.
+
+    ``task`` and ``style`` say which reward functions are which, by their place in the engine's list. Within a
+    kind the rewards count with the engine's ``reward_weights``. What TRL's options carry of the paper, and
+    what not:
+
+    * the decoupling: TRL's ``multi_objective_aggregation: normalize_then_sum`` (GDPO) normalises every reward
+      function by itself, with 1e-4, sums with the weights, and normalises the sum over the whole batch once
+      more. Kinds of several functions and a mix without that last step are what this method is for;
+    * the sequence-level importance ratio of the released runs is ``importance_sampling_level: sequence``;
+    * generic answers as negative baselines (a rollout without the role's system prompt joins each group): no
+      option; in TRL a ``rollout_func`` could sample them, and they would then be trained on as well. Not
+      carried;
+    * a KL coefficient per role that follows the role's entropy: TRL has one ``beta``. Not carried. In the
+      released update it falls where the KL is above its target, and roles of low entropy get the larger
+      target, against its own comments;
+    * the running mean and variance per role that style rewards are scored against first: not carried; inside
+      one group, which is one role, that is one shift and one scale, which ``norm`` takes out for a single
+      style reward (but for ``epsilon``) and which changes the mix of several;
+    * the factor ``1 - 0.02 H(p)`` on the advantages: not carried.
+
+    ``style=()`` gives GRPO bit for bit and asks for no signal. A completion alone in its group gets 0, one
+    without a trained token nothing. Raises ``ValueError`` for a setting outside its range, and for a reward
+    function that the run does not have.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(2, 1, dtype=torch.bool),
+    ...     group_B=torch.tensor([0, 0]),
+    ...     rewards_BR=torch.tensor([[1.0, 0.0], [0.0, 90.0]]),  # right, and in character
+    ... )
+    >>> Crpo(task_share=0.75)(torch.tensor([-0.7, 0.7]), signals).advantage  # 0.7071 (0.75 - 0.25)
+    tensor([[ 0.3536],
+            [-0.3536]])
+    """
+
+    name: ClassVar[str] = "crpo"
+    source: ClassVar[str] = "arXiv:2605.25511"
+    additive: ClassVar[bool] = True
+
+    task: tuple[int, ...] = (0,)
+    """Which reward functions judge the task, counted from 0."""
+    style: tuple[int, ...] = (1,)
+    """Which judge the style; none gives GRPO back."""
+    task_share: float = 0.5
+    """How much of the advantage is the task's; the rest is the style's."""
+    epsilon: float = 1e-6
+    """Added to the group's deviation."""
+
+    def __post_init__(self) -> None:
+        for field in ("task", "style"):
+            places: tuple[int, ...] = getattr(self, field)
+            if any(place < 0 for place in places):
+                raise ValueError(f"{field}: {min(places)} is no place of a reward function; count from 0")
+        both = sorted({*self.task} & {*self.style})
+        if both or len({*self.task, *self.style}) < len(self.task) + len(self.style):
+            raise ValueError(f"style: a reward function is listed twice in {(*self.task, *self.style)}")
+        if not self.task:
+            raise ValueError("task: empty; name at least one reward function")
+        if not 0.0 <= self.task_share <= 1.0:
+            raise ValueError(f"task_share: {self.task_share} is not a share; give 0 to 1")
+        if not 0.0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("group_B", "rewards_BR") if self.style else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        if self.style:
+            group_B, rewards_BR = signals.get("group_B"), signals.get("rewards_BR")
+            count = rewards_BR.shape[1]
+            for field in ("task", "style"):
+                last: int = max(getattr(self, field))
+                if last >= count:
+                    raise ValueError(
+                        f"{field}: no reward function {last}; the run has {count}, counted from 0. Give crpo "
+                        "the places of its reward functions"
+                    )
+            task_B, style_B = (
+                group_relative(rewards_BR[:, list(places)].sum(-1), group_B, epsilon=self.epsilon)
+                for places in (self.task, self.style)
+            )
+            advantage_B = self.task_share * task_B + (1.0 - self.task_share) * style_B
+        advantage = torch.where(mask, advantage_B[:, None], 0.0)
+        return Credit(advantage=advantage, segment_id=torch.where(mask, 0, -1))

@@ -1,0 +1,117 @@
+"""GiGPO: turns of a group that began in the same state are compared with each other."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.groups import (
+    group_numbers,
+    group_relative,
+    has_turn,
+    last_turn,
+    on_turns,
+    returns_to_go,
+    turn_values,
+)
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import Credit, TokenSignals
+
+Normaliser = Literal["mean", "mean_std"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gigpo:
+    """To the advantage of a completion is added how well each turn did among those that began in its state.
+
+    GiGPO, group-in-group policy optimisation (arXiv:2505.10978). ``R_k = sum_{l >= k} discount^(l - k) r_l``
+    over the completion's turns, with the completion's reward on its last turn. All turns of the group with
+    the same ``anchor_id``, of whichever completion, are one anchor group; ``A^S_k = (R_k - mean) / F`` in it,
+    and ``A_k = A + turn_weight * A^S_k`` on every token of turn k. A turn that is alone in its anchor group
+    has ``A^S = 0``, as in the released code. Where no state ever returns but the prompt, only the first turns
+    are compared: there the method says little. The turn is the segment. **Additive**: the sign may differ
+    from the advantage's, and a completion with advantage 0 may get credit.
+
+    What paper, code and scripts do not agree on is a setting here or of the engine:
+
+    * F: the released code's default is 1 (``mean_norm``), as is its WebShop script's; its ALFWorld script
+      divides by the sample deviation plus 1e-6 (``mean_std_norm``): ``normaliser``;
+    * the released code uses the same F for ``A``. Here ``A`` is the engine's: in TRL ``scale_rewards: none``
+      is its ``mean_norm`` and ``group`` its ``mean_std_norm``, with 1e-4;
+    * the group's mean for ``A`` runs over turns in the released code, so that long rollouts count more (an
+      option counts each rollout once); the engine's runs over completions;
+    * ``turn_rewards``: the published environments reward at the end only, as here by default. With True the
+      environment's rewards of turns are added to ``r``;
+    * which states are the same (text by text, or alike by 0.95) is decided where ``anchor_id`` is made, in
+      TRL by the engine's settings. The released code's penalty of invalid actions belongs to the
+      environment's reward.
+
+    ``turn_weight=0`` gives GRPO bit for bit and asks for no signal. A completion without a trained token has
+    no turn, gets nothing and is compared with nothing. Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
+    ...     group_B=torch.tensor([0, 0]),
+    ...     reward_B=torch.tensor([1.0, 0.0]),
+    ...     anchor_id=torch.tensor([[0, -1, 1], [0, -1, 2]]),  # both began alike, then went apart
+    ... )
+    >>> Gigpo()(torch.tensor([0.5, -0.5]), signals).advantage  # 0.95 and 0 at the first turns
+    tensor([[ 0.9750,  0.0000,  0.5000],
+            [-0.9750,  0.0000, -0.5000]])
+    """
+
+    name: ClassVar[str] = "gigpo"
+    source: ClassVar[str] = "arXiv:2505.10978"
+    additive: ClassVar[bool] = True
+
+    turn_weight: float = 1.0
+    """The paper's omega, how much the comparison of turns counts; 0 gives GRPO back."""
+    discount: float = 0.95
+    """The paper's gamma, per turn."""
+    normaliser: Normaliser = "mean"
+    """``mean``: F is 1; ``mean_std``: F is the sample deviation of the anchor group plus ``epsilon``."""
+    epsilon: float = 1e-6
+    """Added to the deviation; unused by ``mean``."""
+    turn_rewards: bool = False
+    """Whether the environment's rewards of single turns are part of the return."""
+
+    def __post_init__(self) -> None:
+        if self.normaliser not in get_args(Normaliser):
+            raise ValueError(
+                f"normaliser: {self.normaliser!r} is not one of {', '.join(get_args(Normaliser))}"
+            )
+        if not 0.0 <= self.turn_weight < math.inf:
+            raise ValueError(f"turn_weight: {self.turn_weight} must be a finite number, 0 or more")
+        if not 0.0 <= self.discount <= 1.0:
+            raise ValueError(f"discount: {self.discount} is not a share; give 0 to 1")
+        if not 0.0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        if self.turn_weight == 0:
+            return ()
+        return ("group_B", "reward_B", "anchor_id", *(("turn_reward",) if self.turn_rewards else ()))
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        turn_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+        advantage = advantage_B[:, None].expand(mask.shape)
+        if self.turn_weight > 0:
+            has = has_turn(turn_id)
+            reward = torch.where(last_turn(has), signals.get("reward_B")[:, None], 0.0)
+            if self.turn_rewards:
+                reward = reward + turn_values(signals.get("turn_reward"), turn_id)
+            anchor = turn_values(signals.get("anchor_id"), turn_id)
+            group = signals.get("group_B")[:, None].expand(anchor.shape)
+            turn = group_relative(
+                returns_to_go(reward, self.discount),
+                group_numbers(group, anchor),
+                has,
+                epsilon=self.epsilon if self.normaliser == "mean_std" else None,
+            )
+            advantage = advantage + self.turn_weight * on_turns(turn, turn_id)
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=turn_id)

@@ -1,0 +1,135 @@
+"""GRAIL: in failed completions the tokens that drove the wrong answer are blamed most."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_mean, masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+Symmetry = Literal["wrong", "correct", "both"]
+Box = Literal["every", "reweighted", "none"]
+Among = Literal["completion", "before"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grail:
+    """Gradient times activation of the student's own answer, as a z-score, scales the advantage of failures.
+
+    GRAIL (arXiv:2606.04889). With the saliency ``s`` of ``answer_activation``, ``a = log(s + 1e-8)`` and ``z``
+    its z-score over the completion's trained tokens (population variance + 1e-8 under the root),
+    ``w = clip(mean + std z, min_weight, max_weight)``. By default only completions with ``A <= 0`` are
+    reweighted: ``symmetry``.
+    Then, in the released order, the answer's content gets ``max_weight`` and its delimiters and all after it get
+    ``mean``. ``A_t = A w_t``; the mean weight is near 1 before the clip and not enforced. Every token is a
+    segment of its own. No teacher is needed, and no ground truth.
+
+    What paper, code and readme do not agree on, or what surprises, is a setting here or of the signal:
+
+    * the override of the box is applied to *every* completion that has one, also where ``symmetry`` left it
+      alone: a right answer's content is praised five-fold. ``box="reweighted"`` keeps it to the reweighted
+      ones, ``none`` does without;
+    * tokens after the box cannot move the answer, so their saliency is 0 and their ``a`` is -18: they widen the
+      deviation although the override then hides them. ``among="before"`` takes mean and deviation over the
+      tokens before the answer;
+    * the weight's floor: 0.5 in the readme and the published run (ours), 0.1 as the code's own default;
+    * ``symmetry``: the code's default is ``both``, the published run ``wrong`` (ours); the readme's "all" is
+      refused by the code;
+    * what is differentiated and at which layer: ``signals.saliency``'s ``loss_span`` and ``layer``. The code
+      takes the first complete box of a completion, ours is the last.
+
+    A completion without an answer has weight 1; so has one whose saliency is flat, apart from the box.
+    ``strength=0`` gives GRPO bit for bit and asks for no signal; between, the weight is ``(1 - strength) +
+    strength * w``. The code has no switch: it refuses ``std=0``, which leaves the box (``box="none"``: GRPO).
+    Raises ``ValueError`` for a setting outside its range.
+
+    >>> e = 2.718281828
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 4, dtype=torch.bool),
+    ...     answer_region=torch.tensor([[0, 0, 2, 1]]),
+    ...     answer_activation=torch.tensor([[e**3, e, e, e**3]]),  # z = 1, -1, -1, 1
+    ... )
+    >>> Grail()(torch.tensor([-1.0]), signals).advantage
+    tensor([[-1.5000, -0.5000, -1.0000, -5.0000]])
+    >>> Grail(box="reweighted")(torch.tensor([1.0]), signals).advantage
+    tensor([[1., 1., 1., 1.]])
+    """
+
+    name: ClassVar[str] = "grail"
+    source: ClassVar[str] = "arXiv:2606.04889"
+
+    strength: float = 1.0
+    """Share of the advantage that is reweighted; 0 gives GRPO back. Ours: the code has none."""
+    symmetry: Symmetry = "wrong"
+    """Which completions are reweighted: those with ``A <= 0``, with ``A > 0``, or ``both``."""
+    mean: float = 1.0
+    """Weight of a token of average saliency, and of the answer's delimiters and what follows."""
+    std: float = 0.5
+    """How much a standard deviation of log-saliency adds to the weight; 0 is allowed here."""
+    min_weight: float = 0.5
+    """Least weight; at 0 the least salient tokens may not be trained at all."""
+    max_weight: float = 5.0
+    """Largest weight, and the weight of the answer's content."""
+    box: Box = "every"
+    """In which completions the answer's own tokens are overridden: ``every`` one with an answer (released), the
+    ``reweighted`` ones, or ``none``."""
+    among: Among = "completion"
+    """Over which tokens the z-score is taken: all trained ones (released) or those ``before`` the answer."""
+
+    def __post_init__(self) -> None:
+        for field, choices in (("symmetry", Symmetry), ("box", Box), ("among", Among)):
+            if getattr(self, field) not in get_args(choices):
+                known = ", ".join(get_args(choices))
+                raise ValueError(f"{field}: {getattr(self, field)!r} is not one of {known}")
+        if not 0.0 <= self.strength <= 1.0:
+            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        if not 0.0 <= self.std < math.inf:
+            raise ValueError(f"std: {self.std} must be a finite number, 0 or more")
+        if not 0.0 <= self.min_weight <= self.max_weight < math.inf:
+            raise ValueError(
+                f"min_weight: {self.min_weight} must be 0 or more, and at most max_weight, {self.max_weight}"
+            )
+        if not self.min_weight <= self.mean <= self.max_weight:
+            raise ValueError(
+                f"mean: {self.mean} must lie between min_weight, {self.min_weight}, and max_weight, "
+                f"{self.max_weight}"
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        # The saliency first: a shuffle is drawn from it, and regions are much alike.
+        return ("answer_activation", "answer_region") if self.strength > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        weight = torch.ones_like(mask, dtype=advantage_B.dtype)
+        if self.strength > 0:
+            region = torch.where(mask, signals.get("answer_region"), -1)
+            answered = (region == 1).any(-1, keepdim=True)
+            reweighted = answered & self._meant(advantage_B)[:, None]
+            pool = mask if self.among == "completion" else region == 0
+            raw = self.mean + self.std * _z_score(signals.get("answer_activation"), pool)
+            weight = torch.where(reweighted, raw.clamp(self.min_weight, self.max_weight), weight)
+            if self.box != "none":
+                overridden = answered if self.box == "every" else reweighted
+                weight = torch.where(overridden & (region == 1), self.max_weight, weight)
+                weight = torch.where(overridden & (region == 2), self.mean, weight)
+            weight = 1.0 + self.strength * (weight - 1.0)
+        return Credit.from_weights(advantage_B, weight, masked_rank(mask))
+
+    def _meant(self, advantage_B: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        if self.symmetry == "both":
+            return torch.ones_like(advantage_B, dtype=torch.bool)
+        return advantage_B > 0 if self.symmetry == "correct" else advantage_B <= 0
+
+
+def _z_score(saliency: Float[Tensor, "B T"], pool: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Log-saliency of every token by mean and deviation of the pool's."""
+    # In float32 the mean of equal values may miss them by 2e-6, which a deviation of 1e-4 makes 2% of a weight.
+    level = (saliency.double() + 1e-8).log()
+    offset = level - masked_mean(level, pool)
+    return (offset / (masked_mean(offset.square(), pool) + 1e-8).sqrt()).to(saliency.dtype)

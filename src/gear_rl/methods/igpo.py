@@ -1,0 +1,152 @@
+"""IGPO: a turn is rewarded for how much likelier it made the right answer."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gear_rl.tensor.groups import (
+    following,
+    group_numbers,
+    group_relative,
+    has_turn,
+    last_turn,
+    on_turns,
+    returns_to_go,
+    turn_values,
+)
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import Credit, TokenSignals
+
+Baseline = Literal["turn", "group", "kind", "token"]
+Compare = Literal["returns", "rewards"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Igpo:
+    """Each turn gets what it and later turns gained about the answer, less the mean of its group.
+
+    Information gain-based policy optimisation (arXiv:2510.14967). With ``P_k`` the student's confidence in
+    the ground truth before turn k (``answer_confidence``): ``r_k = P_{k+1} - P_k`` for every turn but the
+    last, and the completion's reward for the last, in which it answers; ``G_k = sum_{l >= k} discount^(l - k)
+    r_l``; ``A_k = G_k - mean of the group's G`` on every token of turn k. The returns run from turn to turn,
+    whatever tools answered in between (the release multiplied them by a mask, which cuts them where tool
+    tokens are masked). The turn is the segment. **Additive**: neither sign nor scale are the advantage's,
+    which is left out at ``strength=1``.
+
+    There are two releases, and they agree neither with each other nor wholly with the paper:
+
+    * the first release: ``G_k`` less the group's mean *at the same token index*, over different turns, tool
+      output and the zeros after shorter completions; the flag that divides by the deviation is ignored,
+      discount 1: ``baseline="token"``;
+    * the second release (and the paper, as far as second hand goes): all ``r`` of the group's turns less
+      their mean, over their deviation, and then the discounted sum: ``Igpo(compare="rewards",
+      baseline="group", scale=True)``; its ``separate`` mode compares gains with gains and outcomes with
+      outcomes: ``baseline="kind"``. Its deviation is that of the population, ours of the sample;
+    * *our default departs from both*: the first release's differences, with the mean over the group's turns
+      of the same number, so that a turn is compared with turns that had as much left to gain;
+    * the outcome is an F1 of the answer there; here it is the completion's reward, whatever that is;
+    * a release variant that nobody calls has discount 0.5.
+
+    A completion whose ground truth is not known has confidence 0 throughout, so all its gains are 0; the
+    prompt, and so the ground truth, is shared by the group. ``strength=0`` gives GRPO bit for bit and asks
+    for no signal. A completion without a trained token has no turn and gets nothing. Raises ``ValueError``
+    for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
+    ...     group_B=torch.tensor([0, 0]),
+    ...     reward_B=torch.tensor([1.0, 0.0]),
+    ...     answer_confidence=torch.tensor([[0.25, 0.0, 0.75], [0.25, 0.0, 0.25]]),
+    ... )
+    >>> Igpo()(torch.tensor([0.7, -0.7]), signals).advantage  # returns 1.5 and 0, then 1 and 0
+    tensor([[ 0.7500,  0.0000,  0.5000],
+            [-0.7500,  0.0000, -0.5000]])
+    """
+
+    name: ClassVar[str] = "igpo"
+    source: ClassVar[str] = "arXiv:2510.14967"
+    additive: ClassVar[bool] = True
+
+    strength: float = 1.0
+    """Share of the credit that is IGPO's; the rest is the advantage. 0 gives GRPO back."""
+    discount: float = 1.0
+    """Per turn; both releases 1."""
+    compare: Compare = "returns"
+    """What is compared in the group: ``returns``, after the discounted sum, or ``rewards``, before it."""
+    baseline: Baseline = "turn"
+    """With whom: the group's turns of the same number (``turn``, ours), all its turns (``group``), the last
+    with the last and the others with the others (``kind``), or the same token index (``token``, the first
+    release)."""
+    scale: bool = False
+    """Whether differences are divided by the deviation of those compared."""
+    epsilon: float = 1e-6
+    """Added to the deviation; unused without ``scale``."""
+
+    def __post_init__(self) -> None:
+        for field, choices in (("compare", Compare), ("baseline", Baseline)):
+            if getattr(self, field) not in get_args(choices):
+                known = ", ".join(get_args(choices))
+                raise ValueError(f"{field}: {getattr(self, field)!r} is not one of {known}")
+        for field in ("strength", "discount"):
+            if not 0.0 <= getattr(self, field) <= 1.0:
+                raise ValueError(f"{field}: {getattr(self, field)} is not a share; give 0 to 1")
+        if not 0.0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+        if self.baseline == "token" and (self.compare != "returns" or self.discount != 1.0):
+            raise ValueError(
+                "baseline: 'token' is the first release's rule, which compares returns without a discount; set "
+                "compare to 'returns' and discount to 1"
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("group_B", "reward_B", "answer_confidence") if self.strength > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        turn_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+        advantage = advantage_B[:, None].expand(mask.shape)
+        if self.strength > 0:
+            has = has_turn(turn_id)
+            confidence = turn_values(signals.get("answer_confidence"), turn_id)
+            gain = following(confidence) - confidence  # 0 where there is no turn; the last turn's is not read
+            reward = torch.where(last_turn(has), signals.get("reward_B")[:, None], gain)
+            group = signals.get("group_B")[:, None].expand(has.shape)
+            own = self._compared(reward, group, has, turn_id)
+            advantage = (1.0 - self.strength) * advantage + self.strength * own
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=turn_id)
+
+    def _compared(
+        self,
+        reward: Float[Tensor, "B K"],
+        group: Int[Tensor, "B K"],
+        has: Bool[Tensor, "B K"],
+        turn_id: Int[Tensor, "B T"],
+    ) -> Float[Tensor, "B T"]:
+        epsilon = self.epsilon if self.scale else None
+        column = torch.arange(has.shape[1], device=has.device).expand(has.shape)
+        returns = returns_to_go(reward, self.discount)
+        if self.baseline == "token":
+            among = group_numbers(group, column)
+            return group_relative(_at_every_index(returns, turn_id), among, epsilon=epsilon)
+        kinds = {"turn": (column,), "group": (), "kind": (last_turn(has).long(),)}
+        among = group_numbers(group, *kinds[self.baseline])
+        if self.compare == "returns":
+            return on_turns(group_relative(returns, among, has, epsilon=epsilon), turn_id)
+        relative = group_relative(reward, among, has, epsilon=epsilon)
+        return on_turns(returns_to_go(relative, self.discount), turn_id)
+
+
+def _at_every_index(returns: Float[Tensor, "B K"], turn_id: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """The return of the turn that a column belongs to or, outside of turns, of the next one; 0 after the
+    last."""
+    num_tokens = turn_id.shape[1]
+    if num_tokens == 0:
+        return returns
+    # A column of turn k has its end, and all later ends, before it: the nearest turn from here on.
+    coming = torch.where(turn_id >= 0, turn_id, num_tokens).flip(-1).cummin(-1).values.flip(-1)
+    return torch.nn.functional.pad(returns, (0, 1)).gather(1, coming)

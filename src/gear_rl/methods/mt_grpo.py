@@ -1,0 +1,90 @@
+"""MT-GRPO: the tokens before the first tool result are credited with the group's comparison of that turn
+too."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.groups import group_relative, turn_values
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import Credit, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtGrpo:
+    """The first turn gets the advantage of its own reward on top of the completion's; later turns do not.
+
+    MT-GRPO (arXiv:2505.11821), as released: in code and experiments a rollout is one search and one answer.
+    With ``T`` the first turn's ``turn_reward``, ``R`` the completion's reward and ``norm(x) = (x - mean) /
+    (std + epsilon)`` over the group: ``A_t = A + turn_weight * norm(T)`` on the first turn and ``A`` after
+    it, if a tool result followed the first turn; else ``A_t = norm(T + R)`` on the whole completion.
+    **Additive**: the sign may differ from the advantage's, and a completion with advantage 0 may get credit.
+    The turn is the segment.
+
+    Where we say more, or other, than the released code:
+
+    * more than two turns: only the first has an advantage of its own and only its reward counts, for that is
+      where the released boundary stands. Rewards of later turns are not read; ``gigpo`` and ``igpo`` see
+      every turn;
+    * "a tool result followed" is that the completion has a second turn. The released code looks for the word
+      ``<result>``, which its error messages lack; a failed call counts as followed here, and may have reward
+      0;
+    * ``A`` is the engine's, so that the switch gives GRPO back; in TRL ``scale_rewards: group`` is the
+      released ``norm(R)``, 1e-4 and sample deviation included. With another scale the three advantages differ
+      in scale;
+    * ``norm(T + R)`` holds both rewards as they are, whatever ``turn_weight`` (but 0) is: the released
+      weights of reward functions belong to the engine;
+    * the released ``cae`` (one advantage of ``T + R`` before the result, ``A`` after it) is not here.
+
+    ``turn_weight=0`` gives GRPO bit for bit and asks for no signal. A completion without a trained token gets
+    nothing, and counts with ``T = 0`` among its siblings. Raises ``ValueError`` for a setting outside its
+    range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
+    ...     group_B=torch.tensor([0, 0]),
+    ...     reward_B=torch.tensor([1.0, 0.0]),
+    ...     turn_reward=torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]),
+    ... )
+    >>> MtGrpo()(torch.tensor([0.5, -0.5]), signals).advantage  # norm(T) is -0.7071 and 0.7071
+    tensor([[-0.2071,  0.0000,  0.5000],
+            [ 0.2071,  0.0000, -0.5000]])
+    """
+
+    name: ClassVar[str] = "mt_grpo"
+    source: ClassVar[str] = "arXiv:2505.11821"
+    additive: ClassVar[bool] = True
+
+    turn_weight: float = 1.0
+    """The paper's alpha, how much the turn's own advantage counts; 0 gives GRPO back."""
+    epsilon: float = 1e-4
+    """Added to the group's deviation."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.turn_weight < math.inf:
+            raise ValueError(f"turn_weight: {self.turn_weight} must be a finite number, 0 or more")
+        if not 0.0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("group_B", "reward_B", "turn_reward") if self.turn_weight > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        turn_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+        advantage = advantage_B[:, None].expand(mask.shape)
+        if self.turn_weight > 0:
+            group_B = signals.get("group_B")
+            # A sum over at most one column: there may be none.
+            first_B = turn_values(signals.get("turn_reward"), turn_id)[:, :1].sum(-1)
+            both_B = first_B + signals.get("reward_B")
+            turn_B, both_B = (group_relative(x, group_B, epsilon=self.epsilon) for x in (first_B, both_B))
+            followed = (turn_id == 1).any(-1, keepdim=True)
+            own = torch.where(turn_id == 0, self.turn_weight * turn_B[:, None], 0.0)
+            advantage = torch.where(followed, advantage + own, both_B[:, None])
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=turn_id)

@@ -1,0 +1,86 @@
+"""OPSD: the student learns its own completions from a teacher that saw the solution."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.types import Credit, Distillation, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opsd:
+    """Every token is pulled towards what the teacher, who saw the solution, would have written there.
+
+    On-policy self-distillation (OPSD, arXiv:2601.18734). With ``p`` the student's and ``q`` the teacher's
+    distribution over the whole vocabulary, both at ``temperature``, each token adds ``strength * D_t`` to the
+    loss, ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, ``m = beta q + (1 - beta) p``, forward KL(q || p) at
+    ``beta=0`` and reverse KL(p || q) at ``beta=1``. The teacher is a constant. What is left of the advantage is
+    ``A_t = (1 - strength) A``: at 1, as published, the reward plays no part. One segment per completion.
+
+    What the paper and its code leave to a choice is a setting here or of the engine:
+
+    * ``beta``: the released script has 0.5; ``top_k``: it can compare the teacher's 50 likeliest tokens alone,
+      both sides normalised to 1 over them, but does not by default;
+    * the temperature: its scripts sample at 1.1 and divide the logits by 1.1 in the loss. Ours divides beside
+      the sampling temperature of the engine: leave that at 1, or set it to 1.1 and ``temperature`` to 1;
+    * the teacher's weights: the first ones (recommended there: in TRL ``teacher_model_kind: base``, which under
+      PEFT costs no copy), a moving average of 0.999 a step, or the current ones;
+    * its loss is a mean over the tokens of a micro-batch, the engine's over those of the generation batch.
+
+    *Not here*: the loss on the sampled token alone ("tinker"), the policy-gradient form that SDPG's repository
+    compares with, and a teacher that first writes a rationale of its own. ``strength`` between 0 and 1 is ours.
+
+    The engine has to show the teacher a privileged context, though no signal is needed: the ``distillation``
+    says so. A completion without one keeps its GRPO advantage and is not distilled. The sign of the advantage
+    stays, but the term acts where it is 0, too. ``strength=0`` gives GRPO bit for bit and distils nothing.
+    Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
+    >>> credit = Opsd(strength=0.75)(torch.tensor([2.0]), signals)
+    >>> credit.advantage, credit.distill_weight
+    (tensor([[0.5000, 0.5000, 0.0000]]), tensor([[0.7500, 0.7500, 0.0000]]))
+    >>> Opsd().distillation.beta
+    0.5
+    """
+
+    name: ClassVar[str] = "opsd"
+    source: ClassVar[str] = "arXiv:2601.18734"
+
+    strength: float = 1.0
+    """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO back."""
+    beta: float = 0.5
+    """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
+    temperature: float = 1.1
+    """Divides the logits of both, beside the sampling temperature."""
+    top_k: int | None = None
+    """Only the teacher's so many likeliest tokens, normalised to 1; None for the whole vocabulary. The
+    released option is 50."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.strength <= 1.0:
+            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        _ = self._term  # names a setting that is outside its range
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """The term of the loss; None at ``strength=0``."""
+        return self._term if self.strength > 0 else None
+
+    @property
+    def _term(self) -> Distillation:
+        return Distillation(beta=self.beta, top_k=self.top_k, tail=False, temperature=self.temperature)
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        return Credit(
+            advantage=torch.where(mask, ((1.0 - self.strength) * advantage_B)[:, None], 0.0),
+            segment_id=torch.where(mask, 0, -1),
+            distill_weight=torch.where(mask, self.strength, 0.0) if self.strength > 0 else None,
+        )

@@ -1,0 +1,128 @@
+"""SDPG: GRPO with a pull towards the teacher who saw the answer, and an anchor to the first policy."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.types import Anchor, Credit, Distillation, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sdpg:
+    """GRPO's advantage stays as it is; beside it the student is pulled to its privileged self and held back.
+
+    Self-distilled policy gradient (SDPG, arXiv:2606.04036). Each token adds
+    ``weight * D_t + anchor_weight * f(log pi - log pi_ref)`` to the loss. ``D_t`` is the reverse KL(p || q) over
+    the whole vocabulary (``beta=1``), at most ``max_nats``; ``f`` is ``anchor``: ``urkl`` r^2 / 2, ``ufkl``
+    exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r), with ``pi_ref`` the first weights. At optimizer step
+    ``k`` of ``total_steps`` the weight is ``weight * min(1, k / warmup_steps) * min(1, (total_steps - k) /
+    decay_steps)``. One segment per completion.
+
+    What the paper and its code do not agree on, and what we do:
+
+    * which completions are distilled: paper those with ``A > 0``; the released flag
+      (``beta_distill_positive_advantage_only``) is off: ``positive_only``;
+    * the schedule: in the paper, but the released steps of warm-up and decay are 0: none;
+    * the anchor: ``urkl`` is the default, ``ufkl`` was the best of the paper's tables;
+    * temperature: its code divides the student's logits by the sampling temperature and the teacher's not,
+      which differs where that is not 1; the engine divides both;
+    * the teacher has the current weights (in TRL ``teacher_model_kind: live``), in each update anew;
+    * its surrogate is DAPO's with a dual clip: ``loss_type`` and ``delta`` of TRL, not of a method. Our term is
+      a mean over the tokens of the generation batch, as that is.
+
+    The engine has to show the teacher a privileged context, though no signal of it is needed: the
+    ``distillation`` says so; the anchor needs ``reference_logprob``. A completion without a context keeps its
+    GRPO advantage and is neither distilled nor anchored. The advantage is untouched, so the
+    sign stays, but the terms act where it is 0, too. ``weight=0`` with ``anchor="none"`` gives GRPO bit for bit
+    and asks for nothing. Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(mask=torch.tensor([[True, False], [True, True]]))
+    >>> credit = Sdpg(positive_only=True, weight=0.5, anchor="none")(torch.tensor([2.0, -1.0]), signals)
+    >>> credit.distill_weight
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]])
+    >>> method = Sdpg(weight=1.0, warmup_steps=2, decay_steps=4, total_steps=8)
+    >>> [method.at_step(k).weight for k in (0, 1, 4, 7, 9)]
+    [0.0, 0.5, 1.0, 0.25, 0.0]
+    """
+
+    name: ClassVar[str] = "sdpg"
+    source: ClassVar[str] = "arXiv:2606.04036"
+
+    weight: float = 1e-3
+    """Coefficient of the divergence, the paper's beta(k) without its schedule."""
+    beta: float = 1.0
+    """1 reverse KL, as published; 0 forward KL, between them the generalised Jensen-Shannon divergence."""
+    max_nats: float | None = 20.0
+    """The divergence of a token is at most this; None for no limit."""
+    positive_only: bool = False
+    """Distil completions with an advantage above 0 only: the paper's gate."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the weight rises linearly from 0."""
+    decay_steps: int = 0
+    """Optimizer steps over which it falls linearly to 0, the last of ``total_steps``."""
+    total_steps: int | None = None
+    """Optimizer steps of the whole training; only for the decay."""
+    anchor: Anchor = "urkl"
+    """How the policy is held to its first weights: ``urkl``, ``ufkl``, ``rkl``, ``fkl``, or ``none``."""
+    anchor_weight: float = 1e-3
+    """Coefficient of the anchor, the paper's alpha."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.weight < math.inf:
+            raise ValueError(f"weight: {self.weight} must be a finite number, 0 or more")
+        for field in ("warmup_steps", "decay_steps"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field}: {getattr(self, field)}; give 0 steps or more")
+        if self.decay_steps and (self.total_steps is None or self.total_steps < 1):
+            raise ValueError(
+                f"total_steps: {self.total_steps}, but the weight decays over the last {self.decay_steps} steps; "
+                "give the number of optimizer steps of the training"
+            )
+        if self.anchor not in get_args(Anchor):
+            raise ValueError(f"anchor: {self.anchor!r} is not one of {', '.join(get_args(Anchor))}")
+        _ = self._term  # names a setting that is outside its range
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("reference_logprob",) if self._anchored else ()
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """The term of the loss; None where neither the weight nor the anchor leaves anything of it."""
+        return self._term if self.weight > 0 or self._anchored else None
+
+    @property
+    def _anchored(self) -> bool:
+        return self.anchor != "none" and self.anchor_weight > 0
+
+    @property
+    def _term(self) -> Distillation:
+        return Distillation(
+            beta=self.beta, max_nats=self.max_nats, anchor=self.anchor, anchor_weight=self.anchor_weight
+        )
+
+    def at_step(self, step: int) -> "Sdpg":
+        """The method with the weight of optimizer step ``step``, counted from 0, and no schedule left."""
+        share = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        if self.decay_steps and self.total_steps is not None:
+            share *= min(1.0, max(0, self.total_steps - step) / self.decay_steps)
+        return replace(self, weight=self.weight * share, warmup_steps=0, decay_steps=0)
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask, distill = signals.mask, None
+        if self._anchored:
+            # The loss reads it; asked for here so that it cannot be forgotten.
+            _ = signals.get("reference_logprob")
+        if self.distillation is not None:
+            chosen = mask & (advantage_B > 0)[:, None] if self.positive_only else mask
+            distill = torch.where(chosen, self.weight, 0.0)
+        return Credit(
+            advantage=torch.where(mask, advantage_B[:, None], 0.0),
+            segment_id=torch.where(mask, 0, -1),
+            distill_weight=distill,
+        )

@@ -1,0 +1,80 @@
+"""SHEAR: a token counts as much as the hidden states around it are far from rollouts that came out otherwise."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_mean, masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+Normalise = Literal["none", "mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shear:
+    """The transport distance to the group's completions of the other outcome scales the advantage.
+
+    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318). With ``d_t`` the Wasserstein distance
+    from the windows of hidden states around the token to the nearest window of a completion of the same prompt
+    that was right where this one is wrong, or the reverse, in mean lengths of a hidden state:
+    ``A_t = A * ((1 - strength) + strength * d_t)``. The same for both signs; no teacher is needed. Every token is
+    a segment of its own, although neighbours share a window and hence often a weight.
+
+    * As published the mean weight of a completion is *not* 1: all distances of a run tend to have one size (on a
+      small Qwen3 1.1 to 1.3), which acts on the step size; dividing it out per completion was the paper's
+      ablation, with a smaller gain: ``normalise``. ``strength`` is ours;
+    * the paper's groups without the other outcome have advantage 0. Where rewards are more than right and wrong
+      they need not: a completion whose distances are all 0 was compared with nothing and keeps its GRPO
+      advantage;
+    * the windows and the solver are the signal's settings: ``signals.transport.transport_distances``, which also
+      says how the paper's open points are read. The paper reports the best checkpoint, and does not say whether
+      the tokens of the final answer take part; here they do.
+
+    ``strength=0`` gives GRPO bit for bit and asks for no signal. A completion without a trained token gets
+    nothing. Raises ``ValueError`` for a setting outside its range.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 4, dtype=torch.bool),
+    ...     transport_distance=torch.tensor([[0.2, 0.2, 0.6, 0.6]]),
+    ... )
+    >>> Shear()(torch.tensor([2.0]), signals).advantage
+    tensor([[0.4000, 0.4000, 1.2000, 1.2000]])
+    >>> Shear(normalise="mean")(torch.tensor([2.0]), signals).advantage
+    tensor([[1., 1., 3., 3.]])
+    """
+
+    name: ClassVar[str] = "shear"
+    source: ClassVar[str] = "arXiv:2604.23318"
+
+    strength: float = 1.0
+    """Share of the advantage that the distance scales; 0 gives GRPO back."""
+    normalise: Normalise = "none"
+    """``none``: the distance itself (paper); ``mean``: divided by its mean over the completion (ablation)."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.strength <= 1.0:
+            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        if self.normalise not in get_args(Normalise):
+            known = ", ".join(get_args(Normalise))
+            raise ValueError(f"normalise: {self.normalise!r} is not one of {known}")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("transport_distance",) if self.strength > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        weight = torch.ones_like(mask, dtype=advantage_B.dtype)
+        if self.strength > 0:
+            distance = signals.get("transport_distance")
+            mean = masked_mean(distance, mask)
+            # Not `mean > 0`: a distance that is not finite stays visible, and the engine falls back.
+            compared = mean != 0
+            if self.normalise == "mean":
+                distance = distance / mean  # what 0 / 0 leaves is replaced below
+            distance = torch.where(compared, distance, 1.0)
+            weight = ((1.0 - self.strength) + self.strength * distance).to(advantage_B.dtype)
+        return Credit.from_weights(advantage_B, weight, masked_rank(mask))

@@ -1,0 +1,90 @@
+"""Bi-level reshaping: what hardly matters is held down, what matters is lifted, and the mass is kept.
+
+Outcome-Grounded Advantage Reshaping (arXiv:2601.07408). Knows no model, no trainer and no method: it is handed
+one saliency per token and says nothing of where that comes from.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gear_rl.tensor.masked import masked_minmax, masked_quantile
+
+QuantileRule = Literal["linear", "floor"]
+_EPS = 1e-8
+"""The released snippet adds it to every denominator."""
+
+
+def check_bilevel(*, threshold: float, quantile_rule: str, boost: float, min_weight: float) -> None:
+    """``ValueError`` that names the first setting of ``bilevel_weights`` which is outside its range.
+
+    >>> check_bilevel(threshold=2.0, quantile_rule="linear", boost=1.0, min_weight=0.1)
+    Traceback (most recent call last):
+    ValueError: threshold: 2.0 is not a quantile; give 0 to 1
+    """
+    if not 0.0 <= threshold <= 1.0:
+        raise ValueError(f"threshold: {threshold} is not a quantile; give 0 to 1")
+    if quantile_rule not in get_args(QuantileRule):
+        raise ValueError(
+            f"quantile_rule: {quantile_rule!r} is not one of {', '.join(get_args(QuantileRule))}"
+        )
+    if not 0.0 <= boost < math.inf:
+        raise ValueError(f"boost: {boost} must be a finite number, 0 or more")
+    if not 0.0 <= min_weight <= 1.0:
+        raise ValueError(f"min_weight: {min_weight} must be 0 to 1; it is the least weight of a held token")
+
+
+def bilevel_weights(
+    saliency: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    threshold: float = 0.25,
+    quantile_rule: QuantileRule = "linear",
+    boost: float = 1.0,
+    min_weight: float = 0.1,
+    keep_mass: bool = True,
+) -> Float[Tensor, "B T"]:
+    """A weight for each True token, of mean 1 over its row's True tokens; 0 on masked tokens.
+
+    ``n`` is ``log(1 + saliency)`` stretched over the row from 0 to 1 (all 0 where it is flat), ``q`` the row's
+    own ``threshold``-quantile of ``n``. Below ``q`` the weight is ``max(n / q, min_weight)``, from ``q`` on it
+    is ``1 + boost (n - q) / (1 - q)``; both denominators get 1e-8. With ``keep_mass`` the row is scaled to mean 1
+    at the end. The quantile is ``linear`` between neighbours, or with ``floor`` the token of that rank,
+    ``sorted[floor(threshold * L)]`` (the last one for a threshold of 1).
+
+    A negative saliency counts as 0, for log(1 + s) has no value below -1. A flat row and a row of one token weigh
+    1. A saliency that is not finite gives a row with weights that are not. The released snippet writes the
+    quantile's *value* over its level, so that the next row takes it for a level; here no row sees another.
+    Raises ``ValueError`` for a setting outside its range.
+
+    >>> saliency = torch.tensor([0.0, 1.0, 3.0, 7.0]).view(1, 4)  # n = 0, 1/3, 2/3, 1 and q = 1/3
+    >>> everywhere = torch.ones(1, 4, dtype=torch.bool)
+    >>> bilevel_weights(saliency, everywhere, threshold=1 / 3, keep_mass=False)
+    tensor([[0.1000, 1.0000, 1.5000, 2.0000]])
+    >>> bilevel_weights(saliency, everywhere, threshold=1 / 3).sum()
+    tensor(4.)
+    """
+    check_bilevel(threshold=threshold, quantile_rule=quantile_rule, boost=boost, min_weight=min_weight)
+    level = masked_minmax(saliency.clamp(min=0).log1p(), mask)
+    q = (masked_quantile if quantile_rule == "linear" else _ranked)(level, mask, threshold)
+    held = (level / (q + _EPS)).clamp(min=min_weight)
+    lifted = 1.0 + boost * (level - q) / (1.0 - q + _EPS)
+    weight = torch.where(mask, torch.where(level < q, held, lifted), 0.0)
+    if keep_mass:
+        weight = weight * (mask.sum(-1, keepdim=True) / (weight.sum(-1, keepdim=True) + _EPS))
+    return weight
+
+
+def _ranked(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:
+    """The True token of rank ``floor(level * L)`` of each row, from 0; 0 for an empty row."""
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[0], 1)
+    count = mask.sum(-1, keepdim=True)
+    # 100 * 0.29 is a little less than 29, and must not become 28.
+    rank = (count.double() * level).round(decimals=6).floor().long()
+    rank = torch.minimum(rank, count - 1).clamp(min=0)
+    value = torch.where(mask, x, torch.inf).sort(-1).values.gather(-1, rank)
+    return torch.where(mask.any(-1, keepdim=True), value, 0.0)

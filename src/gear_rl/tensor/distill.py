@@ -1,0 +1,194 @@
+"""What a student would learn from a teacher at each token, as a loss with gradient, in tiles of tokens.
+
+Unlike the statistics of ``logits.py`` these carry a gradient, and a backward pass wants the logits again: each
+tile is a checkpoint that computes its logits anew, so the logits of one tile live at a time and (N, V) never
+does. Knows no model, no trainer and no method.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
+
+from gear_rl.tensor.logits import Head
+
+TILE_ELEMENTS = 2**25
+"""Logits that a tile may hold: 128 MiB in float32, 220 tokens of a vocabulary of 152,000. About eight tensors of
+this size live at once in the backward pass."""
+
+_LEAST_TAIL_NATS = 1e-7
+"""How far the log of the top-k's mass is kept below 0 (SDPO's code), or the tail's would be -inf."""
+
+
+def distillation_terms(
+    student_ND: Float[Tensor, "N D"],
+    teacher_ND: Float[Tensor, "N E"],
+    token_N: Int[Tensor, " N"],
+    head: Head,
+    teacher_head: Head | None = None,
+    *,
+    beta: float = 1.0,
+    top_k: int | None = None,
+    tail: bool = True,
+    temperature: float = 1.0,
+    max_nats: float | None = None,
+    tile_elements: int = TILE_ELEMENTS,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Divergence of student and teacher at every token, and the student's log-prob of it, both with gradient.
+
+    ``beta KL(q || m) + (1 - beta) KL(p || m)`` with ``m = beta q + (1 - beta) p``, ``p`` the student's and ``q``
+    the teacher's distribution; KL(q || p) at ``beta=0`` (forward) and KL(p || q) at ``beta=1`` (reverse), as in
+    OPSD (arXiv:2601.18734). With ``top_k`` the outcomes are the teacher's likeliest tokens and, with ``tail``,
+    all others as one more (``log(-expm1(log sum))``, arXiv:2601.20802); without, the two are normalised to 1
+    over them. ``temperature`` divides the logits of both beside the head's own; the log-prob is at the head's
+    alone. In nats, float32 whatever goes in, at least 0 and at most ``max_nats``.
+
+    The gradient reaches the student's hidden states, and the head's weight and bias where they want one; the
+    teacher is a constant. It is exact, also where ``top_k`` or the tail stand for the vocabulary. Where a term
+    hits a limit it is 0. A term that is not finite is returned as it is and its gradient is exactly 0, so that
+    the caller may leave it out: 0 * inf in the backward pass would be NaN in every weight. The teacher uses
+    the student's head unless it has one of its own over the same vocabulary and at the same temperature
+    (``ValueError`` otherwise).
+
+    >>> student = torch.tensor([[3.0, 0.0]]).log1p().requires_grad_()  # probabilities 4/5 and 1/5
+    >>> even, head = torch.zeros(1, 2), Head(weight_VD=torch.eye(2))
+    >>> terms, logprob = distillation_terms(student, even, torch.tensor([0]), head)
+    >>> terms.detach(), logprob.detach()  # 0.8 log(1.6) + 0.2 log(0.4);  log(0.8)
+    (tensor([0.1927]), tensor([-0.2231]))
+    >>> terms.sum().backward()
+    >>> student.grad  # p (log p/q - KL)
+    tensor([[ 0.2218, -0.2218]])
+    """
+    teacher_head = head if teacher_head is None else teacher_head
+    vocab = head.weight_VD.shape[0]
+    for field, own, other in (
+        ("vocabulary", vocab, teacher_head.weight_VD.shape[0]),
+        ("temperature", head.temperature, teacher_head.temperature),
+    ):
+        if own != other:
+            raise ValueError(f"teacher_head: {field} {other}, but the student has {own}; use the same")
+    if top_k is not None and top_k >= vocab:
+        top_k = None  # nothing is left over, so there is no tail either
+    head = _wide(head)
+
+    def tile(student: Tensor, teacher: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        logits, finite = _logits(head, student)
+        logprob = _at_token(logits, token, finite)
+        # A view, so that the guard below stands before the divergence and not before the log-prob.
+        guarded = logits.view_as(logits) if temperature == 1.0 else logits / temperature
+        with torch.no_grad():
+            taught = teacher_head.logits(teacher) / temperature
+        log_p, log_q = _outcomes(guarded, taught, top_k, tail)
+        terms = torch.where(finite, _divergence(log_p, log_q, beta), torch.nan)
+        sound = terms.detach().isfinite()
+        if guarded.requires_grad:
+
+            def guard(gradient: Tensor) -> Tensor:
+                return torch.where(sound[:, None], gradient, 0.0)
+
+            guarded.register_hook(guard)  # pyright: ignore[reportUnknownMemberType]
+        return terms.clamp(min=0.0, max=max_nats), logprob
+
+    terms, logprob = _tiled(tile, head, tile_elements, student_ND, teacher_ND, token_N)
+    return terms, logprob
+
+
+def token_logprobs(
+    student_ND: Float[Tensor, "N D"],
+    token_N: Int[Tensor, " N"],
+    head: Head,
+    tile_elements: int = TILE_ELEMENTS,
+) -> Float[Tensor, " N"]:
+    """The student's log-prob of every token, with gradient: ``distillation_terms`` where there is no teacher.
+
+    NaN, with a gradient of 0, where the hidden state is not finite.
+
+    >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()
+    >>> token_logprobs(hidden, torch.tensor([1]), Head(weight_VD=torch.eye(2)))  # log(0.2)
+    tensor([-1.6094])
+    """
+    head = _wide(head)
+
+    def tile(student: Tensor, token: Tensor) -> tuple[Tensor, ...]:
+        logits, finite = _logits(head, student)
+        return (_at_token(logits, token, finite),)
+
+    return _tiled(tile, head, tile_elements, student_ND, token_N)[0]
+
+
+def _tiled(
+    tile: Callable[..., tuple[Tensor, ...]], head: Head, tile_elements: int, *columns: Tensor
+) -> tuple[Tensor, ...]:
+    """``tile`` over so many rows of the columns at a time that their logits fit, forgotten until backward."""
+    rows = max(1, tile_elements // max(1, head.weight_VD.shape[0]))
+    parts: list[tuple[Tensor, ...]] = []
+    # One empty tile where there is no token: the result still hangs on the student's graph.
+    for begin in range(0, max(1, len(columns[0])), rows):
+        part = [column[begin : begin + rows] for column in columns]
+        # torch leaves this function untyped.
+        made = cast(Any, checkpoint)(tile, *part, use_reentrant=False, preserve_rng_state=False)
+        parts.append(cast(tuple[Tensor, ...], made))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _wide(head: Head) -> Head:
+    """The head in float32, cast once: gradients of tiles are summed before they are rounded.
+
+    The product of low precision into float32 that ``Head.logits`` would take on a GPU has no derivative.
+    """
+    bias = None if head.bias_V is None else head.bias_V.float()
+    return replace(head, weight_VD=head.weight_VD.float(), bias_V=bias)
+
+
+def _logits(head: Head, student: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and which rows came from finite states; the others are taken as 0, which has a gradient of 0."""
+    finite = student.detach().isfinite().all(-1)
+    return head.logits(torch.where(finite[:, None], student, 0.0).float()), finite
+
+
+def _at_token(logits: Tensor, token: Tensor, finite: Tensor) -> Tensor:
+    logprob = logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
+    return torch.where(finite, logprob, torch.nan)
+
+
+def _outcomes(
+    logits: Tensor, taught: Tensor, top_k: int | None, tail: bool
+) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
+    """The log-probabilities that are compared: of every token, or of the teacher's likeliest and the rest."""
+    if top_k is None:
+        return logits.log_softmax(-1), taught.log_softmax(-1)
+    places = taught.topk(top_k, dim=-1).indices
+    chosen = [x.gather(-1, places) for x in (logits, taught)]
+    if not tail:
+        return chosen[0].log_softmax(-1), chosen[1].log_softmax(-1)
+    log_p, log_q = (c - x.logsumexp(-1, keepdim=True) for c, x in zip(chosen, (logits, taught), strict=True))
+    return _with_tail(log_p), _with_tail(log_q)
+
+
+def _with_tail(logprob: Float[Tensor, "N K"]) -> Float[Tensor, "N L"]:
+    """One more outcome, everything else: log(1 - sum p), from log(sum p) kept a little below 0."""
+    mass = logprob.logsumexp(-1, keepdim=True).clamp(max=-_LEAST_TAIL_NATS)
+    return torch.cat([logprob, (-mass.expm1()).log()], -1)
+
+
+def _divergence(log_p: Float[Tensor, "N K"], log_q: Float[Tensor, "N K"], beta: float) -> Float[Tensor, " N"]:
+    p, q = log_p.exp(), log_q.exp()
+    if beta == 0.0:
+        return _mean_of(q, log_q, log_p)
+    if beta == 1.0:
+        return _mean_of(p, log_p, log_q)
+    # An outcome that both find impossible (a padded vocabulary): the log of their mean has no gradient there.
+    dead = (p == 0) & (q == 0)
+    log_p, log_q = torch.where(dead, 0.0, log_p), torch.where(dead, 0.0, log_q)
+    log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
+    return beta * _mean_of(q, log_q, log_m) + (1.0 - beta) * _mean_of(p, log_p, log_m)
+
+
+def _mean_of(weight: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
+    """Sum of ``weight * (log_a - log_b)``, where 0 * (-inf - -inf) is 0, as is its gradient."""
+    return (weight * torch.where(weight > 0, log_a - log_b, 0.0)).sum(-1)

@@ -1,0 +1,173 @@
+"""Divergences other than the reverse KL, and the spread of each distribution, in tiles over the vocabulary.
+
+What ``tensor/logits.py`` computes in its one pass is not computed again here. Two passes: the first finds the
+normalisers, the second sums terms that are 0 or more each, so that a small result is never the difference of
+large numbers. Knows no model, no trainer and no method.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.tensor.logits import Head
+
+STUDENT_SPREAD, TEACHER_SPREAD = "student_varentropy", "teacher_entropy"
+DIVERGENCES = ("forward_divergence", "js_divergence", TEACHER_SPREAD, STUDENT_SPREAD)
+"""The names of what can be asked for; they are those of the signals."""
+
+
+@torch.no_grad()
+def divergences(
+    student_ND: Float[Tensor, "N D"] | None,
+    head: Head,
+    teacher_ND: Float[Tensor, "N E"] | None = None,
+    teacher_head: Head | None = None,
+    *,
+    names: Sequence[str],
+    token_tile: int = 256,
+    vocab_tile: int = 2048,
+) -> dict[str, Float[Tensor, " N"]]:
+    """What ``names`` asks for of every token, by name, float32, exact over the whole vocabulary.
+
+    With ``p`` the student's distribution and ``q`` the teacher's: ``forward_divergence`` is KL(q || p);
+    ``js_divergence`` is half KL(p || m) plus half KL(q || m), ``m = (p + q) / 2``, at most log 2;
+    ``teacher_entropy`` is ``-sum q log q``; ``student_varentropy`` the variance of ``-log p`` under ``p``, in
+    nats squared. The first two are summed in a form whose terms cannot be negative, with ``r = log p - log q``:
+    ``q (exp(r) - 1 - r)``, as ``sum (p - q)`` is 0, and ``m (h tanh h - log cosh h)`` with ``h = r / 2``. A
+    teacher that is the student gives exactly 0.
+
+    The student's hidden states are read by all but the teacher's entropy, the teacher's by all but the student's
+    varentropy; the other may be None. Memory is a few tiles of ``token_tile * vocab_tile`` floats, whatever N and
+    V are. The teacher's head is the student's unless it has one of its own, of any width, over the same
+    vocabulary and at the same temperature. A non-finite hidden state gives non-finite values in its own row only.
+    Raises ``ValueError`` for a name that is not known, for hidden states that are missing, and for a head that
+    does not fit.
+
+    >>> head = Head(weight_VD=torch.eye(2))
+    >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()  # probabilities 4/5 and 1/5
+    >>> even = torch.zeros(1, 2)  # one half each
+    >>> divergences(hidden, head, even, names=["forward_divergence"])  # 0.5 log(0.625) + 0.5 log(2.5)
+    {'forward_divergence': tensor([0.2231])}
+    """
+    teacher_head = head if teacher_head is None else teacher_head
+    _check(head, teacher_head, names, student_ND is not None, teacher_ND is not None)
+    if set(names) <= {TEACHER_SPREAD}:
+        student_ND = None
+    if set(names) <= {STUDENT_SPREAD}:
+        teacher_ND = None
+    states = student_ND if student_ND is not None else teacher_ND
+    if states is None:
+        return {}
+    tiles = [
+        _tile_divergences(
+            None if student_ND is None else student_ND[i : i + token_tile],
+            head,
+            None if teacher_ND is None else teacher_ND[i : i + token_tile],
+            teacher_head,
+            names,
+            vocab_tile,
+        )
+        for i in range(0, max(len(states), 1), token_tile)
+    ]
+    return {name: torch.cat([tile[name] for tile in tiles]) for name in names}
+
+
+def _tile_divergences(
+    student_ND: Tensor | None,
+    head: Head,
+    teacher_ND: Tensor | None,
+    teacher_head: Head,
+    names: Sequence[str],
+    vocab_tile: int,
+) -> dict[str, Tensor]:
+    vocab = head.weight_VD.shape[0]
+    steps = [(begin, min(begin + vocab_tile, vocab)) for begin in range(0, vocab, vocab_tile)]
+    sums: dict[str, Tensor] = {}
+    student = None if student_ND is None else _normalisers(student_ND, head, steps)
+    teacher = None if teacher_ND is None else _normalisers(teacher_ND, teacher_head, steps)
+    if TEACHER_SPREAD in names and teacher is not None:
+        _, log_mass, mean = teacher
+        sums[TEACHER_SPREAD] = log_mass - mean  # neither is on the other's side of 0, so nothing cancels
+    compares = "forward_divergence" in names or "js_divergence" in names
+    if student_ND is None or student is None:
+        return sums
+    top, log_mass, mean = student
+    sums |= {name: torch.zeros_like(top) for name in names if name != TEACHER_SPREAD}
+    for begin, end in steps:
+        centred = head.logits(student_ND, begin, end).sub_(top[:, None])
+        if STUDENT_SPREAD in names:
+            p = (centred - log_mass[:, None]).exp_()
+            sums[STUDENT_SPREAD] += torch.einsum("nv,nv->n", p, (centred - mean[:, None]).square_())
+        if not compares or teacher_ND is None or teacher is None:
+            continue
+        log_p = centred.sub_(log_mass[:, None])
+        log_q = teacher_head.logits(teacher_ND, begin, end).sub_(teacher[0][:, None])
+        log_q = log_q.sub_(teacher[1][:, None])
+        ratio, p, q = log_p - log_q, log_p.exp_(), log_q.exp_()
+        if "forward_divergence" in names:
+            sums["forward_divergence"] += _forward_terms(p, q, ratio).sum(-1)
+        if "js_divergence" in names:
+            sums["js_divergence"] += torch.einsum("nv,nv->n", p.add_(q), _js_share(ratio)) / 2
+    # Jensen-Shannon may round past log 2, and where a device's expm1 is an ulp short a term may be below 0.
+    if "forward_divergence" in sums:
+        sums["forward_divergence"].clamp_(min=0)
+    if "js_divergence" in sums:
+        sums["js_divergence"].clamp_(min=0, max=math.log(2))
+    return sums
+
+
+def _normalisers(
+    hidden_ND: Tensor, head: Head, steps: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit, the log of the sum of exp(logit - largest), and the mean of logit - largest.
+
+    ``log p`` is then ``(logit - largest) - log sum``: one subtraction from a number of the logit's own size
+    would lose what is small.
+    """
+    mass = torch.zeros(len(hidden_ND), device=hidden_ND.device)
+    top, total = torch.full_like(mass, -torch.inf), mass
+    for begin, end in steps:
+        logits = head.logits(hidden_ND, begin, end)
+        new_top = torch.maximum(top, logits.amax(-1))
+        centred = logits.sub_(new_top[:, None])
+        # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
+        shift = torch.where(mass > 0, top - new_top, 0.0)
+        shrink, weight = shift.exp(), centred.exp()
+        total = shrink * (total + mass * shift) + torch.einsum("nv,nv->n", weight, centred)
+        mass = shrink * mass + weight.sum(-1)
+        top = new_top
+    return top, mass.log(), total / mass
+
+
+def _forward_terms(p: Tensor, q: Tensor, ratio: Tensor) -> Tensor:
+    # Far from 0 exp(ratio) may overflow where q is 0 in float32, and p - q loses nothing.
+    near = q * (ratio.expm1() - ratio)
+    return torch.where(ratio.abs() < 1, near, p - q - q * ratio)
+
+
+def _js_share(ratio: Tensor) -> Tensor:
+    """``h tanh h - log cosh h`` of ``h = ratio / 2``: from 0, where the two agree, to log 2."""
+    h = ratio.abs() / 2
+    tanh = h.tanh()
+    near = h * tanh + (-tanh.square()).log1p() / 2
+    small = (-2 * h).exp()
+    far = math.log(2) - small.log1p() - 2 * h * small / (1 + small)
+    return torch.where(h < 1, near, far)
+
+
+def _check(head: Head, teacher_head: Head, names: Sequence[str], student: bool, teacher: bool) -> None:
+    for name in names:
+        if name not in DIVERGENCES:
+            raise ValueError(f"names: {name!r} is not one of {', '.join(DIVERGENCES)}")
+        for who, given, alone in (("student", student, TEACHER_SPREAD), ("teacher", teacher, STUDENT_SPREAD)):
+            if not given and name != alone:
+                raise ValueError(f"{who}_ND: {name!r} needs the {who}'s hidden states, and none were given")
+    for field, own, other in (
+        ("vocabulary", head.weight_VD.shape[0], teacher_head.weight_VD.shape[0]),
+        ("temperature", head.temperature, teacher_head.temperature),
+    ):
+        if own != other:
+            raise ValueError(f"teacher_head: {field} {other}, but the student has {own}; use the same")

@@ -1,0 +1,187 @@
+"""GiGPO (arXiv:2505.10978): numbers worked by hand, and the loop over turns that the formula says."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.methods import Gigpo, Uniform
+from gear_rl.types import TokenSignals, is_additive
+from methods.completions import PROPERTY
+from methods.grouped import close, groups, relative, spread, turns_of_rows
+
+# Four rollouts; a, b and c are of one group. -1 is tool output or padding, a number is the state of a turn.
+STATES = [
+    [0, 0, -1, 1, -1, 2],  # a: three turns, from state 0 to 1 to 2; reward 1
+    [0, -1, 1, 1, -1, -1],  # b: two turns; reward 0
+    [0, -1, 0, -1, -1, -1],  # c: two turns, the second back where it began; reward 1/2
+    [0, -1, -1, -1, -1, -1],  # d: of another group, in a state with the same number
+]
+FOUR = TokenSignals(
+    mask=torch.tensor(STATES) >= 0,
+    group_B=torch.tensor([4, 4, 4, 9]),
+    reward_B=torch.tensor([1.0, 0.0, 0.5, 8.0]),
+    anchor_id=torch.tensor(STATES),
+    turn_reward=torch.tensor(
+        [[1.0, 1.0, math.nan, 0.0, 0.0, 0.0], [0.0] * 6, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0], [3.0] * 6]
+    ),
+)
+BASE = torch.tensor([1.0, -1.0, 0.5, 0.0])
+
+# discount 1/2: returns a 1/4, 1/2, 1;  b 0, 0;  c 1/4, 1/2.
+# State 0: 1/4, 0, 1/4, 1/2 (mean 1/4);  state 1: 1/2, 0 (mean 1/4);  state 2: a alone.
+HALVES = [
+    [0.0, 0.0, 0.0, 0.25, 0.0, 0.0],
+    [-0.25, 0.0, -0.25, -0.25, 0.0, 0.0],
+    [0.0, 0.0, 0.25, 0.0, 0.0, 0.0],
+    [0.0] * 6,
+]
+# Sample deviations: state 0 sqrt((1/16 + 1/16) / 3) = 0.2041241;  state 1 sqrt(2/16) = 0.3535534.
+ZERO, ONE = 0.25 / (0.2041241 + 1e-6), 0.25 / (0.3535534 + 1e-6)
+SCALED = [[0.0, 0.0, 0.0, ONE, 0.0, 0.0], [-ZERO, 0, -ONE, -ONE, 0, 0], [0, 0, ZERO, 0, 0, 0], [0.0] * 6]
+# discount 0.95: a 0.9025, 0.95, 1;  b 0, 0;  c 0.475, 0.5.  State 0: mean 1.8775 / 4 = 0.469375;  state 1: 0.475.
+RELEASED = [
+    [0.433125, 0.433125, 0.0, 0.475, 0.0, 0.0],
+    [-0.469375, 0.0, -0.475, -0.475, 0.0, 0.0],
+    [0.005625, 0.0, 0.030625, 0.0, 0.0, 0.0],
+    [0.0] * 6,
+]
+# With rewards of turns, discount 1/2: a 1 + 1/4, 1/2, 1;  b 0, 0;  c (5/2) / 2 = 5/4, 5/2.
+# State 0: 5/4, 0, 5/4, 5/2, mean 5/4;  state 1 as before.
+WITH_TURNS = [
+    [0.0, 0.0, 0.0, 0.25, 0.0, 0.0],
+    [-1.25, 0.0, -0.25, -0.25, 0.0, 0.0],
+    [0.0, 0.0, 1.25, 0.0, 0.0, 0.0],
+    [0.0] * 6,
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "added"),
+    [
+        (Gigpo(), RELEASED),
+        (Gigpo(discount=0.5), HALVES),
+        (Gigpo(discount=0.5, normaliser="mean_std"), SCALED),
+        (Gigpo(discount=0.5, turn_rewards=True), WITH_TURNS),
+    ],
+)
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_worked_by_hand(method, added, weight):
+    credit = dataclasses.replace(method, turn_weight=weight)(BASE, FOUR)
+    expected = torch.where(FOUR.mask, BASE[:, None] + weight * torch.tensor(added), 0.0)
+    close(credit.advantage, expected)
+    assert credit.segment_id.tolist() == [
+        [0, 0, -1, 1, -1, 2],
+        [0, -1, 1, 1, -1, -1],
+        [0, -1, 1, -1, -1, -1],
+        [0, -1, -1, -1, -1, -1],
+    ]
+
+
+gigpos = st.builds(
+    Gigpo,
+    turn_weight=st.sampled_from([0.5, 1.0, 2.0]),
+    discount=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    normaliser=st.sampled_from(["mean", "mean_std"]),
+    epsilon=st.sampled_from([1e-2, 1.0]),
+    turn_rewards=st.booleans(),
+)
+
+
+def by_the_loop(method: Gigpo, advantage_B, signals) -> torch.Tensor:
+    returns: dict[tuple[int, int], float] = {}
+    state: dict[tuple[int, int], tuple[int, int]] = {}
+    for b, turns in enumerate(turns_of_rows(signals)):
+        to_go = 0.0
+        for k in reversed(range(len(turns))):
+            first = turns[k][0]
+            reward = signals.reward_B[b].item() if k == len(turns) - 1 else 0.0
+            if method.turn_rewards:
+                reward += signals.turn_reward[b, first].item()
+            to_go = reward + method.discount * to_go
+            returns[b, k] = to_go
+            state[b, k] = (signals.group_B[b].item(), signals.anchor_id[b, first].item())
+    value = {}
+    for turn, own in returns.items():
+        alike = [other for place, other in returns.items() if state[place] == state[turn]]
+        epsilon = method.epsilon if method.normaliser == "mean_std" else None
+        value[turn] = advantage_B[turn[0]].item() + method.turn_weight * relative(own, alike, epsilon)
+    return spread(signals, value)
+
+
+@PROPERTY
+@given(groups(), gigpos)
+def test_agrees_with_the_loop(drawn, method):
+    advantage_B, signals = drawn
+    close(method(advantage_B, signals).advantage, by_the_loop(method, advantage_B, signals))
+
+
+@PROPERTY
+@given(groups(), gigpos)
+def test_the_order_of_the_completions_and_the_names_of_groups_and_states_change_nothing(drawn, method):
+    advantage_B, signals = drawn
+    rows = torch.arange(len(advantage_B)).flip(0)
+    turned = TokenSignals(
+        mask=signals.mask[rows],
+        group_B=10 - signals.group_B[rows],
+        reward_B=signals.reward_B[rows],
+        anchor_id=torch.where(signals.mask, 5 - signals.anchor_id, -1)[rows],
+        turn_reward=signals.turn_reward[rows],
+    )
+    close(method(advantage_B[rows], turned).advantage, method(advantage_B, signals).advantage[rows])
+
+
+def test_turns_may_part_without_tool_output_between_them():
+    """Turns are those of ``turn_id`` where the engine says so."""
+    one = torch.ones(2, 2, dtype=torch.bool)
+    signals = TokenSignals(
+        mask=one,
+        turn_id=torch.tensor([[0, 1], [0, 0]]),
+        group_B=torch.tensor([0, 0]),
+        reward_B=torch.tensor([1.0, 0.0]),
+        anchor_id=torch.tensor([[0, 1], [0, 0]]),
+    )
+    credit = Gigpo(discount=0.5)(torch.zeros(2), signals)
+    assert credit.advantage.tolist() == [[0.25, 0.0], [-0.25, -0.25]]
+    assert credit.segment_id.tolist() == [[0, 1], [0, 0]]
+
+
+def test_credit_where_the_advantage_is_none():
+    credit = Gigpo()(torch.zeros(4), FOUR)
+    assert is_additive(Gigpo())
+    assert credit.advantage[0, 3] > 0 > credit.advantage[1, 2]
+
+
+def test_switched_off_it_asks_for_nothing():
+    off = Gigpo(turn_weight=0.0, turn_rewards=True)
+    assert off.needs == ()
+    bare = TokenSignals(mask=FOUR.mask)
+    assert torch.equal(off(BASE, bare).advantage, Uniform()(BASE, bare).advantage)
+    assert Gigpo().needs == ("group_B", "reward_B", "anchor_id")
+    assert Gigpo(turn_rewards=True).needs == ("group_B", "reward_B", "anchor_id", "turn_reward")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"turn_weight": -0.5}, "turn_weight: -0.5 must be a finite number, 0 or more"),
+        ({"turn_weight": math.inf}, "turn_weight: inf"),
+        ({"discount": 1.5}, "discount: 1.5 is not a share"),
+        ({"discount": math.nan}, "discount: nan"),
+        ({"epsilon": 0.0}, "epsilon: 0.0 must be a finite number above 0"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Gigpo(**settings)
+
+
+def test_a_choice_that_does_not_exist_is_refused_by_name():
+    method = Gigpo()
+    # The type checker of the tests stops the constructor before our own check, which users rely on.
+    object.__setattr__(method, "normaliser", "std")
+    with pytest.raises(ValueError, match="normaliser: 'std' is not one of mean, mean_std"):
+        method.__post_init__()

@@ -1,0 +1,100 @@
+"""MT-GRPO (arXiv:2505.11821): numbers worked by hand from the released rule, and the rule row by row."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.methods import MtGrpo, Uniform
+from gear_rl.types import TokenSignals, is_additive
+from methods.completions import PROPERTY
+from methods.grouped import close, groups, relative, turns_of_rows
+
+# Three rollouts of a group, and one alone in another.
+MASK = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
+FOUR = TokenSignals(
+    mask=MASK,
+    group_B=torch.tensor([2, 2, 2, 1]),
+    reward_B=torch.tensor([1.0, 0.0, 0.0, 5.0]),
+    # The first turns' rewards are 2, 0, 1 and 9; those of later turns are not read.
+    turn_reward=torch.tensor([[2.0, 2, math.nan, 50, 0, 50], [0.0, 0, 7, 7, 0, 0], [1.0] * 6, [9.0] * 6]),
+)
+BASE = torch.tensor([1.0, -0.5, 4.0, 0.25])
+# T = 2, 0, 1: mean 1, deviation 1.  T + R = 3, 0, 1: mean 4/3, squares 25/9 + 16/9 + 1/9 = 42/9, deviation
+# sqrt(21/9) = 1.5275252; the third: (1 - 4/3) / 1.5276252 = -0.2182036.
+TURN, ALONE = 1 / 1.0001, -0.2182036
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_worked_by_hand(weight):
+    credit = MtGrpo(turn_weight=weight)(BASE, FOUR)
+    first, second = 1.0 + weight * TURN, -0.5 - weight * TURN
+    expected = [
+        [first, first, 0, 1.0, 0, 1.0],
+        [second, 0, -0.5, -0.5, 0, 0],
+        [ALONE, ALONE, ALONE, 0, 0, 0],  # no tool answered: the mixed reward, whatever the weight
+        [0.25, 0, 0.25, 0, 0, 0],  # alone: nothing to add
+    ]
+    close(credit.advantage, torch.tensor(expected))
+    assert credit.segment_id[0].tolist() == [0, 0, -1, 1, -1, 2]
+
+
+def by_the_loop(method: MtGrpo, advantage_B, signals) -> torch.Tensor:
+    rows = turns_of_rows(signals)
+    worth = [signals.turn_reward[b, turns[0][0]].item() if turns else 0.0 for b, turns in enumerate(rows)]
+    mixed = [value + signals.reward_B[b].item() for b, value in enumerate(worth)]
+    out = torch.zeros(signals.mask.shape)
+    for b, turns in enumerate(rows):
+        group = [j for j in range(len(rows)) if signals.group_B[j] == signals.group_B[b]]
+        turn = relative(worth[b], [worth[j] for j in group], method.epsilon)
+        both = relative(mixed[b], [mixed[j] for j in group], method.epsilon)
+        for k, columns in enumerate(turns):
+            if len(turns) > 1:
+                out[b, columns] = advantage_B[b] + (method.turn_weight * turn if k == 0 else 0.0)
+            else:
+                out[b, columns] = both
+    return out
+
+
+@PROPERTY
+@given(
+    groups(),
+    st.builds(MtGrpo, turn_weight=st.sampled_from([0.25, 1.0, 3.0]), epsilon=st.sampled_from([1e-2, 1.0])),
+)
+def test_agrees_with_the_loop(drawn, method):
+    advantage_B, signals = drawn
+    close(method(advantage_B, signals).advantage, by_the_loop(method, advantage_B, signals))
+
+
+def test_a_completion_without_a_trained_token_counts_with_turn_reward_nothing():
+    signals = TokenSignals(
+        mask=torch.tensor([[True, False, True], [False, False, False]]),
+        group_B=torch.tensor([0, 0]),
+        reward_B=torch.tensor([0.0, 0.0]),
+        turn_reward=torch.tensor([[2.0, 0.0, 0.0], [9.0, 9.0, 9.0]]),
+    )
+    # T = 2 and 0: deviation sqrt(2), (2 - 1) / 1.4143136
+    close(MtGrpo()(torch.zeros(2), signals).advantage, torch.tensor([[0.7070567, 0, 0], [0, 0, 0]]))
+
+
+def test_switched_off_it_asks_for_nothing():
+    off = MtGrpo(turn_weight=0.0)
+    assert off.needs == () and MtGrpo().needs == ("group_B", "reward_B", "turn_reward")
+    bare = TokenSignals(mask=MASK)
+    assert torch.equal(off(BASE, bare).advantage, Uniform()(BASE, bare).advantage)
+    assert is_additive(MtGrpo())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"turn_weight": -1.0}, "turn_weight: -1.0 must be a finite number, 0 or more"),
+        ({"turn_weight": math.nan}, "turn_weight: nan"),
+        ({"epsilon": 0.0}, "epsilon: 0.0 must be a finite number above 0"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MtGrpo(**settings)

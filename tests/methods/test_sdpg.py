@@ -1,0 +1,139 @@
+"""SDPG (arXiv:2606.04036): GRPO's advantage, the schedule and the gate of its weight, the anchor it asks for."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.methods import Sdpg, Uniform
+from gear_rl.types import Distillation, Scheduled, TokenSignals, distillation_of, is_additive
+from methods.completions import PROPERTY, rollouts
+
+MASK = torch.tensor([[True, False, True], [True, True, False], [True, True, True], [False, False, False]])
+A = torch.tensor([2.0, -1.0, 0.0, 3.0])
+SIGNALS = TokenSignals(mask=MASK, reference_logprob=-torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("positive_only", "weight"),
+    [
+        # released: every trained token
+        (False, [[0.5, 0, 0.5], [0.5, 0.5, 0], [0.5, 0.5, 0.5], [0, 0, 0]]),
+        # paper: only where A > 0; 0 is not
+        (True, [[0.5, 0, 0.5], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
+    ],
+)
+def test_worked_by_hand(positive_only, weight):
+    credit = Sdpg(weight=0.5, positive_only=positive_only)(A, SIGNALS)
+    assert credit.distill_weight.tolist() == weight
+    assert credit.advantage.tolist() == [[2, 0, 2], [-1, -1, 0], [0, 0, 0], [0, 0, 0]]
+    assert credit.segment_id.tolist() == [[0, -1, 0], [0, 0, -1], [0, 0, 0], [-1, -1, -1]]
+
+
+@PROPERTY
+@given(rollouts(), st.sampled_from([0.0, 1e-3, 2.0]), st.booleans(), st.sampled_from(["none", "urkl", "fkl"]))
+def test_the_advantage_is_grpos_bit_for_bit_and_the_gate_is_the_loop(signals, weight, positive_only, anchor):
+    signals = dataclasses.replace(signals, reference_logprob=signals.student_logprob)
+    advantage_B = torch.tensor([0.7, -1.3, 0.0])
+    method = Sdpg(weight=weight, positive_only=positive_only, anchor=anchor)
+    credit = method(advantage_B, signals)
+    assert torch.equal(credit.advantage, Uniform()(advantage_B, signals).advantage)
+    if weight == 0 and anchor == "none":
+        assert credit.distill_weight is None
+        return
+    for b, row in enumerate(signals.mask.tolist()):
+        for t, counts in enumerate(row):
+            taken = counts and (advantage_B[b] > 0 or not positive_only)
+            assert credit.distill_weight[b, t].item() == pytest.approx(weight if taken else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "expected"),
+    [
+        ({}, 0, 1.0),
+        ({}, 10_000, 1.0),
+        # k / 4 up to 4
+        ({"warmup_steps": 4}, 0, 0.0),
+        ({"warmup_steps": 4}, 1, 0.25),
+        ({"warmup_steps": 4}, 4, 1.0),
+        ({"warmup_steps": 4}, 99, 1.0),
+        # (20 - k) / 5 from 15 on
+        ({"decay_steps": 5, "total_steps": 20}, 0, 1.0),
+        ({"decay_steps": 5, "total_steps": 20}, 15, 1.0),
+        ({"decay_steps": 5, "total_steps": 20}, 18, 0.4),
+        ({"decay_steps": 5, "total_steps": 20}, 20, 0.0),
+        ({"decay_steps": 5, "total_steps": 20}, 25, 0.0),
+        # both at once, where they overlap: 6/8 * (10 - 6)/8
+        ({"warmup_steps": 8, "decay_steps": 8, "total_steps": 10}, 6, 0.375),
+    ],
+)
+def test_the_schedule_by_hand(settings, step, expected):
+    method = Sdpg(weight=1e-3, **settings)
+    assert isinstance(method, Scheduled)
+    assert method.at_step(step).weight == pytest.approx(1e-3 * expected)
+    assert method.at_step(step).warmup_steps == method.at_step(step).decay_steps == 0, "no schedule is left"
+    assert method.weight == 1e-3
+
+
+def test_a_weight_that_has_run_out_leaves_the_anchor():
+    method = Sdpg(warmup_steps=3).at_step(0)
+    assert method.needs == ("reference_logprob",) and distillation_of(method) is not None
+    credit = method(A, SIGNALS)
+    assert credit.distill_weight is not None and not credit.distill_weight.any()
+    assert distillation_of(Sdpg(warmup_steps=3, anchor="none").at_step(0)) is None
+
+
+def test_the_released_term():
+    expected = Distillation(beta=1.0, max_nats=20.0, anchor="urkl", anchor_weight=1e-3, top_k=None)
+    assert Sdpg().distillation == expected
+    assert Sdpg().weight == 1e-3 and not Sdpg().positive_only
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        ({}, ("reference_logprob",)),
+        ({"anchor": "none"}, ()),
+        ({"anchor_weight": 0.0}, ()),
+        ({"weight": 0.0}, ("reference_logprob",)),
+    ],
+)
+def test_the_reference_is_asked_for_only_by_the_anchor(settings, needs):
+    method = Sdpg(**settings)
+    assert method.needs == needs
+    assert distillation_of(method) is not None and is_additive(method)
+
+
+def test_switched_off_it_asks_for_nothing():
+    off = Sdpg(weight=0.0, anchor="none")
+    assert off.needs == () and off.distillation is None and not is_additive(off)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": -1.0}, "weight: -1.0 must be a finite number, 0 or more"),
+        ({"weight": math.inf}, "weight: inf must be"),
+        ({"beta": 1.5}, "beta: 1.5 must be 0"),
+        ({"max_nats": 0.0}, "max_nats: 0.0 must be a finite number above 0"),
+        ({"anchor_weight": -1.0}, "anchor_weight: -1.0 must be a finite number, 0 or more"),
+        ({"warmup_steps": -1}, "warmup_steps: -1; give 0 steps or more"),
+        ({"decay_steps": -1}, "decay_steps: -1; give 0 steps or more"),
+        ({"decay_steps": 3}, "total_steps: None, but the weight decays over the last 3 steps"),
+        ({"decay_steps": 3, "total_steps": 0}, "total_steps: 0, but the weight decays"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Sdpg(**settings)
+
+
+def test_an_anchor_that_does_not_exist_is_refused():
+    method = Sdpg()
+    # The type checker of the tests stops the constructor before our own check, which users rely on.
+    object.__setattr__(method, "anchor", "kl")
+    with pytest.raises(ValueError, match="anchor: 'kl' is not one of none, urkl, ufkl, rkl, fkl"):
+        method.__post_init__()

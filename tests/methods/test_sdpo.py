@@ -1,0 +1,56 @@
+"""SDPO (arXiv:2601.20802): its term; what it gives to which token is tested with OPSD's (test_opsd.py)."""
+
+import math
+
+import pytest
+import torch
+
+from gear_rl.methods import Sdpo
+from gear_rl.tensor.distill import distillation_terms
+from gear_rl.tensor.logits import Head
+from gear_rl.types import Distillation
+
+
+def test_the_released_term():
+    expected = Distillation(beta=0.5, top_k=100, tail=True, ratio_clip=2.0, temperature=1.0)
+    assert Sdpo().distillation == expected
+
+
+def test_the_formula_of_the_paper_is_two_settings_away():
+    found = Sdpo(beta=1.0, top_k=None, ratio_clip=None).distillation
+    assert found == Distillation(beta=1.0)
+    assert Sdpo(tail=False).distillation.tail is False
+
+
+def test_top_k_with_a_tail_by_hand():
+    """q = (1/2, 1/4, 1/8, 1/8), p even; two are told apart: q' = (1/2, 1/4, 1/4), p' = (1/4, 1/4, 1/2).
+
+    m = (3/8, 1/4, 3/8); KL(q' || m) = 1/2 ln(4/3) + 1/4 ln(2/3) = KL(p' || m)
+    """
+    term = Sdpo(top_k=2).distillation
+    found, _ = distillation_terms(
+        torch.zeros(1, 4),
+        torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log(),
+        torch.tensor([0]),
+        Head(weight_VD=torch.eye(4)),
+        beta=term.beta,
+        top_k=term.top_k,
+        tail=term.tail,
+        temperature=term.temperature,
+        max_nats=term.max_nats,
+    )
+    assert found.item() == pytest.approx(math.log(4 / 3) / 2 + math.log(2 / 3) / 4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strength": 1.5}, "strength: 1.5 is not a share"),
+        ({"beta": -1.0}, "beta: -1.0 must be 0"),
+        ({"top_k": 0}, "top_k: 0; give 1 or more"),
+        ({"ratio_clip": 0.0}, "ratio_clip: 0.0 must be a finite number above 0"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Sdpo(**settings)

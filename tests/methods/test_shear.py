@@ -1,0 +1,143 @@
+"""SHEAR: numbers worked by hand from the formula of arXiv:2604.23318."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.methods import Shear, Uniform
+from gear_rl.types import TokenSignals
+from methods.completions import PROPERTY, rollouts
+
+shears = st.builds(
+    Shear, strength=st.sampled_from([0.25, 0.5, 1.0]), normalise=st.sampled_from(["none", "mean"])
+)
+
+
+def distances(*values, mask=None):
+    distance = torch.tensor([values])
+    return TokenSignals(
+        mask=torch.ones_like(distance, dtype=torch.bool) if mask is None else torch.tensor([mask]),
+        transport_distance=distance,
+    )
+
+
+FOUR = distances(0.5, 1.5, 1.0, 0.2)
+"""Their mean is 3.2 / 4 = 0.8."""
+
+
+@pytest.mark.parametrize(
+    ("method", "advantage", "expected"),
+    [
+        # A d
+        (Shear(), 2.0, [1.0, 3.0, 2.0, 0.4]),
+        (Shear(), -2.0, [-1.0, -3.0, -2.0, -0.4]),
+        # A (1/2 + d/2): the weights are 0.75, 1.25, 1, 0.6
+        (Shear(strength=0.5), 2.0, [1.5, 2.5, 2.0, 1.2]),
+        # A d / 0.8: the weights are 0.625, 1.875, 1.25, 0.25
+        (Shear(normalise="mean"), 2.0, [1.25, 3.75, 2.5, 0.5]),
+        # The half of those: 0.8125, 1.4375, 1.125, 0.625
+        (Shear(normalise="mean", strength=0.5), -2.0, [-1.625, -2.875, -2.25, -1.25]),
+        (Shear(), 0.0, [0.0, 0.0, 0.0, 0.0]),
+        (Shear(strength=0.0), 2.0, [2.0, 2.0, 2.0, 2.0]),
+    ],
+)
+def test_worked_by_hand(method, advantage, expected):
+    credit = method(torch.tensor([advantage]), FOUR)
+    torch.testing.assert_close(credit.advantage, torch.tensor([expected]), atol=1e-6, rtol=0)
+    assert credit.segment_id.tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("beside", [9.0, math.nan, math.inf])
+@pytest.mark.parametrize("normalise", ["none", "mean"])
+def test_tool_output_is_passed_over(normalise, beside):
+    signals = distances(0.5, beside, 1.5, mask=[True, False, True])
+    credit = Shear(normalise=normalise)(torch.tensor([2.0]), signals)
+    assert credit.advantage.tolist() == [[1.0, 0.0, 3.0]]  # the mean of the two that count is 1
+    assert credit.segment_id.tolist() == [[0, -1, 1]]
+
+
+@pytest.mark.parametrize("normalise", ["none", "mean"])
+@pytest.mark.parametrize("strength", [1.0, 0.3])
+def test_what_was_compared_with_nothing_keeps_its_advantage(normalise, strength):
+    signals = TokenSignals(
+        mask=torch.tensor([[True, True, False], [True, True, True], [False, False, False]]),
+        transport_distance=torch.tensor([[0.0, 0.0, 7.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0]]),
+    )
+    credit = Shear(normalise=normalise, strength=strength)(torch.tensor([0.7, 1.0, 1.0]), signals)
+    grpo = Uniform()(torch.tensor([0.7, 1.0, 1.0]), signals)
+    torch.testing.assert_close(credit.advantage[[0, 2]], grpo.advantage[[0, 2]])
+    # A single distance of 0 among others is one: with nothing of GRPO left, no credit.
+    assert credit.advantage[1, 0].item() == pytest.approx(1 - strength)
+
+
+@pytest.mark.parametrize("normalise", ["none", "mean"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_distance_that_is_not_finite_is_not_hidden(normalise, value):
+    credit = Shear(normalise=normalise)(torch.tensor([1.0]), distances(value, 1.0))
+    assert not credit.advantage.isfinite().all()
+
+
+def at_distances(signals):
+    return dataclasses.replace(signals, transport_distance=signals.divergence)
+
+
+@PROPERTY
+@given(rollouts(), shears)
+def test_agrees_with_the_loop(signals, shear):
+    signals, advantage_B = at_distances(signals), torch.tensor([0.7, -1.3, 2.0])
+    found = shear(advantage_B, signals).advantage
+    for b, advantage in enumerate(advantage_B.tolist()):
+        tokens = [t for t in range(found.shape[1]) if signals.mask[b, t]]
+        distance = {t: signals.transport_distance[b, t].item() for t in tokens}
+        mean = sum(distance.values()) / len(tokens) if tokens else 0.0
+        for t in range(found.shape[1]):
+            expected = 0.0
+            if t in distance:
+                d = distance[t] / (mean if shear.normalise == "mean" and mean else 1.0)
+                expected = advantage * ((1 - shear.strength) + shear.strength * (d if mean else 1.0))
+            assert found[b, t].item() == pytest.approx(expected, abs=1e-5)
+
+
+@PROPERTY
+@given(rollouts(), shears)
+def test_no_strength_and_equal_distances_give_grpo(signals, shear):
+    signals, advantage_B = at_distances(signals), torch.tensor([0.7, -1.3, 2.0])
+    grpo = Uniform()(advantage_B, signals).advantage
+    quiet = dataclasses.replace(shear, strength=0.0)
+    assert quiet.needs == () and shear.needs == ("transport_distance",)
+    bare = TokenSignals(mask=signals.mask)
+    assert torch.equal(quiet(advantage_B, bare).advantage, grpo)
+    flat = dataclasses.replace(signals, transport_distance=torch.ones_like(signals.divergence))
+    torch.testing.assert_close(shear(advantage_B, flat).advantage, grpo)
+
+
+@PROPERTY
+@given(rollouts(), st.sampled_from([0.25, 1.0]))
+def test_normalised_it_keeps_what_a_completion_gets_in_all(signals, strength):
+    signals, advantage_B = at_distances(signals), torch.tensor([0.7, -1.3, 2.0])
+    found = Shear(normalise="mean", strength=strength)(advantage_B, signals).advantage.sum(-1)
+    torch.testing.assert_close(found, Uniform()(advantage_B, signals).advantage.sum(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strength": 1.5}, "strength: 1.5 is not a share; give 0 to 1"),
+        ({"strength": math.nan}, "strength: nan is not a share"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Shear(**settings)
+
+
+def test_a_choice_that_does_not_exist_is_named():
+    method = Shear()
+    # The type checker of the tests stops the constructor before our own check, which users rely on.
+    object.__setattr__(method, "normalise", "sum")
+    with pytest.raises(ValueError, match="normalise: 'sum' is not one of none, mean"):
+        method.__post_init__()

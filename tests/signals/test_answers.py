@@ -1,0 +1,255 @@
+"""The answer's place: regions written down by hand, and a walk over characters that defines them."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gear_rl.signals.answers import SEARCHED_CHARACTERS, answer_regions, check_pattern
+
+
+def regions(tokens, mask=None, pattern=None):
+    """The regions of one row, from its tokens parted by ``|``."""
+    texts = tokens.split("|")
+    trained = torch.ones(1, len(texts), dtype=torch.bool) if mask is None else torch.tensor([mask]).bool()
+    return answer_regions([texts], trained, pattern)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (r"so|\boxed{|42|}|.", [0, 2, 1, 2, 2]),
+        (r"so |\|boxed|{|4|2|}", [0, 2, 2, 2, 1, 1, 2]),
+        (r"\boxed{\frac|{1}|{2}|}| end", [1, 1, 1, 2, 2]),  # nested braces; the first token holds content too
+        (r"a|\boxed{1}|b|\boxed{|2|}", [0, 0, 0, 2, 1, 2]),  # the last one
+        (r"a|\boxed{|1|}|b|\boxed{2", [0, 2, 1, 2, 2, 2]),  # the last *balanced* one
+        (r"\boxed|{|\boxed{|3|}|}", [0, 0, 2, 1, 2, 2]),  # of two inside each other, the one that begins last
+        (r"\boxed{|\{|1, 2|\}|}", [2, 1, 1, 1, 2]),
+        (r"\boxed{|\{|}", [2, 1, 2]),  # a brace behind a backslash is text
+        (r"\boxed| |{|7|}", [2, 2, 2, 1, 2]),
+        (r"\boxed{| |7| |}", [2, 2, 1, 2, 2]),  # white space is delimiter
+        (r"\boxed{|}", [0, 0]),
+        (r"\boxed{| |}", [0, 0, 0]),
+        (r"\boxed{7", [0]),
+        (r"}|\boxed{|7|}", [0, 2, 1, 2]),
+        (r"{|\boxed{|7|}", [0, 2, 1, 2]),
+        (r"\boxed{|x|}| <answer>|y|</answer>", [2, 1, 2, 2, 2, 2]),  # a box goes before tags
+        ("a|<answer>|b|</answer>|c|<answer>| d|</answer>", [0, 0, 0, 0, 0, 2, 1, 2]),
+        ("<answer>|b|</answer>|<answer>|c", [2, 1, 2, 2, 2]),
+        ("<answer>|b", [0, 0]),
+        ("b|</answer>", [0, 0]),
+        ("<answer>|b|</answer>|\n####| 9", [2, 1, 2, 2, 2]),  # and tags before hashes
+        ("a\n|####| 4|\n|####| 2|\nend", [0, 0, 0, 0, 2, 1, 2]),
+        ("####| 4", [2, 1]),
+        ("a #### 4", [0]),
+        ("##### 4", [0]),
+        ("####|\nmore", [0, 0]),
+        ("nothing| here", [0, 0]),
+        (r"\boxed{|4||2|}||", [2, 1, 1, 1, 2, 2, 2]),  # a token without text is what stands around it
+        (r"|x||\boxed{||4|}", [0, 0, 0, 2, 2, 1, 2]),
+    ],
+)
+def test_by_hand(tokens, expected):
+    assert regions(tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pattern", "expected"),
+    [
+        ("the |answer is |4|2|.", r"answer is (\d+)", [0, 2, 1, 1, 2]),
+        ("4|2", r"\d", [0, 1]),  # without a group the whole match; the last of both
+        ("a=|1|;b=|2|;a=|3", r"a=(\d)", [0, 0, 0, 0, 2, 1]),
+        ("a=|1|;b=|2", r"a=(\d)|b=(?:\d)", [2, 1, 2, 2]),  # where the group took no part there is no answer
+        ("x|y", r"z", [0, 0]),
+        ("x|y", r"x(z*)", [0, 0]),  # no content
+        (
+            r"\boxed{|4|}|=|5",
+            r"=(\d)",
+            [0, 0, 0, 2, 1],
+        ),  # a pattern is instead of the others, not beside them
+        ("p|q|r|s", r"(?<=(p)q)r", [1, 2, 2, 2]),  # the group stands before the match
+    ],
+)
+def test_a_pattern_by_hand(tokens, pattern, expected):
+    assert regions(tokens, pattern=pattern) == expected
+
+
+def test_tool_output_is_neither_searched_nor_bridged():
+    tool = r"a|\boxed{4}|b"
+    assert regions(tool, mask=[1, 0, 1]) == [0, -1, 0]
+    assert regions(r"\boxed{|4|}", mask=[1, 0, 1]) == [0, -1, 0], "no box around a tool's answer"
+    assert regions(r"\boxed{|4|}|x|y", mask=[1, 1, 1, 0, 1]) == [2, 1, 2, -1, 2], (
+        "and what follows is after it"
+    )
+    # A turn begins a line.
+    assert regions("text|tool|#### |4", mask=[1, 0, 1, 1]) == [0, -1, 2, 1]
+
+
+def test_the_last_turn_that_has_one_wins_but_a_box_in_any_turn_goes_before_tags():
+    two = r"\boxed{|1|}|tool|\boxed{|2|}|tool|so"
+    assert regions(two, mask=[1, 1, 1, 0, 1, 1, 1, 0, 1]) == [0, 0, 0, -1, 2, 1, 2, -1, 2]
+    mixed = r"\boxed{|1|}|tool|<answer>|2|</answer>"
+    assert regions(mixed, mask=[1, 1, 1, 0, 1, 1, 1]) == [2, 1, 2, -1, 2, 2, 2]
+
+
+def test_rows_do_not_see_each_other_and_padding_changes_nothing():
+    texts = [["\\boxed{", "1", "}"], [], ["x", "y", "\\boxed{", "2}"]]
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0], [0] * 6, [1, 1, 1, 1, 0, 0]]).bool()
+    found = answer_regions(texts, mask)
+    assert found.dtype == torch.int64
+    assert found.tolist() == [[2, 1, 2, -1, -1, -1], [-1] * 6, [0, 0, 2, 1, -1, -1]]
+    assert answer_regions(texts[2:], mask[2:, :4]).tolist() == [[0, 0, 2, 1]]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+def test_no_rows_and_no_columns(shape):
+    assert answer_regions([[]] * shape[0], torch.ones(shape, dtype=torch.bool)).shape == shape
+
+
+def test_a_row_of_texts_that_is_too_short_is_said():
+    with pytest.raises(ValueError, match="texts: row 1 has 1 tokens, but the mask is True on token 2"):
+        answer_regions([["a", "b", "c"], ["a"]], torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="texts: 1 rows, but mask has 2"):
+        answer_regions([["a"]], torch.ones(2, 1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", r"(?:\d+,)*x", "((a*)b)+", "(a{2,})*", "(a+?)*", "(a|b*){3,}"])
+def test_a_repeated_repetition_is_refused(pattern):
+    with pytest.raises(ValueError, match=r"answer_pattern: .* repeats what is itself repeated .* possessive"):
+        check_pattern(pattern)
+    with pytest.raises(ValueError, match="answer_pattern"):
+        answer_regions([["a"]], torch.ones(1, 1, dtype=torch.bool), pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a++)*",
+        "(a+)b+",
+        "(a+)?",
+        "(a+){0,3}",
+        "[(a+)]*",
+        r"\(a+\)*",
+        "(?:a{1,3})*",
+        "([)+]+)",
+        "x(?#(a+)*y",
+    ],
+)
+def test_what_repeats_only_once_is_not(pattern):
+    assert check_pattern(pattern).pattern == pattern
+
+
+def test_no_regular_expression_is_said():
+    with pytest.raises(ValueError, match=r"answer_pattern: '\(a' is not a regular expression"):
+        check_pattern("(a")
+
+
+def test_a_pattern_is_sought_at_the_end_of_a_turn_only():
+    early, late = ["=1", "x" * SEARCHED_CHARACTERS], ["=1", "x" * (SEARCHED_CHARACTERS - 2)]
+    everywhere = torch.ones(1, 2, dtype=torch.bool)
+    assert answer_regions([early], everywhere, r"=\d").tolist() == [[0, 0]]
+    assert answer_regions([late], everywhere, r"=\d").tolist() == [[1, 2]]
+    # The line's beginning is the text's, not the window's.
+    assert answer_regions([early], everywhere, r"(?m)^x").tolist() == [[0, 0]]
+    # A box is sought everywhere.
+    assert answer_regions([["\\boxed{1}", early[1]]], everywhere).tolist() == [[1, 2]]
+
+
+def test_boxes_that_nobody_closes_cost_their_length():
+    """Each of them scanned to the end would be ten thousand million steps, and the test would not return."""
+    text = "\\boxed{" * 100_000
+    assert regions(text) == [0]
+    assert regions(text + "|1|}") == [2, 1, 2]
+
+
+PIECES = ["\\boxed{", "{", "}", "x", " ", "", "<answer>", "</answer>", "\n", "####", "4", "\\", "boxed"]
+
+
+def slow(texts, mask):
+    """The answer's place by the definition: try every start of a box, count braces; walk over characters."""
+    turns, turn = [], []
+    for t, trained in enumerate(mask):
+        if trained:
+            turn.append(t)
+        if turn and (not trained or t == len(mask) - 1):
+            turns.append(turn)
+            turn = []
+    for kind in ("box", "tag", "hash"):
+        for turn in reversed(turns):
+            text = "".join(texts[t] for t in turn)
+            place = {"box": slow_box, "tag": slow_tag, "hash": slow_hash}[kind](text)
+            if place is None:
+                continue
+            opens, begins, ends = place
+            content = [i for i in range(begins, ends) if not text[begins : i + 1].isspace()]
+            content = [i for i in content if not text[i:ends].isspace()]
+            if not content:
+                return [0 if m else -1 for m in mask]
+            found, at = [], 0
+            for t, trained in enumerate(mask):
+                if not trained:
+                    found.append(-1)
+                elif t not in turn:
+                    found.append(0 if t < turn[0] else 2)
+                else:
+                    here = range(at, at + len(texts[t]))
+                    inside = not here and content[0] < at <= content[-1]
+                    if inside or any(i in here for i in range(content[0], content[-1] + 1)):
+                        found.append(1)
+                    else:
+                        found.append(2 if at + len(texts[t]) > opens else 0)
+                    at += len(texts[t])
+            return found
+    return [0 if m else -1 for m in mask]
+
+
+def slow_box(text):
+    for start in reversed(range(len(text))):
+        head = re.match(r"\\boxed\s*\{", text[start:])
+        if not head:
+            continue
+        depth, i = 1, start + head.end()
+        while i < len(text):
+            if text[i] == "\\":
+                i += 2
+                continue
+            depth += (text[i] == "{") - (text[i] == "}")
+            if depth == 0:
+                return start, start + head.end(), i
+            i += 1
+    return None
+
+
+def slow_tag(text):
+    for start in reversed(range(len(text))):
+        if text[start:].startswith("<answer>") and "</answer>" in text[start:]:
+            ends = max(i for i in range(len(text)) if text[i:].startswith("</answer>"))
+            return start, start + len("<answer>"), ends
+    return None
+
+
+def slow_hash(text):
+    best, at = None, 0
+    for line in text.split("\n"):
+        if line.startswith("####") and not line.startswith("#####"):
+            best = at, at + 4, at + len(line)
+        at += len(line) + 1
+    return best
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(PIECES), max_size=3).map("".join),
+            st.sampled_from([True, True, True, True, False]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_agrees_with_the_walk_that_defines_it(row):
+    texts, mask = [text for text, _ in row], [trained for _, trained in row]
+    assert answer_regions([texts], torch.tensor([mask]))[0].tolist() == slow(texts, mask)

@@ -1,0 +1,183 @@
+"""Bi-level reshaping: numbers worked by hand from arXiv:2601.07408, and the loop over one row that defines it."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.tensor.bilevel import bilevel_weights, check_bilevel
+from tensor.rows import PROPERTY, tables, with_nan
+
+
+def doublings(*rows):
+    """Saliencies 2^k - 1, so that log(1 + s) is k log 2; None is a masked token."""
+    saliency = torch.tensor([[math.nan if k is None else 2.0**k - 1 for k in row] for row in rows])
+    return saliency, ~saliency.isnan()
+
+
+TWO = doublings([0, 1, 1, 2, 10], [0, 2, 8, 4, None])
+"""n = 0, 1/10, 1/10, 2/10, 1 and 0, 1/4, 1, 1/2: with threshold 1/2, q = 1/10 and (1/4 + 1/2) / 2 = 3/8."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            # First row: 0 is held at 0.1; 1/10 and 1/10 lie at q: 1; 1 + (2/10 - 1/10) / (9/10) = 10/9; 2.
+            # Second: 0.1; (1/4) / (3/8) = 2/3; 1 + (5/8) / (5/8) = 2; 1 + (1/8) / (5/8) = 6/5.
+            {"threshold": 0.5},
+            [[0.1, 1, 1, 10 / 9, 2], [0.1, 2 / 3, 2, 6 / 5, 0]],
+        ),
+        # The same with half the lift on top, and another floor.
+        ({"threshold": 0.5, "boost": 0.5}, [[0.1, 1, 1, 19 / 18, 1.5], [0.1, 2 / 3, 1.5, 1.1, 0]]),
+        ({"threshold": 0.5, "min_weight": 0.7}, [[0.7, 1, 1, 10 / 9, 2], [0.7, 0.7, 2, 6 / 5, 0]]),
+        # sorted[floor(5 / 2)] = 1/10 as before; sorted[floor(4 / 2)] = 1/2: (1/4) / (1/2), and 1/2 lies at q.
+        (
+            {"threshold": 0.5, "quantile_rule": "floor"},
+            [[0.1, 1, 1, 10 / 9, 2], [0.1, 0.5, 2, 1, 0]],
+        ),
+        # q = 0: nothing is held. q = 1: nothing is lifted.
+        ({"threshold": 0.0}, [[1, 1.1, 1.1, 1.2, 2], [1, 1.25, 2, 1.5, 0]]),
+        ({"threshold": 1.0}, [[0.1, 0.1, 0.1, 0.2, 1], [0.1, 0.25, 1, 0.5, 0]]),
+        ({"threshold": 1.0, "quantile_rule": "floor"}, [[0.1, 0.1, 0.1, 0.2, 1], [0.1, 0.25, 1, 0.5, 0]]),
+    ],
+)
+def test_worked_by_hand(settings, expected):
+    raw = bilevel_weights(*TWO, keep_mass=False, **settings)
+    torch.testing.assert_close(raw, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=1e-6)
+    scaled = bilevel_weights(*TWO, **settings)
+    by_row = [[w * length / sum(row) for w in row] for row, length in zip(expected, (5, 4), strict=True)]
+    torch.testing.assert_close(scaled, torch.tensor(by_row), atol=1e-6, rtol=1e-6)
+
+
+def test_the_released_snippets_fault_is_absent():
+    """There the value q = 1/10 of the first row is the level of the second.
+
+    At level 1/10 its quantile would be 0.3 * 1/4 = 0.075, so that 1/4 were lifted to 1 + 0.175 / 0.925 instead
+    of held at 2/3.
+    """
+    together = bilevel_weights(*TWO, threshold=0.5, keep_mass=False)
+    assert together[1, 1].item() == pytest.approx(2 / 3)
+    turned = bilevel_weights(*(x.flip(0) for x in TWO), threshold=0.5, keep_mass=False)
+    alone = [bilevel_weights(*(x[b : b + 1] for x in TWO), threshold=0.5, keep_mass=False) for b in (0, 1)]
+    assert torch.equal(turned.flip(0), together)
+    assert torch.equal(torch.cat(alone), together)
+
+
+def test_the_published_defaults():
+    # Threshold 1/4: q = 1/10 is the second of five; of n = 0, 1/4, 1/2, 1 it is 3/4 of the way to 1/4: 3/16.
+    expected = [[0.1, 1, 1, 10 / 9, 2], [0.1, 1 + 1 / 13, 2, 1 + 5 / 13, 0]]
+    by_row = [[w * length / sum(row) for w in row] for row, length in zip(expected, (5, 4), strict=True)]
+    torch.testing.assert_close(bilevel_weights(*TWO), torch.tensor(by_row), atol=1e-6, rtol=1e-6)
+
+
+def slow(saliency, mask, threshold, rule, boost, min_weight, keep_mass):
+    tokens = [t for t, counts in enumerate(mask) if counts]
+    weights = [0.0] * len(mask)
+    if not tokens:
+        return weights
+    levels = {t: math.log(1 + max(saliency[t], 0.0)) for t in tokens}
+    least, span = min(levels.values()), max(levels.values()) - min(levels.values())
+    n = {t: (level - least) / (span or 1.0) for t, level in levels.items()}
+    ordered, tau = sorted(n.values()), Fraction(str(threshold))
+    if rule == "floor":
+        q = ordered[min(math.floor(tau * len(ordered)), len(ordered) - 1)]
+    else:
+        place = tau * (len(ordered) - 1)
+        below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+        q = below + (above - below) * float(place - math.floor(place))
+    for t in tokens:
+        if n[t] < q:
+            weights[t] = max(n[t] / (q + 1e-8), min_weight)
+        else:
+            weights[t] = 1 + boost * (n[t] - q) / (1 - q + 1e-8)
+    total = sum(weights)
+    return [w * len(tokens) / (total + 1e-8) for w in weights] if keep_mass else weights
+
+
+@PROPERTY
+@given(
+    tables(float, bool),
+    st.sampled_from([0.0, 0.25, 0.4, 0.5, 0.7, 0.29, 1.0]),
+    st.sampled_from(["linear", "floor"]),
+    st.sampled_from([0.0, 1.0, 2.0]),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.booleans(),
+)
+def test_agrees_with_the_loop_and_reads_nothing_masked(table, threshold, rule, boost, min_weight, keep_mass):
+    saliency, mask = table
+    found = bilevel_weights(
+        with_nan(saliency, mask),
+        mask,
+        threshold=threshold,
+        quantile_rule=rule,
+        boost=boost,
+        min_weight=min_weight,
+        keep_mass=keep_mass,
+    )
+    rows = zip(saliency.tolist(), mask.tolist(), strict=True)
+    expected = [slow(x, m, threshold, rule, boost, min_weight, keep_mass) for x, m in rows]
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float32).view(found.shape), atol=2e-5, rtol=2e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "length", "rank"), [(0.29, 100, 29), (0.57, 100, 57), (0.4, 7, 2), (0.99, 3, 2)]
+)
+def test_the_floor_is_that_of_the_number_and_not_of_its_float(level, length, rank):
+    """100 * 0.29 is 28.999999999999996 in floating point."""
+    saliency, mask = doublings([k / 10 for k in range(length)])
+    raw = bilevel_weights(
+        saliency, mask, threshold=level, quantile_rule="floor", min_weight=0, keep_mass=False
+    )
+    assert int((raw[0] < 0.99999).sum()) == rank
+
+
+@pytest.mark.parametrize("keep_mass", [True, False])
+def test_a_flat_row_one_token_and_none(keep_mass):
+    saliency = torch.tensor([[0.3, 0.3, 0.3, 9.0], [7.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    found = bilevel_weights(saliency, mask, keep_mass=keep_mass)
+    assert torch.equal(found, mask.float())
+
+
+def test_the_mass_is_kept_by_row():
+    g = torch.Generator().manual_seed(0)
+    saliency, mask = torch.rand(5, 40, generator=g).mul(6).exp(), torch.rand(5, 40, generator=g) < 0.8
+    found = bilevel_weights(saliency, mask, threshold=0.4, boost=2.0)
+    torch.testing.assert_close(found.sum(-1), mask.sum(-1).float())
+    assert (found[mask] > 0).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stays_so_in_its_own_row(value):
+    saliency, mask = TWO[0].clone(), TWO[1]
+    saliency[0, 2] = value
+    found = bilevel_weights(saliency, mask)
+    assert not found[0].isfinite().all()
+    assert torch.equal(found[1], bilevel_weights(*TWO)[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threshold": 1.5}, "threshold: 1.5 is not a quantile; give 0 to 1"),
+        ({"threshold": math.nan}, "threshold: nan"),
+        ({"quantile_rule": "nearest"}, "quantile_rule: 'nearest' is not one of linear, floor"),
+        ({"boost": -1.0}, "boost: -1.0 must be a finite number, 0 or more"),
+        ({"boost": math.inf}, "boost: inf"),
+        ({"min_weight": -0.1}, "min_weight: -0.1 must be 0 to 1"),
+        ({"min_weight": 1.1}, "min_weight: 1.1 must be 0 to 1"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(settings, message):
+    given = {"threshold": 0.25, "quantile_rule": "linear", "boost": 1.0, "min_weight": 0.1} | settings
+    with pytest.raises(ValueError, match=message):
+        check_bilevel(**given)
+    if "quantile_rule" not in settings:
+        with pytest.raises(ValueError, match=message):
+            bilevel_weights(*TWO, **settings)

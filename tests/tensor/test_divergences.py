@@ -1,0 +1,311 @@
+"""Divergences over the vocabulary in tiles: the definition is the full log-softmax in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.tensor.divergences import DIVERGENCES, divergences
+from gear_rl.tensor.logits import Head, token_statistics
+from tensor.rows import PROPERTY
+from tensor.test_logits import LargestTensor, full_log_softmax, large, seeded, small
+
+OF_BOTH = ("forward_divergence", "js_divergence")
+
+
+def naive(student, head, teacher, teacher_head=None):
+    """Each by its definition: KL(q || p), Jensen-Shannon, -sum q log q, the variance of -log p."""
+    log_p, log_q = full_log_softmax(student, head), full_log_softmax(teacher, teacher_head or head)
+    p, q = log_p.exp(), log_q.exp()
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    surprise = -(p * log_p).sum(-1, keepdim=True)
+    return {
+        "forward_divergence": (q * (log_q - log_p)).sum(-1),
+        "js_divergence": ((p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)) / 2,
+        "teacher_entropy": -(q * log_q).sum(-1),
+        "student_varentropy": (p * (-log_p - surprise).square()).sum(-1),
+    }
+
+
+def agrees(found, expected, atol=2e-6, rtol=1e-6):
+    for name, value in found.items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), expected[name], rtol=rtol, atol=atol, msg=name)
+
+
+# by hand
+
+
+def test_by_hand():
+    """p = 0.9, 0.1 and q = 0.5, 0.5, so m = 0.7, 0.3; -log p is 0.105 or 2.303."""
+    student, teacher = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    found = divergences(student, Head(weight_VD=torch.eye(2)), teacher, names=DIVERGENCES)
+    expected = {
+        "forward_divergence": 0.5 * math.log(5 / 9) + 0.5 * math.log(5),  # 0.511; the reverse is 0.368
+        "js_divergence": (
+            0.9 * math.log(9 / 7) + 0.1 * math.log(1 / 3) + 0.5 * math.log(5 / 7) + 0.5 * math.log(5 / 3)
+        )
+        / 2,
+        "teacher_entropy": math.log(2),
+        "student_varentropy": 0.9 * 0.1 * math.log(9) ** 2,  # two values log 9 apart: p (1 - p) distance^2
+    }
+    assert list(found) == list(DIVERGENCES)
+    for name, value in expected.items():
+        assert found[name].item() == pytest.approx(value, abs=1e-6), name
+
+
+def test_two_that_share_nothing():
+    """p is on the first token, q on the second: log 2 between them, and the gap of the logits forwards."""
+    student, teacher = torch.tensor([[200.0, 0.0]]), torch.tensor([[0.0, 200.0]])
+    found = divergences(student, Head(weight_VD=torch.eye(2)), teacher, names=DIVERGENCES)
+    assert found["js_divergence"].item() == torch.tensor(math.log(2)).item()
+    assert found["forward_divergence"].item() == pytest.approx(200.0)
+    assert found["teacher_entropy"].item() == found["student_varentropy"].item() == 0.0
+
+
+# against the definition
+
+
+@pytest.mark.parametrize("vocab_tile", [1, 3, 5, 10, 11, 12, 100])  # 11 tokens: none but 1 and 11 divide
+@pytest.mark.parametrize("token_tile", [1, 2, 7, 100])
+def test_every_tile_size_gives_the_definition(token_tile, vocab_tile):
+    student, teacher, _, weight = small()
+    head = Head(weight_VD=weight)
+    found = divergences(
+        student, head, teacher, names=DIVERGENCES, token_tile=token_tile, vocab_tile=vocab_tile
+    )
+    agrees(found, naive(student, head, teacher), atol=5e-6)
+
+
+@PROPERTY
+@given(
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([0.5, 1.0, 3.0]),
+    softcap=st.sampled_from([None, 2.0, 5.0]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    biased=st.booleans(),
+)
+def test_every_kind_of_head_gives_the_definition(seed, scale, softcap, temperature, biased):
+    student, teacher, _, weight = small(seed=seed)
+    bias = torch.randn(11, generator=seeded(seed + 1)) if biased else None
+    head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
+    found = divergences(student, head, teacher, names=DIVERGENCES, token_tile=3, vocab_tile=4)
+    agrees(found, naive(student, head, teacher), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [5, 3])
+def test_the_teacher_may_have_a_head_of_its_own(width):
+    student, _, _, weight = small()
+    teacher = torch.randn(7, width, generator=seeded(5))
+    head = Head(weight_VD=weight, temperature=1.3)
+    teacher_head = Head(
+        weight_VD=torch.randn(11, width, generator=seeded(6)), softcap=2.0, scale=0.7, temperature=1.3
+    )
+    found = divergences(student, head, teacher, teacher_head, names=DIVERGENCES, token_tile=2, vocab_tile=4)
+    agrees(found, naive(student, head, teacher, teacher_head), atol=5e-6)
+
+
+@pytest.mark.parametrize("student_turn", [1, -1])
+@pytest.mark.parametrize("teacher_turn", [1, -1])
+def test_the_largest_logit_may_come_first_or_last(student_turn, teacher_turn):
+    """The running maxima move in every tile, or in none, and far; probabilities vanish in float32."""
+    head = Head(weight_VD=torch.linspace(-1, 1, 23)[:, None])
+    student = torch.tensor([[9.0], [80.0], [700.0]]) * student_turn
+    teacher = torch.tensor([[7.0], [75.0], [600.0]]) * teacher_turn
+    found = divergences(student, head, teacher, names=DIVERGENCES, vocab_tile=4)
+    agrees(found, naive(student, head, teacher), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_values_are_not_differences_of_large_ones(dtype):
+    """Over 50,000 tokens; a divergence of 1e-9 nats is still right in two digits."""
+    student, teacher, _, head = large(dtype)
+    found, expected = divergences(student, head, teacher, names=DIVERGENCES), naive(student, head, teacher)
+    for name in OF_BOTH:
+        assert expected[name].min() < 1e-13 and expected[name].max() > 0.04
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=3e-3, atol=1e-13)
+    for name, gate in (
+        ("forward_divergence", 5e-6),
+        ("js_divergence", 1e-6),
+        ("teacher_entropy", 1.2e-5),
+        ("student_varentropy", 3e-5),
+    ):
+        assert (found[name] - expected[name]).abs().max() <= gate, name
+    torch.testing.assert_close(
+        found["student_varentropy"].double(), expected["student_varentropy"], rtol=2e-5, atol=0
+    )
+
+
+def test_the_teachers_entropy_is_what_it_would_be_of_a_student():
+    _, teacher, token, weight = small()
+    head = Head(weight_VD=weight, temperature=0.7)
+    found = divergences(None, head, teacher, names=["teacher_entropy"], vocab_tile=3)["teacher_entropy"]
+    assert torch.equal(found, token_statistics(teacher, token, head, vocab_tile=3).student_entropy)
+
+
+# bounds
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 1.0, 30.0]))
+def test_the_bounds_hold(seed, nudge):
+    student, noise, _, weight = small(num_tokens=5, vocab=13, seed=seed)
+    found = divergences(
+        student, Head(weight_VD=weight * 3), student + nudge * noise, names=DIVERGENCES, vocab_tile=4
+    )
+    for values in found.values():
+        assert (values >= 0).all()
+    assert (found["js_divergence"] <= math.log(2)).all()
+    assert (found["teacher_entropy"] <= math.log(13) + 1e-6).all()
+
+
+def test_a_sum_that_rounds_past_log_two_is_held_there():
+    """A thousand tokens in two halves that share nothing: unclamped, some of these rows reach 0.693148."""
+    halves = torch.cat([torch.eye(2)] * 500) + 0.01 * torch.randn(1000, 2, generator=seeded())
+    student = torch.tensor([[200.0, 0.0]]) + torch.rand(50, 2, generator=seeded(1))
+    found = divergences(student, Head(weight_VD=halves), student.flip(1), names=["js_divergence"])
+    limit = torch.tensor(math.log(2))
+    assert (found["js_divergence"] <= limit).all() and (found["js_divergence"] > limit - 1e-5).all()
+
+
+@pytest.mark.parametrize("vocab_tile", [3, 11])
+def test_a_teacher_that_is_the_student_diverges_by_exactly_zero(vocab_tile):
+    student, _, _, weight = small()
+    head = Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7)
+    found = divergences(student, head, student.clone(), names=OF_BOTH, vocab_tile=vocab_tile)
+    assert [found[name].tolist() for name in OF_BOTH] == [[0.0] * 7] * 2
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10_000))
+def test_jensen_shannon_does_not_mind_who_is_who(seed):
+    student, teacher, _, weight = small(seed=seed)
+    head = Head(weight_VD=weight)
+    there, back = (
+        divergences(a, head, b, names=["js_divergence"], vocab_tile=4)["js_divergence"]
+        for a, b in ((student, teacher), (teacher, student))
+    )
+    torch.testing.assert_close(there, back, rtol=1e-5, atol=1e-7)
+
+
+def test_all_tokens_equally_likely_have_no_varentropy():
+    found = divergences(torch.zeros(2, 3), Head(weight_VD=torch.ones(10, 3)), names=["student_varentropy"])
+    assert found["student_varentropy"].tolist() == [0.0, 0.0]
+
+
+# only what is asked for
+
+
+@pytest.mark.parametrize(
+    "names", [[], *([name] for name in DIVERGENCES), list(OF_BOTH), list(DIVERGENCES[2:])]
+)
+def test_only_what_is_asked_for_comes_back_and_it_is_the_same(names):
+    student, teacher, _, weight = small()
+    head = Head(weight_VD=weight)
+    every = divergences(student, head, teacher, names=DIVERGENCES, vocab_tile=4)
+    found = divergences(student, head, teacher, names=names, vocab_tile=4)
+    assert list(found) == names
+    assert all(torch.equal(found[name], every[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("names", "products"),  # of hidden states with the one tile of the vocabulary, over both passes
+    [
+        ([], 0),
+        (["teacher_entropy"], 1),
+        (["student_varentropy"], 2),
+        (["teacher_entropy", "student_varentropy"], 3),
+        (["js_divergence"], 4),
+        (list(DIVERGENCES), 4),
+    ],
+)
+def test_no_product_is_made_for_nobody(names, products, monkeypatch):
+    student, teacher, _, weight = small()
+    calls, logits = [], Head.logits
+    monkeypatch.setattr(Head, "logits", lambda *args: calls.append(1) or logits(*args))
+    divergences(student, Head(weight_VD=weight), teacher, names=names)
+    assert len(calls) == products
+
+
+def test_one_side_may_be_missing_where_nobody_reads_it():
+    student, teacher, _, weight = small()
+    head = Head(weight_VD=weight)
+    assert len(divergences(None, head, teacher, names=["teacher_entropy"])["teacher_entropy"]) == 7
+    assert len(divergences(student, head, names=["student_varentropy"])["student_varentropy"]) == 7
+    for name in OF_BOTH:
+        with pytest.raises(ValueError, match=f"student_ND: '{name}' needs the student's hidden states"):
+            divergences(None, head, teacher, names=[name])
+        with pytest.raises(ValueError, match=f"teacher_ND: '{name}' needs the teacher's hidden states"):
+            divergences(student, head, names=[name])
+    with pytest.raises(ValueError, match="teacher_ND: 'teacher_entropy' needs"):
+        divergences(student, head, names=["teacher_entropy"])
+    with pytest.raises(ValueError, match="student_ND: 'student_varentropy' needs"):
+        divergences(None, head, teacher, names=["student_varentropy"])
+
+
+# promises
+
+
+def test_no_tokens_give_no_values():
+    _, _, _, weight = small()
+    found = divergences(torch.zeros(0, 5), Head(weight_VD=weight), torch.zeros(0, 5), names=DIVERGENCES)
+    assert [value.shape for value in found.values()] == [(0,)] * 4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value, whose):
+    student, teacher, _, weight = small()
+    head = Head(weight_VD=weight)
+    clean = divergences(student, head, teacher, names=DIVERGENCES, token_tile=4, vocab_tile=3)
+    broken = (student if whose == "student" else teacher).clone()
+    broken[2, 1] = value
+    pair = (broken, teacher) if whose == "student" else (student, broken)
+    found = divergences(pair[0], head, pair[1], names=DIVERGENCES, token_tile=4, vocab_tile=3)
+    others = torch.arange(7) != 2
+    spared = "teacher_entropy" if whose == "student" else "student_varentropy"
+    for name in DIVERGENCES:
+        assert torch.equal(found[name][others], clean[name][others])
+        assert found[name][2].isfinite() == (name == spared)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_no_tensor_of_tokens_by_vocabulary_ever_exists(softcap):
+    student, teacher, _, weight = small(70, 900, 3)
+    head = Head(weight_VD=weight, softcap=softcap, temperature=0.9)
+    with LargestTensor() as largest:
+        divergences(student, head, teacher, names=DIVERGENCES, token_tile=20, vocab_tile=150)
+    assert largest.numel == 20 * 150
+
+
+def test_no_gradient_is_recorded_and_the_operands_are_left_as_they_were():
+    student, teacher, _, weight = small()
+    copies = [x.clone() for x in (student, teacher, weight)]
+    found = divergences(
+        student.requires_grad_(),
+        Head(weight_VD=weight.requires_grad_()),
+        teacher.requires_grad_(),
+        names=DIVERGENCES,
+    )
+    assert not any(value.requires_grad for value in found.values())
+    assert all(torch.equal(x, copy) for x, copy in zip((student, teacher, weight), copies, strict=True))
+
+
+def test_a_name_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="names: 'divergence' is not one of forward_divergence, js_div"):
+        divergences(torch.zeros(1, 2), Head(weight_VD=torch.eye(2)), names=["divergence"])
+
+
+@pytest.mark.parametrize(
+    ("word", "teacher_head"),
+    [
+        ("vocabulary", Head(weight_VD=torch.ones(12, 5))),
+        ("temperature", Head(weight_VD=torch.ones(11, 5), temperature=2.0)),
+    ],
+)
+def test_a_teacher_over_another_distribution_is_refused(word, teacher_head):
+    student, teacher, _, weight = small()
+    with pytest.raises(ValueError, match=f"teacher_head: {word}"):
+        divergences(student, Head(weight_VD=weight), teacher, teacher_head, names=DIVERGENCES)

@@ -1,0 +1,193 @@
+"""Groups and turns: each routine agrees with plain Python on lists."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.tensor.groups import (
+    following,
+    group_mean,
+    group_numbers,
+    group_relative,
+    group_std,
+    has_turn,
+    last_turn,
+    on_turns,
+    returns_to_go,
+    turn_values,
+)
+from gear_rl.tensor.segments import turn_ids
+from tensor.rows import PROPERTY, half_steps, tables, with_nan
+
+keys = st.sampled_from([-1, 0, 5, 10**12])
+
+
+@st.composite
+def entries(draw):
+    """Values, two keys and who counts; some groups have one entry, some none that counts."""
+    count = draw(st.integers(0, 12))
+
+    def column(cell, dtype):
+        return torch.tensor(draw(st.lists(cell, min_size=count, max_size=count)), dtype=dtype)
+
+    return (
+        column(half_steps, torch.float32),
+        column(keys, torch.int64),
+        column(keys, torch.int64),
+        column(st.booleans(), torch.bool),
+    )
+
+
+@PROPERTY
+@given(entries())
+def test_groups_are_numbered_as_their_sorted_keys(entry):
+    _, first, second, _ = entry
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+    order = sorted(set(pairs))
+    assert group_numbers(first, second).tolist() == [order.index(pair) for pair in pairs]
+    singles = sorted(set(first.tolist()))
+    assert group_numbers(first).tolist() == [singles.index(key) for key in first.tolist()]
+
+
+def test_keys_of_any_shape_and_number():
+    rows = torch.tensor([[4, 4], [1, 1]])
+    columns = torch.tensor([[0, 9], [0, 9]])
+    more = torch.tensor([[2, 2], [2, 0]])
+    assert group_numbers(rows, columns).tolist() == [[2, 3], [0, 1]]
+    assert group_numbers(rows, more, columns).tolist() == [[2, 3], [1, 0]]
+
+
+@PROPERTY
+@given(entries())
+def test_statistics_agree_with_the_lists_of_the_groups(entry):
+    x, group, _, among = entry
+    mean, std = group_mean(with_nan(x, among), group, among), group_std(with_nan(x, among), group, among)
+    centred = group_relative(with_nan(x, among), group, among)
+    scaled = group_relative(with_nan(x, among), group, among, epsilon=0.5)
+    for i, counts in enumerate(among.tolist()):
+        peers = [
+            v
+            for v, g, c in zip(x.tolist(), group.tolist(), among.tolist(), strict=True)
+            if c and g == group[i]
+        ]
+        expected = (0.0, 0.0, 0.0, 0.0)
+        if counts:
+            m, s = statistics.mean(peers), statistics.stdev(peers) if len(peers) > 1 else 0.0
+            expected = (m, s, x[i].item() - m, (x[i].item() - m) / (s + 0.5))
+        found = (mean[i].item(), std[i].item(), centred[i].item(), scaled[i].item())
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_everyone_counts_unless_told_otherwise():
+    x, group = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([3, 3, 3])
+    assert group_mean(x, group).tolist() == [3.0, 3.0, 3.0]
+    assert group_std(x, group)[0].item() == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert group_relative(x, group).tolist() == [-2.0, -1.0, 3.0]
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-30, 1e30, -7.7])
+@pytest.mark.parametrize("count", [1, 3, 7, 1000])
+def test_equal_entries_differ_by_exactly_nothing(value, count):
+    """In float32 three times 0.1 is not 0.3, and over a tiny epsilon the difference would look like credit."""
+    x, group = torch.full((count,), value), torch.zeros(count, dtype=torch.int64)
+    assert not group_relative(x, group, epsilon=1e-8).any()
+    assert torch.equal(group_mean(x, group), x)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_spoils_its_own_group_only(bad):
+    x, group = torch.tensor([bad, 1.0, 2.0, 4.0]), torch.tensor([0, 0, 1, 1])
+    found = group_relative(x, group, epsilon=1e-4)
+    assert not found[:2].isfinite().any()
+    assert found[2:].isfinite().all()
+
+
+def test_the_order_of_the_entries_changes_nothing():
+    g = torch.Generator().manual_seed(0)
+    x, group = torch.rand(40, generator=g), torch.randint(0, 6, (40,), generator=g)
+    order = torch.randperm(40, generator=g)
+    found = group_relative(x[order], group[order], epsilon=1e-4)
+    torch.testing.assert_close(found, group_relative(x, group, epsilon=1e-4)[order])
+
+
+def columns_of_turns(row: list[bool]) -> list[list[int]]:
+    turns: list[list[int]] = []
+    for column, sampled in enumerate(row):
+        if sampled and (column == 0 or not row[column - 1]):
+            turns.append([])
+        if sampled:
+            turns[-1].append(column)
+    return turns
+
+
+@PROPERTY
+@given(tables(float, bool))
+def test_a_turns_value_is_that_of_its_first_token_and_stands_on_each(table):
+    x, mask = table
+    turn_id = turn_ids(mask)
+    value, has = turn_values(with_nan(x, mask), turn_id), has_turn(turn_id)
+    assert value.shape == has.shape == mask.shape
+    tokens = torch.zeros_like(x)
+    for b, row in enumerate(mask.tolist()):
+        turns = columns_of_turns(row)
+        firsts = [x[b, columns[0]].item() for columns in turns]
+        absent = len(row) - len(turns)
+        assert value[b].tolist() == firsts + [0.0] * absent
+        assert has[b].tolist() == [True] * len(turns) + [False] * absent
+        assert last_turn(has)[b].tolist() == [k == len(turns) - 1 for k in range(len(row))]
+        for first, columns in zip(firsts, turns, strict=True):
+            tokens[b, columns] = first
+    assert torch.equal(on_turns(value, turn_id), tokens)
+
+
+def test_integers_and_booleans_have_turn_values_too():
+    turn_id = torch.tensor([[0, 0, 1], [-1, 0, -1]])
+    assert turn_values(torch.tensor([[4, 5, 6], [7, 8, 9]]), turn_id).tolist() == [[4, 6, 0], [8, 0, 0]]
+    assert on_turns(torch.tensor([[4, 6, 0], [8, 0, 0]]), turn_id).tolist() == [[4, 4, 6], [0, 8, 0]]
+    assert has_turn(turn_id).tolist() == [[True, True, False], [True, False, False]]
+
+
+def test_turns_that_meet_without_a_masked_token_and_one_that_is_interrupted():
+    turn_id = torch.tensor([[0, 0, 1, -1, 1, 2]])
+    x = torch.tensor([[1.0, 2.0, 3.0, 9.0, 4.0, 5.0]])
+    assert turn_values(x, turn_id).tolist() == [[1.0, 3.0, 5.0, 0.0, 0.0, 0.0]]
+
+
+@PROPERTY
+@given(tables(float, max_tokens=19), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_returns_agree_with_the_sum_from_the_end(table, discount):
+    (reward,) = table
+    found = returns_to_go(reward, discount)
+    for b, row in enumerate(reward.tolist()):
+        total, expected = 0.0, []
+        for r in reversed(row):
+            total = r + discount * total
+            expected.insert(0, total)
+        assert found[b].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_rewards_are_left_as_they_were():
+    reward = torch.tensor([[1.0, 2.0, 3.0]])
+    returns_to_go(reward, 1.0)
+    assert reward.tolist() == [[1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_rows_without_columns_stay_empty(num_rows):
+    x, ids = torch.zeros(num_rows, 0), torch.zeros(num_rows, 0, dtype=torch.int64)
+    has = has_turn(ids)
+    for found in (
+        has,
+        last_turn(has),
+        following(x),
+        turn_values(x, ids),
+        on_turns(x, ids),
+        returns_to_go(x, 0.5),
+        group_numbers(ids, ids),
+        group_relative(x, ids, has, epsilon=1.0),
+    ):
+        assert found.shape == (num_rows, 0)

@@ -1,0 +1,60 @@
+"""Every method of the catalogue trains the arena's task through the real engine; run alone with -m methods."""
+
+import math
+
+import pytest
+from rich.console import Console
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
+from gear_rl.cli.train import make_trainer, quiet_libraries
+from gear_rl.methods import METHODS
+from gear_rl.types import distillation_of
+from gear_rl.view.records import read_records
+
+pytestmark = pytest.mark.methods
+STEPS = 20
+AGENTS = {"mt_grpo", "gigpo", "igpo", "serl"}
+"""Methods that tell turns apart: they train the task with tools."""
+
+
+def history_of(name: str, folder, **changes):
+    quiet_libraries(Console(stderr=True, quiet=True))
+    settings = PUBLISHED.get(name, {}) | changes
+    trainer = make_trainer(
+        arena_config(
+            "ledger" if name in AGENTS else "chain",
+            "easy",
+            name,
+            seed=1,
+            steps=STEPS,
+            output_dir=str(folder),
+            rollouts_per_step=16,
+            reward=REWARDS.get(name),
+            record_file=str(folder / "records.jsonl"),
+            **settings,
+        )
+    )
+    for printer in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(printer)
+    trainer.train()
+    return trainer, [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_twenty_steps_without_a_non_finite_value(name, tmp_path):
+    trainer, entries = history_of(name, tmp_path)
+    assert len(entries) == STEPS
+    for entry in entries:
+        assert all(math.isfinite(value) for value in entry.values() if isinstance(value, int | float)), entry
+        assert entry["gear/fallback/non_finite"] == 0
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    if METHODS[name]().needs:
+        assert sum(entry["gear/scored"] for entry in entries) > 0
+    if distillation_of(METHODS[name]()) is not None:
+        assert any(entry.get("gear/distill/term", 0.0) > 0 for entry in entries)
+    records = list(read_records(tmp_path / "records.jsonl"))
+    assert records and all(math.isfinite(value) for record in records for value in record.credit)
+    if name != "uniform" and distillation_of(METHODS[name]()) is None:
+        moved = [r for r in records if any(w != 1 for w, kept in zip(r.weight, r.mask, strict=True) if kept)]
+        assert moved, "the method was GRPO all along"
