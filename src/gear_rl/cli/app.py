@@ -2,17 +2,15 @@
 
 import json
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gear_rl.cli.errors import InputError
+from gear_rl.cli.errors import InputError, error_console, mendable, out_console
+from gear_rl.cli.laboratory import add_laboratory
 
 app = typer.Typer(
     name="gear",
@@ -23,31 +21,10 @@ app = typer.Typer(
 )
 arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
 app.add_typer(arena_app, name="arena")
-bench_app = typer.Typer(help="What a method costs, measured beside plain GRPO.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
-out_console, error_console = Console(), Console(stderr=True)
-P = ParamSpec("P")
-
-
-def _mendable(command: Callable[P, None]) -> Callable[P, None]:
-    """Print what the user can mend as one line, and exit with code 2."""
-
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except InputError as error:
-            error_console.print(f"[bold red]gear:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            error_console.print("gear: interrupted", highlight=False)
-            raise typer.Exit(130) from None
-
-    return run
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@_mendable
+@mendable
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
@@ -90,7 +67,7 @@ def train(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@_mendable
+@mendable
 def demo(
     context: typer.Context,
     credit: Annotated[
@@ -137,7 +114,7 @@ def demo(
 
 
 @app.command()
-@_mendable
+@mendable
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
@@ -200,7 +177,7 @@ def methods(
 
 
 @app.command()
-@_mendable
+@mendable
 def view(
     file: Annotated[Path, typer.Argument(help="A record file, such as runs/demo/records.jsonl.")],
     number: Annotated[
@@ -236,7 +213,7 @@ def view(
 
 
 @app.command()
-@_mendable
+@mendable
 def doctor() -> None:
     """Say what this machine has, what will not work here, and how to mend it."""
     from gear_rl.cli.doctor import examine
@@ -252,7 +229,7 @@ def doctor() -> None:
 
 
 @arena_app.command()
-@_mendable
+@mendable
 def build(
     task: Annotated[str, typer.Option(help="Whose model: chain or ledger.")] = "chain",
     seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
@@ -277,7 +254,7 @@ def build(
 
 
 @arena_app.command()
-@_mendable
+@mendable
 def check(
     path: Annotated[
         Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
@@ -336,54 +313,6 @@ def check(
         out_console.print(table)
 
 
-@bench_app.command("methods")
-@_mendable
-def bench_methods(
-    method: Annotated[
-        list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
-    ] = None,
-    task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
-    steps: Annotated[int, typer.Option(help="Steps per run; the first does not count.")] = 4,
-    repeats: Annotated[int, typer.Option(help="Runs of every method.")] = 3,
-    rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
-) -> None:
-    """Seconds per training step of every method over those of GRPO, on the arena, in one run."""
-    from gear_rl.cli.errors import did_you_mean
-    from gear_rl.methods import METHODS
-
-    for name in method or ():
-        if name not in METHODS:
-            raise InputError(f"--method: no method {name!r}; {did_you_mean(name, METHODS)}")
-    if rollouts < 8 or rollouts % 8:
-        raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
-    from gear_rl.cli.bench import bench_methods as run
-    from gear_rl.cli.bench import methods_table
-    from gear_rl.cli.train import quiet_libraries
-
-    quiet_libraries(error_console)
-    found = run(
-        method or list(METHODS),
-        task=task,
-        tier=tier,
-        steps=steps,
-        repeats=repeats,
-        rollouts=rollouts,
-        console=error_console,
-    )
-    text = json.dumps(found, indent=2) + "\n"
-    if out is not None:
-        from gear_rl.view.records import replace_file
-
-        replace_file(out, text.encode())
-    if as_json:
-        sys.stdout.write(text)
-    else:
-        out_console.print(methods_table(found))
-
-
 def _arena_task(task: str) -> None:
     from gear_rl.arena.tiers import TASKS
     from gear_rl.cli.errors import did_you_mean
@@ -391,6 +320,8 @@ def _arena_task(task: str) -> None:
     if task not in TASKS:
         raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
 
+
+add_laboratory(app)
 
 if __name__ == "__main__":
     app()

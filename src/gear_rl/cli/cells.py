@@ -1,0 +1,149 @@
+"""One cell of a comparison: a whole training run on the arena, in a process of its own, written to one file."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gear_rl.view.records import replace_file
+
+CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
+"""What of the trainer's log a cell keeps of each step, and its key there."""
+POINTS = 6
+"""Evaluations on the way, the last step not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a cell is: two cells of the same spec have the same numbers on the same machine."""
+
+    name: str
+    """The name it is compared under."""
+    credit: dict[str, Any]
+    task: str
+    tier: str
+    seed: int
+    steps: int
+    n_eval: int
+    n_between: int
+    """Held-out problems of the evaluations on the way."""
+    engine: dict[str, Any]
+    """Settings of the engine beside the tier's own."""
+
+    @property
+    def file(self) -> str:
+        """Its file's name."""
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)
+        return f"{plain}-{self.seed}.json"
+
+
+def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The cell that lies in the folder, if it is of this spec."""
+    try:
+        row = json.loads((folder / spec.file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    same = isinstance(row, dict) and cast(Any, row).get("spec") == json.loads(json.dumps(asdict(spec)))
+    return cast(dict[str, Any], row) if same else None
+
+
+def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The same, None if it failed: a failed cell is run again."""
+    row = read_cell(spec, folder)
+    return None if row is None or row.get("error") is not None else row
+
+
+def failed(spec: Spec, error: str) -> dict[str, Any]:
+    """A cell without numbers."""
+    names = ("task", "tier", "seed", "steps", "n_eval")
+    return {
+        "method": spec.name,
+        **{name: getattr(spec, name) for name in names},
+        "credit": "",
+        "error": error,
+        "spec": asdict(spec),
+    }
+
+
+def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Train, evaluate, write the file at once, and return what is in it. A failure is written too, not raised."""
+    begin = time.perf_counter()
+    row = failed(spec, "")
+    try:
+        row |= _trained(spec) | {"error": None}
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"
+    row["seconds"] = round(time.perf_counter() - begin, 1)
+    replace_file(folder / spec.file, (json.dumps(row, indent=1) + "\n").encode())
+    return row
+
+
+def _trained(spec: Spec) -> dict[str, Any]:
+    from rich.console import Console
+
+    from gear_rl.cli.train import quiet_libraries, use_few_threads
+
+    quiet_libraries(Console(quiet=True))
+    use_few_threads()
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
+    from gear_rl.cli.arena_runs import REWARDS, arena_config, task_of
+    from gear_rl.cli.config import build_method
+    from gear_rl.cli.train import make_trainer
+
+    task = task_of(spec.task, spec.tier)
+    problems = task.rows(spec.tier, num=spec.n_eval, first_seed=task.held_out.start)
+    reward = REWARDS.get(str(spec.credit.get("name"))) if spec.task == "chain" else None
+    with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
+        trainer = make_trainer(
+            arena_config(
+                spec.task,
+                spec.tier,
+                spec.credit,
+                seed=spec.seed,
+                steps=spec.steps,
+                output_dir=scratch,
+                reward=reward,
+                per_device_eval_batch_size=128,
+                **spec.engine,
+            )
+        )
+        for printer in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printer)
+
+        def accuracy(count: int) -> float:
+            return sum(reward or 0.0 for reward in task.solve(trainer, problems[:count])) / count
+
+        points: list[dict[str, float]] = []
+        every = max(1, spec.steps // POINTS)
+
+        class Between(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if state.global_step % every == 0 and state.global_step < state.max_steps and spec.n_between:
+                    value = accuracy(spec.n_between)
+                    points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
+
+        trainer.add_callback(Between())
+        before = accuracy(spec.n_eval)
+        trainer.train()
+        after = accuracy(spec.n_eval)
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "credit": repr(build_method(spec.credit)),
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "held_out": points,
+        "held_out_sha256": task.fingerprint(spec.tier, spec.n_eval),
+        "curves": {name: [entry.get(key) for entry in steps] for name, key in CURVES.items()},
+        "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
+    }
+
+
+if __name__ == "__main__":
+    run_cell(Spec(**json.loads(sys.argv[1])), Path(sys.argv[2]))

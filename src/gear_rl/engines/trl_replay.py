@@ -1,0 +1,116 @@
+"""Completions that exist already, through the TRL engine as if the policy had just sampled them.
+
+Everything else is what a training step does: tools are run, rewards are computed, signals and credit too. No
+weight changes. This is how the laboratory asks where a method puts credit on completions with a known fault.
+"""
+
+# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gear_rl.view.records import Record, read_records
+
+Turns = Sequence[Sequence[int]]
+"""The ids of each turn that a rollout samples, closing tokens included; what tools answer stands between."""
+
+
+def replay(
+    trainer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    turns: Sequence[Turns],
+    *,
+    batch: int = 64,
+    advance: Callable[[int], None] | None = None,
+) -> list[Record]:
+    """The record of every rollout, in order; rows of a group stand together, ``num_generations`` of them.
+
+    ``batch`` rollouts go through the engine at a time (a multiple of the group). The trainer's metrics and random
+    state are left as they were. One process only. ``ValueError`` if the rows do not divide into groups, or if a
+    rollout calls a tool after its last turn.
+
+    Of the weights nothing is changed, but a teacher that follows the student is what it is before the first
+    step: the student.
+    """
+    group = int(trainer.num_generations)
+    if len(rows) != len(turns) or len(rows) % group:
+        raise ValueError(
+            f"rows: {len(rows)} rows and {len(turns)} completions; give one completion for each row, in groups "
+            f"of {group}"
+        )
+    if trainer.accelerator.num_processes > 1:
+        raise ValueError("replay: runs in one process; start it without accelerate")
+    batch = max(group, batch - batch % group)
+    records: list[Record] = []
+    for begin in range(0, len(rows), batch):
+        own = [dict(row) for row in rows[begin : begin + batch]]
+        with _serving(trainer, turns[begin : begin + batch]), _recording(trainer) as file:
+            trainer._generate_and_score_completions(own)
+            records += read_records(file)
+        if advance is not None:
+            advance(len(own))
+    return records
+
+
+@contextmanager
+def _serving(trainer: Any, turns: Sequence[Turns]) -> Generator[None]:
+    """While it is open, the policy "samples" the given turns."""
+    active = list(range(len(turns)))
+    written: list[list[int]] = [[] for _ in turns]
+    turn = -1
+
+    def serve(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        nonlocal turn, active
+        turn += 1
+        if turn:
+            # Of those that have turns left, the ones whose tools answered; TRL keeps their order.
+            waiting, still = iter(active), list[int]()
+            for ids in prompt_ids:
+                row = next((b for b in waiting if ids[: len(written[b])] == written[b]), None)
+                if row is None or turn >= len(turns[row]):
+                    raise ValueError(
+                        "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
+                    )
+                still.append(row)
+            active = still
+        sampled = [list(turns[b][turn]) for b in active]
+        for b, ids, new in zip(active, prompt_ids, sampled, strict=True):
+            written[b] = [*ids, *new]
+        return sampled, None
+
+    model = trainer.model
+    was_training = model.training
+    metrics = {mode: {k: [*v] for k, v in values.items()} for mode, values in trainer._metrics.items()}
+    trainer._generate_single_turn = serve
+    model.train()
+    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        del trainer._generate_single_turn
+        model.train(was_training)
+        for mode, values in metrics.items():
+            trainer._metrics[mode].clear()
+            trainer._metrics[mode].update(values)
+
+
+@contextmanager
+def _recording(trainer: Any) -> Generator[Path]:
+    args, kept = trainer.args, trainer._records
+    before = args.record_file, args.record_max_mb
+    with tempfile.TemporaryDirectory(prefix="gear-replay-") as folder:
+        file = Path(folder) / "records.jsonl"
+        args.record_file, args.record_max_mb, trainer._records = str(file), 4096.0, None
+        try:
+            yield file
+        finally:
+            args.record_file, args.record_max_mb = before
+            trainer._records = kept

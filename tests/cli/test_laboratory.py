@@ -1,0 +1,193 @@
+"""gear score and gear compare: real runs, small ones."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from gear_rl.arena.faults import cases
+from gear_rl.arena.model import load
+from gear_rl.cli.cells import finished
+from gear_rl.cli.compare import compared, parse_method, run_cells, save, specs_of, verdict_table
+from gear_rl.cli.errors import InputError
+from gear_rl.cli.score import score, score_table
+from gear_rl.cli.train import quiet_libraries
+
+QUIET = Console(quiet=True)
+
+
+def gear(*words: str) -> subprocess.CompletedProcess[str]:
+    code = "from gear_rl.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+# --- score ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "fault"), [("chain", "relation"), ("ledger", "relation"), ("ledger", "argument")]
+)
+def test_a_case_has_one_fault_and_a_right_completion_beside_it(task, fault):
+    _, tokenizer = load(task=task)
+    for case in cases(tokenizer, task, "easy", 5, fault=fault):
+        assert len(case.fault) == 1
+        if task == "chain":
+            [wrong], [right] = case.faulty, case.right
+            place = case.fault.start
+            assert wrong[:place] == right[:place] and wrong[place] != right[place]
+        else:
+            differing = [k for k, (a, b) in enumerate(zip(case.faulty, case.right, strict=False)) if a != b]
+            assert differing, "some turn is another"
+
+
+def test_more_faults_than_problems_are_refused():
+    _, tokenizer = load()
+    with pytest.raises(ValueError, match="n: 5000 is not possible; faults fit into 1024"):
+        cases(tokenizer, "chain", "easy", 5000)
+
+
+@pytest.fixture(scope="module")
+def scored():
+    quiet_libraries(QUIET)
+    return score({"entropy_forks": {"name": "entropy_forks"}}, tier="easy", n=6, console=QUIET)
+
+
+def test_floors_controls_and_the_ceiling_are_always_there(scored):
+    rows = scored[0]["methods"]
+    roles = {name: row["role"] for name, row in rows.items()}
+    assert roles["entropy_forks"] == "method"
+    assert {name for name, role in roles.items() if role == "floor"} == {
+        "uniform",
+        "shuffled",
+        "random_onsets",
+    }
+    assert {n for n, r in roles.items() if r == "control"} == {
+        "gear_uninformed",
+        "entropy",
+        "log_ratio",
+        "divergence",
+    }
+    assert roles["oracle"] == "ceiling"
+    assert all(row["n"] == 6 for row in rows.values())
+    assert score_table(scored[0]).row_count == len(rows)
+
+
+def test_an_even_credit_is_chance_and_the_oracle_is_not(scored):
+    rows = scored[0]["methods"]
+    assert rows["uniform"]["auc"] == 0.5 and rows["uniform"]["lift"] == 1.0
+    assert rows["oracle"]["auc"] == 1.0 and rows["oracle"]["share"] == 1.0 and rows["oracle"]["rank"] == 1.0
+    # The shipped student is unsure where it errs, and its teacher is not.
+    assert rows["entropy"]["auc"] > 0.8 and rows["log_ratio"]["auc"] > 0.8
+    assert rows["entropy_forks"]["auc"] > rows["uniform"]["auc"]
+
+
+def test_the_same_signal_by_itself_and_through_the_engine(scored):
+    """The replay scores the ids of the case, not what the policy would have said."""
+    from gear_rl.arena import chain
+    from gear_rl.arena.evaluate import prompt_text
+    from gear_rl.cli.score import records_of
+
+    chosen, records = records_of({"name": "gear"}, "chain", "easy", 3)
+    model, tokenizer = load()
+    for case, record in zip(chosen, records, strict=True):
+        assert record.ids == case.faulty[0]
+        row = chain.rows("easy", num=1, first_seed=case.row["seed"])[0] if "seed" in case.row else case.row
+        prompt = tokenizer(prompt_text(tokenizer, row))["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + record.ids])).logits[0].float()
+        entropy = torch.distributions.Categorical(
+            logits=logits[len(prompt) - 1 :][: len(record.ids)]
+        ).entropy()
+        torch.testing.assert_close(
+            torch.tensor(record.signals["student_entropy"]), entropy, atol=1e-4, rtol=1e-3
+        )
+        assert record.reward == 0.0 and record.advantage < 0
+
+
+# --- compare -------------------------------------------------------------------------------------------------
+
+
+def test_a_method_may_carry_settings():
+    assert parse_method("gear") == ("gear", {"name": "gear"})
+    assert parse_method("gear:alpha=0.5,sign_mode=aware")[1] == {
+        "name": "gear",
+        "alpha": 0.5,
+        "sign_mode": "aware",
+    }
+    assert parse_method("my.module:Method")[1] == {"name": "my.module:Method"}
+    with pytest.raises(InputError, match="'alpha' in 'gear:alpha' is no setting"):
+        parse_method("gear:alpha")
+
+
+def test_every_method_meets_every_seed_and_grpo_is_among_them():
+    specs = specs_of(["gear"], task="chain", tier="easy", seeds=2, steps=None, n_eval=8)
+    assert [(s.name, s.seed) for s in specs] == [("uniform", 0), ("gear", 0), ("uniform", 1), ("gear", 1)]
+    assert {s.steps for s in specs} == {20}, "the tier's own budget"
+    assert len({s.file for s in specs}) == 4
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Two runs that finish, one that cannot; interrupted after the first, so to speak, and gone on with."""
+    folder = tmp_path_factory.mktemp("compare")
+    specs = specs_of(["gear", "crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
+    first = run_cells(specs[:1], folder / "cells", jobs=1, console=QUIET)
+    stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
+    rows = run_cells(specs, folder / "cells", jobs=2, console=QUIET)
+    assert (folder / "cells" / specs[0].file).stat().st_mtime_ns == stamp, "a finished run was run again"
+    assert rows[0] == first[0]
+    return folder, specs, rows
+
+
+def test_a_run_that_fails_is_told_and_takes_no_other_along(comparison):
+    _, _, rows = comparison
+    assert [row["method"] for row in rows] == ["uniform", "gear", "crpo:style=[9]"]
+    assert [row["error"] is None for row in rows] == [True, True, False]
+    assert "style" in rows[2]["error"] and "9" in rows[2]["error"]
+
+
+def test_a_failed_or_foreign_cell_is_run_again(comparison):
+    folder, specs, _ = comparison
+    cells = folder / "cells"
+    assert finished(specs[1], cells) is not None
+    assert finished(specs[2], cells) is None
+    other = specs_of(["gear"], task="chain", tier="easy", seeds=1, steps=2, n_eval=8)[1]
+    assert other.file == specs[1].file and finished(other, cells) is None, "another budget is another run"
+    (cells / "torn.json").write_text('{"spec"')
+    assert finished(other, cells) is None
+
+
+def test_the_comparison_hangs_on_the_runs_alone(comparison):
+    folder, _, rows = comparison
+    found = compared(rows, command="gear compare")
+    slower = compared([row | {"seconds": 9e9} for row in rows], command="gear compare")
+    assert found == slower
+    one = found["comparisons"][0]
+    assert one["verdicts"][0]["method"] == "uniform"
+    assert "too few seeds" in one["verdicts"][1]["words"]
+    assert one["failed"] and one["failed"][0][0] == "crpo:style=[9]"
+    assert verdict_table(found).row_count == 3
+    save(found, folder)
+    assert json.loads((folder / "comparison.json").read_text()) == found
+    assert "crpo:style=[9]" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "--methods", "gaer"], "no method 'gaer'; did you mean gear?"),
+        (["compare", "--methods", "gear:alhpa=1"], "has no such setting; did you mean alpha?"),
+        (["compare", "--seeds", "0"], "--seeds: 0"),
+        (["compare", "--methods", ","], "--methods: empty"),
+        (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
+        (["score", "--n", "0"], "--n: 0 is not possible"),
+        (["score", "--fault", "typo"], "--fault: 'typo' is not one of relation, argument"),
+    ],
+)
+def test_bad_input_is_one_line(words, message):
+    done = gear(*words)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
