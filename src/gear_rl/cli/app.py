@@ -179,20 +179,36 @@ def methods(
 @app.command()
 @mendable
 def view(
-    file: Annotated[Path, typer.Argument(help="A record file, such as runs/demo/records.jsonl.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="A record file, such as runs/demo/records.jsonl; --html takes several.")
+    ],
     number: Annotated[
         list[int] | None,
         typer.Option(help="Which record, from 0 (may be repeated); else an instructive one."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with every record, for any browser, instead.")
+    ] = None,
 ) -> None:
-    """Show where the credit of recorded completions went."""
+    """Show where the credit of recorded completions went: in the terminal, as a picture, or as a page."""
     from gear_rl.view.records import read_records
     from gear_rl.view.terminal import choose, rollout_panel
 
-    if not file.exists():
-        raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")
+    for file in files:
+        if not file.exists():
+            raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")
+    if len(files) > 1 and html is None:
+        raise InputError(f"{len(files)} files: only a page shows several; add --html FILE")
+    file = files[0]
     try:
+        if html is not None:
+            from gear_rl.view.html import save_html
+
+            with error_console.status(f"packing the records into {html} ..."):
+                count = save_html(files, html, title=" and ".join(str(path) for path in files))
+            out_console.print(f"wrote {html} ({count} records)", highlight=False)
+            return
         records = list(read_records(file))
         for wanted in number or ():
             if not 0 <= wanted < len(records):

@@ -17,6 +17,16 @@ def has_turns(record: Record) -> bool:
     return 0 in record.mask and any(turn > 0 for turn in record.turn)
 
 
+def asked(prompt: str) -> str:
+    """What the user said last, where the prompt is in Qwen's chat format; else the prompt as it is.
+
+    >>> asked("<|im_start|>user\\nwho?<|im_end|>\\n<|im_start|>assistant\\n"), asked("who?")
+    ('who?', 'who?')
+    """
+    said = _ASKED.findall(prompt)
+    return said[-1] if said else prompt
+
+
 def by_turn(record: Record) -> Record:
     """The same rollout with each tool answer as one token, without chat markup, and each turn on its own line.
 
@@ -47,10 +57,9 @@ def by_turn(record: Record) -> Record:
             kept.append(run[0])
         if run[-1] + 1 < len(record.tokens):
             tokens[-1] = tokens[-1].removesuffix("\n") + "\n"
-    asked = _ASKED.findall(record.prompt)
     return replace(
         record,
-        prompt=asked[-1] if asked else record.prompt,
+        prompt=asked(record.prompt),
         tokens=tokens,
         ids=[record.ids[t] for t in kept],
         mask=[record.mask[t] for t in kept],

@@ -1,0 +1,41 @@
+"""gear view: one file in the terminal or as a picture, several on a page."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gear_rl.view.records import Record
+
+
+def gear(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = "from gear_rl.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+def write(file: Path, method: str) -> None:
+    record = Record(
+        step=0, group=0, method=method, prompt="1+1", tokens=["2", "!"], ids=[7, 8], mask=[1, 1], turn=[0, 0],
+        segment=[0, 1], reward=1.0, advantage=0.5, credit=[0.75, 0.25], weight=[1.5, 0.5],
+    )  # fmt: skip
+    file.write_text(record.to_json() + "\n", encoding="utf-8")
+
+
+def test_several_files_become_one_page(tmp_path):
+    write(tmp_path / "a.jsonl", "gear")
+    write(tmp_path / "b.jsonl", "rlsd")
+    done = gear("view", "a.jsonl", "b.jsonl", "--html", "page.html", cwd=tmp_path)
+    assert done.returncode == 0 and "wrote page.html (2 records)" in done.stdout, done.stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.lstrip().lower().startswith("<!doctype html") and "http://" not in page
+
+
+def test_without_a_page_several_files_are_refused(tmp_path):
+    write(tmp_path / "a.jsonl", "gear")
+    write(tmp_path / "b.jsonl", "rlsd")
+    done = gear("view", "a.jsonl", "b.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "2 files: only a page shows several; add --html FILE" in done.stderr
+    done = gear("view", "a.jsonl", "c.jsonl", "--html", "page.html", cwd=tmp_path)
+    assert done.returncode == 2 and "c.jsonl does not exist" in done.stderr
+    assert not (tmp_path / "page.html").exists()
