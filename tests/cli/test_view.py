@@ -28,7 +28,7 @@ def test_several_files_become_one_page(tmp_path):
     done = gear("view", "a.jsonl", "b.jsonl", "--html", "page.html", cwd=tmp_path)
     assert done.returncode == 0 and "wrote page.html (2 records)" in done.stdout, done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.lstrip().lower().startswith("<!doctype html") and "http://" not in page
+    assert page.lstrip().lower().startswith("<!doctype html") and "default-src 'none'" in page
 
 
 def test_without_a_page_several_files_are_refused(tmp_path):

@@ -102,7 +102,7 @@ REVERSE = Distillation(beta=1.0)
 TERMS = {
     "reverse": REVERSE,
     "jsd": Distillation(beta=0.5, temperature=1.1),
-    "top_k": Distillation(beta=0.5, top_k=5, max_nats=0.01),
+    "top_k": Distillation(beta=0.5, top_k=5, max_nats=0.05),
     "no_tail": Distillation(beta=0.3, top_k=5, tail=False),
     "ratio": Distillation(beta=0.5, ratio_clip=2.0),
     "anchor": Distillation(beta=1.0, anchor="urkl", anchor_weight=0.3),

@@ -113,6 +113,33 @@ def cleaned(signals: TokenSignals, keep_B: Tensor) -> TokenSignals:
     return replace(signals, **clean)
 
 
+def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> TokenSignals:
+    """The signals as if nothing of the completions where ``absent_B`` is True had been trained.
+
+    They hold 0, no turn, and group ``alone``, which no other completion has: neither a statistic over the batch
+    nor one over a group counts them.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(2, 1, dtype=torch.bool),
+    ...     divergence=torch.tensor([[torch.nan], [2.0]]),
+    ...     group_B=torch.tensor([0, 0]),
+    ... )
+    >>> shown = without(signals, torch.tensor([True, False]), alone=1)
+    >>> shown.mask.tolist(), shown.divergence.tolist(), shown.group_B.tolist()
+    ([[False], [True]], [[0.0], [2.0]], [1, 0])
+    """
+    absent = absent_B[:, None]
+    clean = cleaned(signals, ~absent_B)
+    changes: dict[str, Any] = {"mask": signals.mask & ~absent}
+    for name in ("turn_id", *SIGNAL_NAMES):
+        value: Tensor | None = getattr(signals, name)
+        if value is not None and not value.is_floating_point():
+            changes[name] = (
+                torch.where(absent_B, alone, value) if name == "group_B" else torch.where(absent, -1, value)
+            )
+    return replace(clean, **changes)
+
+
 def _floats(signals: TokenSignals) -> list[tuple[str, Tensor]]:
     found = [(name, cast(Tensor | None, getattr(signals, name))) for name in SIGNAL_NAMES]
     return [(name, value) for name, value in found if value is not None and value.is_floating_point()]

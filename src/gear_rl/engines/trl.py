@@ -24,19 +24,33 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.evaluation import success_metrics
-from gear_rl.engines.measures import FALLBACKS, cleaned, finite_rows
+from gear_rl.engines.measures import FALLBACKS, cleaned, finite_rows, without
 from gear_rl.engines.tools import ToolGuard, control_pattern, defused_message
-from gear_rl.engines.trl_checks import check_groups, check_sharding, report_contexts
+from gear_rl.engines.trl_checks import (
+    SHARDED,
+    check_groups,
+    check_reference,
+    check_sharding,
+    report_contexts,
+)
 from gear_rl.engines.trl_config import GEARConfig
 from gear_rl.engines.trl_distill import attach, check_trainer, loss_with_distillation
 from gear_rl.engines.trl_report import log_credit, record
 from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
-from gear_rl.engines.trl_signals import Batch, collect, needs_context, needs_passes, of_all_processes
+from gear_rl.engines.trl_signals import (
+    Batch,
+    collect,
+    judged,
+    needs_context,
+    needs_passes,
+    of_all_processes,
+    without_first,
+)
 from gear_rl.engines.trl_solve import solve
 from gear_rl.signals.contexts import PrivilegedFunction, check_sources
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
-from gear_rl.signals.score import Completions, Prompts
-from gear_rl.signals.teacher import LiveTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.score import Completions, Prompts, needs_teacher
+from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.types import (
     ROW_SIGNALS,
     Credit,
@@ -134,14 +148,18 @@ class GEARTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         self._control = control_pattern(self._tokenizer)
         if getattr(self, "_is_vlm", False) and needs_passes(credit):
-            raise ValueError(f"model: images cannot be scored yet, and {credit.name!r} needs {credit.needs}")
+            raise ValueError(
+                f"model: images cannot be scored yet, and {credit.name!r} needs passes of the model; train a "
+                "language model, or use credit 'uniform'"
+            )
         check_groups(credit, args, self.num_generations)
         if distillation_of(credit) is not None:
             check_trainer(self)
         if getattr(getattr(self.accelerator.state, "fsdp_plugin", None), "fsdp_version", 2) == 1:
             raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
-        sharding = str(self.accelerator.distributed_type).rpartition(".")[2]
-        check_sharding(args.teacher_model_kind, sharding, peft=hasattr(self.model, "peft_config"))
+        peft = hasattr(self.model, "peft_config")
+        check_sharding(args.teacher_model_kind, self._sharding, peft)
+        check_reference(credit, self._sharding, peft)
         self.add_callback(_FollowStudent(self))
 
     # --- hooks of TRL ---------------------------------------------------------------------------------------
@@ -185,7 +203,8 @@ class GEARTrainer(GRPOTrainer):
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         # As TRL sums them; NaN is a reward function that abstained.
         weighted = cast(Tensor, per_function * self.reward_weights.to(per_function.device)).nansum(1)
-        self._rewards_each = (per_function * self.reward_weights.to(per_function.device)).nan_to_num(0.0)
+        each = per_function * self.reward_weights.to(per_function.device)
+        self._rewards_each = torch.where(each.isnan(), 0.0, each)  # as in `nansum`; an infinite one stays
         judged = ~per_function.isnan().all(1)
         self._batch_rewards = [
             value if judge else None for value, judge in zip(weighted.tolist(), judged.tolist(), strict=True)
@@ -275,7 +294,8 @@ class GEARTrainer(GRPOTrainer):
             try:
                 teacher.load_state_dict(safetensors.torch.load_file(file) if file.exists() else {})
             except ValueError as error:
-                raise ValueError(f"resume_from_checkpoint: {checkpoint}: {error}") from None
+                fix = "" if name == TEACHER_FILE else f" ({name}: and with the credit that needs the reference)"
+                raise ValueError(f"resume_from_checkpoint: {checkpoint}: {error}{fix}") from None
 
     # --- the credit pass ------------------------------------------------------------------------------------
 
@@ -291,9 +311,18 @@ class GEARTrainer(GRPOTrainer):
 
     def _ready_reference(self) -> Teacher:
         if self.reference is None:
-            kept = "reference_logprob" in self.credit.needs
-            self.reference = make_teacher("base", self.model) if kept else LiveTeacher()
+            if "reference_logprob" not in self.credit.needs:
+                self.reference = LiveTeacher()
+            elif self._sharding in SHARDED:
+                self.reference = make_teacher("base", self.model)
+            else:
+                # Under PEFT too: without its adapter the model is the first one only if that began as nothing.
+                self.reference = CopyTeacher(self.model)
         return self.reference
+
+    @property
+    def _sharding(self) -> str:
+        return str(self.accelerator.distributed_type).rpartition(".")[2]
 
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """The advantage of every token, shape (B, T); TRL's own tensor if every weight is 1.
@@ -321,7 +350,9 @@ class GEARTrainer(GRPOTrainer):
             sources = [None if pair is None else pair[0] for pair in found]
             right = [None if pair is None else pair[1] for pair in found]
             missing = torch.zeros_like(fallback_B["no_token"])
-            for texts in (right,) if wrong is None else (right, wrong):
+            # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
+            contrasts = wrong is not None and needs_teacher(method.needs)
+            for texts in (right, wrong or []) if contrasts else (right,):
                 missing |= torch.tensor([text is None for text in texts], device=mask.device)
                 teachers.append(teacher_prompts(self, [text or "" for text in texts], student))
             fallback_B["no_context"] = missing & mask.any(-1)
@@ -333,11 +364,18 @@ class GEARTrainer(GRPOTrainer):
             completions=completions, student=student, teachers=teachers, contexts=right, scored_B=scored_B
         )
         signals = collect(self, method.needs, batch)
-        fallback_B["non_finite"] = scored_B & ~finite_rows(signals)
+        finite_B = finite_rows(signals)
+        fallback_B["non_finite"] = scored_B & ~finite_B
         falls = torch.stack(list(fallback_B.values())).any(0)
-        # A completion that falls back must not be counted among the others with signals that it does not have.
+        # The others must not be compared with signals that a completion does not have.
+        absent_B = (falls & ~fallback_B["no_token"]) | ~finite_B
+        if "reward_B" in method.needs or "rewards_BR" in method.needs:
+            # Nobody judged it, which is no reward of 0: TRL leaves it out of its group as well.
+            absent_B = absent_B | ~judged(self, completions)
+        falls = falls | absent_B
         asked_B = torch.where(falls, 0.0, advantage_B) if asks else advantage_B
-        credit = self._credit(method, asked_B, cleaned(signals, ~fallback_B["non_finite"]))
+        alone = len(self._batch_rewards)  # no group of the batch has this number
+        credit = self._credit(method, asked_B, without(signals, absent_B, alone))
         # A method of the user's may itself divide by zero.
         finite_B = credit.advantage.isfinite().all(-1)
         if credit.distill_weight is not None:
@@ -355,6 +393,7 @@ class GEARTrainer(GRPOTrainer):
                     f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
                     "term it weighs; see gear_rl.types.Distilling"
                 )
+            credit = without_first(credit, signals, self.args.teacher_skip_first_tokens)
             attach(output, credit, signals, teachers[0], scored_B & ~falls)
 
         tools = tool_report(self, completions)

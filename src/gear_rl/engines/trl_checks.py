@@ -19,6 +19,8 @@ from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 
+SHARDED = ("FSDP", "DEEPSPEED")
+"""How accelerate calls the ways in which a process holds a part of the weights only."""
 COUNTED_ROWS = 100_000
 """Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
 
@@ -34,10 +36,19 @@ def check_sharding(kind: str, sharding: str, peft: bool) -> None:
     'live', or 'base' with a PEFT adapter
     """
     copies = kind not in ("live", "base") or (kind == "base" and not peft)
-    if copies and sharding in ("FSDP", "DEEPSPEED"):
+    if copies and sharding in SHARDED:
         raise ValueError(
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
             "use 'live', or 'base' with a PEFT adapter"
+        )
+
+
+def check_reference(credit: CreditAssigner, sharding: str, peft: bool) -> None:
+    """Refuse a method that needs the first weights where no copy of them could be kept; ``ValueError``."""
+    if "reference_logprob" in credit.needs and sharding in SHARDED and not peft:
+        raise ValueError(
+            f"credit: {credit.name!r} needs reference_logprob, for which a copy of the first weights is kept; that "
+            f"was never run under {sharding}. Train a PEFT adapter, or take one process or DDP"
         )
 
 

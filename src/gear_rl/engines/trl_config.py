@@ -248,7 +248,10 @@ class GEARConfig(GRPOConfig):
             raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
         if self.answer_pattern is not None:
             check_pattern(self.answer_pattern)
-        check_template(self.answer_template, ("{privileged_context}",))
+        if "{privileged_context}" not in self.answer_template:
+            raise ValueError(
+                f"answer_template: {self.answer_template!r} lacks {{privileged_context}}; add the placeholder"
+            )
         for name, kind in (
             ("saliency_readout", Readout),
             ("saliency_layer", Layer),
@@ -266,6 +269,12 @@ class GEARConfig(GRPOConfig):
         for name in ("transport_window_tokens", "transport_stride_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}; give 1 token or more")
+        if self.transport_stride_tokens > self.transport_window_tokens:
+            raise ValueError(
+                f"transport_stride_tokens: {self.transport_stride_tokens} is more than transport_window_tokens "
+                f"({self.transport_window_tokens}), so tokens would fall between the windows; give as many or "
+                "fewer"
+            )
         if self.tool_time_limit is not None and self.tool_time_limit <= 0:
             raise ValueError(f"tool_time_limit: {self.tool_time_limit}; give seconds, or None for no limit")
         if self.tool_max_chars is not None and self.tool_max_chars < 1:

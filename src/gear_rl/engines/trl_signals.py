@@ -25,7 +25,7 @@ from gear_rl.signals.score import TEACHER_SIGNALS, Completions, Prompts, needs_t
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.signals.text_units import line_ids, sentence_ids
 from gear_rl.signals.transport import num_transport_batches, transport_distances
-from gear_rl.types import ROW_SIGNALS, CreditAssigner, TokenSignals, distillation_of
+from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, distillation_of
 
 _TEXT_SIGNALS = ("answer_region", "sentence_id", "line_id")
 _FREE = (*_TEXT_SIGNALS, *ROW_SIGNALS, "turn_reward", "anchor_id")
@@ -128,7 +128,9 @@ def collect(trainer: Any, needs: Sequence[str], batch: Batch) -> TokenSignals:
     found |= _outcomes(trainer, needs, completions)
     if "transport_distance" in needs:
         succeeded_B = _rewards(trainer, completions) >= trainer.args.success_reward
-        group_B = _groups(trainer, completions)
+        # What nobody judged came out neither right nor wrong: it is compared with nothing.
+        own_B = torch.arange(len(succeeded_B), device=succeeded_B.device)
+        group_B = torch.where(judged(trainer, completions), _groups(trainer, completions), -1 - own_B)
         count = num_transport_batches(completions.mask, group_B, succeeded_B, row_B=scored_B, batch_size=rows)
         found["transport_distance"] = transport_distances(
             trainer.model,
@@ -162,10 +164,21 @@ def of_all_processes(
         if value.dim() == 2 and name not in ROW_SIGNALS:
             # Integer signals are -1 outside the mask, and padding is outside.
             fill_with = -1 if value.dtype == torch.int64 else 0
+            if value.dtype == torch.bool:
+                value = value.long()  # padding would make it one, on those processes alone that have to pad
             value = accelerator.pad_across_processes(value, dim=1, pad_index=fill_with)
         everyones[name] = accelerator.gather(value)
     everyones["mask"] = everyones["mask"].bool()
     return accelerator.gather(advantage_B), TokenSignals(**everyones), slice(first, first + rows)
+
+
+def without_first(credit: Credit, signals: TokenSignals, num_tokens: int) -> Credit:
+    """The same credit that distils nothing of the first tokens of every turn, where the teacher is to agree."""
+    if credit.distill_weight is None:
+        return credit
+    # A divergence is 0 there, and so is what multiplies one.
+    weighed = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
+    return replace(credit, distill_weight=skipping_first(weighed, num_tokens).divergence)
 
 
 def _compared(trainer: Any, needs: Sequence[str], batch: Batch, options: dict[str, Any]) -> TokenSignals:
@@ -221,6 +234,13 @@ def _rewards(trainer: Any, completions: Completions) -> Tensor:
     first, rows = _place(trainer, completions)
     own: list[float | None] = trainer._batch_rewards[first : first + rows]
     return torch.tensor([reward or 0.0 for reward in own], device=completions.mask.device)
+
+
+def judged(trainer: Any, completions: Completions) -> Tensor:
+    """True on this process's completions to which any reward function gave a reward."""
+    first, rows = _place(trainer, completions)
+    own: list[float | None] = trainer._batch_rewards[first : first + rows]
+    return torch.tensor([reward is not None for reward in own], device=completions.mask.device)
 
 
 def _texts(trainer: Any, completions: Completions) -> list[list[str]]:
