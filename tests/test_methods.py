@@ -16,6 +16,8 @@ pytestmark = pytest.mark.methods
 STEPS = 20
 AGENTS = {"mt_grpo", "gigpo", "igpo", "serl"}
 """Methods that tell turns apart: they train the task with tools."""
+SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
+"""A completion of this tier is shorter than a span of the default length."""
 
 
 def history_of(name: str, folder, **changes):
@@ -25,11 +27,11 @@ def history_of(name: str, folder, **changes):
         arena_config(
             "ledger" if name in AGENTS else "chain",
             "easy",
-            name,
+            SETTINGS.get(name, name),
             seed=1,
             steps=STEPS,
             output_dir=str(folder),
-            rollouts_per_step=16,
+            rollouts_per_step=8 if name in AGENTS else 16,
             reward=REWARDS.get(name),
             record_file=str(folder / "records.jsonl"),
             **settings,
