@@ -1,0 +1,1 @@
+"""Where credit lands and whether it helps: localisation, statistics over seeds, reports. Trains nothing."""

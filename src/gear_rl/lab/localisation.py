@@ -1,0 +1,167 @@
+"""Is the credit in the right place? How well scores find a planted fault, without any training.
+
+Reads scores and masks; where they come from (a method's credit, a signal, an oracle) it does not know.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+from torch import Tensor
+
+from gear_rl.lab.statistics import LEVEL, Interval, bootstrap_interval
+from gear_rl.tensor.segments import segment_lengths, segment_starts
+
+Role = Literal["method", "floor", "control", "ceiling"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """How well the scores of one completion find its fault."""
+
+    auc: float
+    """The chance that a faulty token scores above another token, ties half; 0.5 is chance."""
+    share: float
+    """Share of the absolute scores that lies on the fault."""
+    lift: float
+    """That share over the fault's share of the tokens; 1 where the scores are even."""
+    rank: float
+    """Place of the best faulty token among all, 1 the highest; equal scores share their mean place."""
+    distance: int | None
+    """Trained tokens from the fault to the nearest onset, 0 on the fault; None without an onset."""
+
+
+class Estimate(NamedTuple):
+    """A mean over completions."""
+
+    mean: float | None
+    """None without a completion."""
+    interval: Interval | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Localisation:
+    """How well one method or signal finds the faults of many completions; means with bootstrap intervals."""
+
+    name: str
+    role: Role
+    """``floor`` and ``ceiling`` are what to compare with; a ``control`` is a signal that should know nothing of
+    the fault but may find it."""
+    n: int
+    left_out: dict[str, int]
+    """Reason to number of completions that say nothing, see `locate`."""
+    auc: Estimate
+    share: Estimate
+    lift: Estimate
+    rank: Estimate
+    distance: Estimate
+    """Over the completions that have an onset."""
+
+
+LEFT_OUT = ("no_fault", "all_fault", "not_finite")
+
+
+def onsets_of(segment_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """The first tokens of the segments that are longer than one token.
+
+    >>> onsets_of(torch.tensor([[0, 1, 1, 2, -1]]))
+    tensor([[False,  True, False, False, False]])
+    """
+    return segment_starts(segment_id) & (segment_lengths(segment_id) > 1)
+
+
+def locate(
+    score: Float[Tensor, "B T"],
+    fault: Bool[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    onset: Bool[Tensor, "B T"] | None = None,
+) -> list[Found | str]:
+    """Per completion how well ``score`` finds ``fault`` among the tokens of ``mask``, or why that says nothing.
+
+    ``score`` is larger where the fault is suspected: the absolute credit of a method, or a signal as it is. Only
+    tokens of the mask count; what the others hold, NaN included, is not read, and distances do not count them.
+    Scores that are all 0 put as much on each token, like scores that are all equal.
+
+    A completion is left out as ``no_fault`` if no trained token is faulty, ``all_fault`` if every one is,
+    ``not_finite`` if a score is NaN or infinite. ``ValueError`` if the shapes disagree.
+
+    >>> fault, mask = torch.tensor([[False, True, False]]), torch.ones(1, 3, dtype=torch.bool)
+    >>> locate(torch.tensor([[1.0, 3.0, 0.0]]), fault, mask, onset=mask.triu(2))
+    [Found(auc=1.0, share=0.75, lift=2.25, rank=1.0, distance=1)]
+    """
+    if onset is None:
+        onset = torch.zeros_like(mask)
+    for name, value in (("score", score), ("fault", fault), ("onset", onset)):
+        if value.shape != mask.shape:
+            raise ValueError(
+                f"{name}: shape {tuple(value.shape)}, but mask has {tuple(mask.shape)}; make them equal"
+            )
+    rows = zip(*(t.detach().cpu() for t in (score.to(torch.float64), fault, onset, mask)), strict=True)
+    return [
+        _found(*(row[counts].numpy() for row in (score_T, fault_T, onset_T)))
+        for score_T, fault_T, onset_T, counts in rows
+    ]
+
+
+def _found(
+    score: Float[np.ndarray, " N"], fault: Bool[np.ndarray, " N"], onset: Bool[np.ndarray, " N"]
+) -> Found | str:
+    """What `locate` says of one completion, from its N trained tokens alone."""
+    num_faulty, num_others = int(fault.sum()), int((~fault).sum())
+    if not num_faulty:
+        return "no_fault"
+    if not num_others:
+        return "all_fault"
+    if not np.isfinite(score).all():
+        return "not_finite"
+    rank = stats.rankdata(score)  # 1 the lowest; equal scores share their mean
+    above = float(rank[fault].sum()) - num_faulty * (num_faulty + 1) / 2
+    size, mass = np.abs(score), math.fsum(np.abs(score))
+    even = num_faulty / len(score)
+    share = math.fsum(size[fault]) / mass if mass else even
+    distance = np.abs(np.flatnonzero(fault)[:, None] - np.flatnonzero(onset)[None])
+    return Found(
+        auc=above / (num_faulty * num_others),
+        share=share,
+        lift=share / even,
+        rank=len(score) + 1 - float(rank[fault].max()),
+        distance=int(distance.min()) if onset.any() else None,
+    )
+
+
+def localisation(
+    name: str, found: Sequence[Found | str], role: Role = "method", level: float = LEVEL, seed: int = 0
+) -> Localisation:
+    """What `locate` gave for many completions, as means with bootstrap intervals over the completions.
+
+    Completions count as independent: give one fault per problem. The same seed gives the same intervals.
+
+    >>> localisation("gear", [Found(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=None), "no_fault"]).left_out
+    {'no_fault': 1, 'all_fault': 0, 'not_finite': 0}
+    """
+    kept = [one for one in found if isinstance(one, Found)]
+
+    def estimate(values: Sequence[float]) -> Estimate:
+        mean = math.fsum(values) / len(values) if values else None
+        return Estimate(mean, bootstrap_interval(values, level, seed), len(values))
+
+    return Localisation(
+        name=name,
+        role=role,
+        n=len(kept),
+        left_out={reason: sum(one == reason for one in found) for reason in LEFT_OUT},
+        auc=estimate([one.auc for one in kept]),
+        share=estimate([one.share for one in kept]),
+        lift=estimate([one.lift for one in kept]),
+        rank=estimate([one.rank for one in kept]),
+        distance=estimate([one.distance for one in kept if one.distance is not None]),
+    )

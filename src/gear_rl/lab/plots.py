@@ -1,0 +1,298 @@
+"""The figures of a report, from the same numbers as its tables. Knows no page.
+
+Two colours carry the meaning where they can; many lines differ in dash as well (palette of Okabe and Ito).
+"""
+
+# matplotlib is partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import io
+import math
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gear_rl.lab.cells import Cell, Curve
+from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
+from gear_rl.view.picture import drawable, figure_style, write_figure
+from gear_rl.view.terminal import shortened
+
+_INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
+_LINES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)))
+_MARKERS = {"method": "o", "floor": "v", "control": "D", "ceiling": "^"}
+_PANELS = (
+    ("reward", "Reward", "mean"),
+    ("entropy", "Entropy", "nats per token"),
+    ("length", "Length", "tokens"),
+)
+
+
+class Drawing(NamedTuple):
+    """A figure that is drawn when it is needed."""
+
+    section: str
+    """``c0`` for the first comparison of the findings, ``l0`` for their first localisation."""
+    stem: str
+    """Name of its file."""
+    label: str
+    """What it shows, in words."""
+    draw: Callable[[], Any]
+
+
+def drawings(found: Mapping[str, Any]) -> list[Drawing]:
+    """Every figure that the findings have numbers for, in the order of the report.
+
+    >>> drawings({"comparisons": [], "localisations": []})
+    []
+    """
+    figures: list[Drawing] = []
+
+    def add(section: str, place: Mapping[str, Any], kind: str, label: str, draw: Callable[[], Any]) -> None:
+        stem = "-".join(
+            re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (place["task"], place["tier"], kind)
+        )
+        used = sum(re.fullmatch(rf"{stem}(-\d+)?", figure.stem) is not None for figure in figures)
+        figures.append(Drawing(section, f"{stem}-{used + 1}" if used else stem, label, draw))
+
+    for n, c in enumerate(found["comparisons"]):
+        cells = [cell for cell in map(Cell.from_dict, c["cells"]) if cell.failure is None]
+        if not cells:
+            continue
+        against = f"every method of {c['task']}, {c['tier']}, against {c['baseline']}"
+        label = (
+            f"Final accuracies of {against}: a dot per seed, the mean with its interval, and the differences"
+        )
+        add(f"c{n}", c, "final", label, partial(_final, c, cells))
+        label = f"Held-out accuracy over the steps of {against}: mean over seeds with intervals"
+        add(f"c{n}", c, "curves", label, partial(_curves, c, cells))
+        if _logged_panels(cells):
+            label = (
+                f"Reward, entropy and length over the steps of {against}, as far as logged: means over seeds"
+            )
+            add(f"c{n}", c, "training", label, partial(_training, c, cells))
+    for n, place in enumerate(found["localisations"]):
+        if any(row["auc"][0] is not None for row in place["rows"]):
+            label = (
+                f"How well each method and signal finds {place['fault']} of {place['task']}, {place['tier']}"
+            )
+            add(
+                f"l{n}",
+                place,
+                "localisation",
+                f"{label}: AUC with its interval",
+                partial(_localisation, place),
+            )
+    return figures
+
+
+def write_png(figure: Drawing, path: Path) -> None:
+    """The figure as a PNG on white; the same numbers give the same bytes."""
+    with _style():
+        write_figure(figure.draw(), path)
+
+
+def inline_svg(figure: Drawing, name: str) -> str:
+    """The figure as an SVG element of a page: its ink is the page's, and its ids begin with ``name``."""
+    from markupsafe import escape
+
+    with _style():
+        content = io.StringIO()
+        figure.draw().savefig(
+            content, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
+    svg = content.getvalue()
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", svg)
+    svg = svg.replace(_INK, "currentColor").replace(_QUIET, "var(--quiet)")
+    svg = svg.replace(_BLUE, "var(--blue)").replace(_ORANGE, "var(--orange)")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(figure.label)}"', 1)
+
+
+@contextmanager
+def _style() -> Generator[None]:
+    from matplotlib import rc_context
+
+    with figure_style(), rc_context({"text.parse_math": False, "font.size": 8.5}):
+        yield
+
+
+def _name(name: str) -> str:
+    return shortened(drawable(name), 28) or "?"
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _tidy(axes: Any, title: str, xlabel: str, ylabel: str = "", grid: str = "y") -> None:
+    axes.set_title(title, loc="left", fontsize=9.5, weight="bold", color=_INK)
+    axes.set_xlabel(xlabel, color=_QUIET)
+    axes.set_ylabel(ylabel, color=_QUIET)
+    axes.tick_params(color=_QUIET, labelcolor=_QUIET)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_RULE)
+    axes.grid(axis=grid, color=_RULE, alpha=0.25, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def _steps_axis(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+
+
+def _rows_axis(axes: Any, names: Sequence[str]) -> None:
+    """A row for each name, the first on top."""
+    axes.set_yticks(range(len(names)), [_name(name) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", labelcolor=_INK, length=0)
+
+
+def _bar(
+    axes: Any, y: float, mean: float, interval: Sequence[float] | None, colour: str, marker: str = "o"
+) -> None:
+    if interval is not None:
+        axes.plot(interval, [y, y], color=colour, lw=2.2, solid_capstyle="butt")
+    axes.plot([mean], [y], marker, color=colour, ms=6, mec="none")
+
+
+def _final(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    verdicts = c["verdicts"]
+    figure = _figure(8.6, 0.9 + 0.36 * len(verdicts))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for y, verdict in enumerate(verdicts):
+        ends = [cell.accuracy_after for cell in cells if cell.method == verdict["method"]]
+        left.plot(ends, [y + 0.2] * len(ends), "o", color=_QUIET, ms=3.5, mec="none", alpha=0.7)
+        if verdict["mean"] is not None:
+            _bar(left, y - 0.08, verdict["mean"], verdict["interval"], _QUIET if y == 0 else _BLUE)
+        if verdict["difference"] is not None:
+            colour = _ORANGE if verdict["verdict"] in ("better", "worse") else _BLUE
+            _bar(right, y, verdict["difference"], verdict["difference_interval"], colour)
+        if verdict["verdict"] in ("better", "worse"):
+            right.annotate(
+                verdict["verdict"], (verdict["difference"], y), (0, 6), textcoords="offset points", ha="center",
+                color=_INK, fontsize=7.5,
+            )  # fmt: skip
+    if verdicts[0]["mean"] is not None:
+        left.axvline(verdicts[0]["mean"], color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
+    right.axvline(0.0, color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
+    _tidy(left, "Final accuracy", f"share correct · {100 * c['level']:g} % interval of each mean", grid="x")
+    _tidy(
+        right,
+        f"Difference to {_name(c['baseline'])}",
+        f"all intervals hold together at {100 * c['level']:g} %",
+        grid="x",
+    )
+    _rows_axis(left, [verdict["method"] for verdict in verdicts])
+    right.tick_params(axis="y", length=0)
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    return figure
+
+
+def over_seeds(rows: Sequence[Curve], level: float = LEVEL) -> list[tuple[int, float, Interval | None]]:
+    """Step, mean over the seeds and its interval, at the steps that every seed has.
+
+    >>> over_seeds([[(0, 0.25), (5, 1.0)], [(0, 0.25), (5, 0.5), (7, 0.5)]])[1][:2]
+    (5, 0.75)
+    """
+    by_step = [dict(row) for row in rows]
+    shared = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    points = [(step, [row[step] for row in by_step]) for step in shared]
+    return [(step, math.fsum(values) / len(values), mean_interval(values, level)) for step, values in points]
+
+
+def _curves(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
+    points = {
+        v["method"]: over_seeds([cell.curve for cell in cells if cell.method == v["method"]], c["level"])
+        for v in c["verdicts"]
+    }
+    points = {method: row for method, row in points.items() if row}
+    seeds = {v["method"]: len(v["seeds"]) for v in c["verdicts"]}
+    others = [method for method in points if method != c["baseline"]] or list(points)
+    columns = min(4, len(others))
+    rows = math.ceil(len(others) / columns)
+    figure = _figure(max(3.4, 2.15 * columns), 0.3 + 1.8 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(others) :]:
+        axes.set_axis_off()
+    for axes, method in zip(grid.flat, others, strict=False):
+        for name in dict.fromkeys((c["baseline"], method)):
+            row, colour = points.get(name, []), _QUIET if name == c["baseline"] else _BLUE
+            steps = [step for step, _, _ in row]
+            axes.plot(steps, [mean for _, mean, _ in row], color=colour, lw=1.6, marker="o", ms=2.5)
+            # Of two seeds the interval is 18 times their distance and would flatten every other panel.
+            if seeds[name] > 2:
+                ends = [interval for _, _, interval in row if interval is not None]
+                low, high = [max(0.0, end.low) for end in ends], [min(1.0, end.high) for end in ends]
+                axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
+        _tidy(axes, _name(method), "")
+        _steps_axis(axes)
+    figure.supxlabel(f"optimizer step · grey: {_name(c['baseline'])}", fontsize=8, color=_QUIET)
+    figure.supylabel("held-out accuracy", fontsize=8, color=_QUIET)
+    return figure
+
+
+def _logged_panels(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
+    return [
+        panel
+        for panel in _PANELS
+        if any(v is not None for cell in cells for v in cell.curves.get(panel[0], []))
+    ]
+
+
+def _training(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
+    logged = _logged_panels(cells)
+    methods = [verdict["method"] for verdict in c["verdicts"]]
+    figure = _figure(max(3.6, 2.9 * len(logged)), 2.4 + 0.17 * math.ceil(len(methods) / 4))
+    lines: dict[str, Any] = {}
+    for axes, (key, title, unit) in zip(
+        figure.subplots(1, len(logged), squeeze=False).flat, logged, strict=True
+    ):
+        for n, method in enumerate(methods):
+            rows = [_logged(cell.curves.get(key, [])) for cell in cells if cell.method == method]
+            points = over_seeds([row for row in rows if row])
+            steps, means = [step for step, _, _ in points], [mean for _, mean, _ in points]
+            look = {"color": _INK, "lw": 2.0} if n == 0 else {
+                "color": _LINES[(n - 1) % len(_LINES)],
+                "ls": _DASHES[(n - 1) // len(_LINES) % len(_DASHES)],
+                "lw": 1.3,
+            }  # fmt: skip
+            if points:
+                [lines[method]] = axes.plot(steps, means, zorder=3 if n == 0 else 2, **look)
+        _tidy(axes, title, "optimizer step", unit)
+        _steps_axis(axes)
+    shown = [method for method in methods if method in lines]
+    figure.legend(
+        [lines[method] for method in shown], [_name(method) for method in shown], loc="outside lower center",
+        ncols=4, frameon=False, labelcolor=_INK, handlelength=2.2,
+    )  # fmt: skip
+    return figure
+
+
+def _logged(values: Sequence[float | None]) -> list[tuple[int, float]]:
+    return [(n + 1, value) for n, value in enumerate(values) if value is not None]
+
+
+def _localisation(place: Mapping[str, Any]) -> Any:
+    rows = [row for row in place["rows"] if row["auc"][0] is not None]
+    figure = _figure(6.4, 0.9 + 0.28 * len(rows))
+    axes = figure.subplots()
+    for y, row in enumerate(rows):
+        colour = _BLUE if row["role"] == "method" else _QUIET
+        _bar(axes, y, row["auc"][0], row["auc"][1], colour, _MARKERS[row["role"]])
+    axes.axvline(0.5, color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
+    _tidy(axes, "Finds the fault", f"AUC, {100 * place['level']:g} % interval · 0.5 is chance", grid="x")
+    _rows_axis(
+        axes, [row["name"] if row["role"] == "method" else f"{row['name']} ({row['role']})" for row in rows]
+    )
+    axes.set_xlim(min(0.0, *axes.get_xlim()), 1.02)
+    return figure

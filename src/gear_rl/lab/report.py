@@ -1,0 +1,168 @@
+"""What the laboratory found, as one JSON document, one HTML page and PNG files, all from the same numbers.
+
+The page needs nothing but itself: no script, no font, no network. The document is described in
+docs/laboratory.md.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gear_rl.lab.cells import Cell
+from gear_rl.lab.localisation import Localisation
+from gear_rl.lab.plots import drawings, inline_svg, write_png
+from gear_rl.lab.statistics import LEVEL
+from gear_rl.lab.verdict import Comparison
+from gear_rl.view.records import replace_file
+
+FORMAT = 1
+"""Version of the document; a reader refuses another."""
+
+_MINUS, _NONE = "\N{MINUS SIGN}", "\N{EN DASH}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Localisations of one kind of fault in one task and tier."""
+
+    task: str
+    tier: str
+    fault: str
+    """What was planted, in words: "a wrong digit"."""
+    rows: Sequence[Localisation]
+    level: float = LEVEL
+    """Of the intervals of the rows."""
+
+
+def findings(
+    *,
+    title: str,
+    command: str,
+    comparisons: Iterable[tuple[Comparison, Sequence[Cell]]] = (),
+    localisations: Iterable[Places] = (),
+    settings: Mapping[str, object] | None = None,
+    versions: Mapping[str, str] | None = None,
+    note: str = "",
+) -> dict[str, Any]:
+    """The document: what `save_report` and `save_plots` draw, and what goes into the JSON file.
+
+    Holds nothing but what JSON has; NaN and infinities are refused with ``ValueError``. ``note`` stands on top of
+    the page.
+
+    >>> sorted(findings(title="Nothing", command="gear compare"))
+    ['command', 'comparisons', 'format', 'localisations', 'note', 'settings', 'title', 'versions']
+    """
+    document = {
+        "format": FORMAT,
+        "title": title,
+        "note": note,
+        "command": command,
+        "settings": dict(settings or {}),
+        "versions": dict(versions or {}),
+        "comparisons": [
+            {**asdict(comparison), "cells": [_cell(cell) for cell in cells]}
+            for comparison, cells in comparisons
+        ],
+        "localisations": [asdict(places) for places in localisations],
+    }
+    return json.loads(json.dumps(document, allow_nan=False))
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    row = asdict(cell)
+    return {**row, "held_out": [{"step": step, "accuracy": share} for step, share in row["held_out"]]}
+
+
+def save_report(found: Mapping[str, Any], out: str | Path) -> None:
+    """The findings as one HTML file that opens anywhere, the verdicts in words first.
+
+    Every text in it is escaped. The same findings give the same bytes. The directory is made; ``ValueError`` for
+    a document of another format.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    _check(found)
+    pages = Environment(
+        loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    pages.filters.update(number=_number, signed=_signed, span=_span, p=_p, plural=_plural, percent=_percent)  # pyright: ignore
+    drawn = [
+        {"section": one.section, "label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
+        for n, one in enumerate(drawings(found))
+    ]
+    page = pages.get_template("report.html.j2").render(found=found, figures=drawn)
+    replace_file(Path(out), page.encode())
+
+
+def save_plots(found: Mapping[str, Any], folder: str | Path) -> list[Path]:
+    """The figures of the report as PNG files for papers; where they are. ``ValueError`` for another format."""
+    _check(found)
+    paths: list[Path] = []
+    for figure in drawings(found):
+        paths.append(Path(folder) / f"{figure.stem}.png")
+        write_png(figure, paths[-1])
+    return paths
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    if found.get("format") != FORMAT:
+        raise ValueError(
+            f"format: {found.get('format')!r}, but this version reads {FORMAT}; make the findings again"
+        )
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """A dash for None, a true minus, and no minus before a 0.
+
+    >>> _number(0.12345), _number(-0.0001)
+    ('0.123', '0.000')
+    """
+    if value is None:
+        return _NONE
+    text = f"{value:.{digits}f}"
+    return (text[1:] if float(text) == 0 and text.startswith("-") else text).replace("-", _MINUS)
+
+
+def _signed(value: float | None, digits: int = 3) -> str:
+    """
+    >>> _signed(0.1), _signed(0.0), _signed(0.0001)
+    ('+0.100', '0.000', '0.000')
+    """
+    text = _number(value, digits)
+    return f"+{text}" if value is not None and value > 0 and float(text) > 0 else text
+
+
+def _span(interval: Sequence[float] | None, digits: int = 3) -> str:
+    """
+    >>> _span([0.1, 0.25])
+    '0.100 to 0.250'
+    """
+    return _NONE if interval is None else " to ".join(_number(end, digits) for end in interval)
+
+
+def _p(value: float | None) -> str:
+    """
+    >>> _p(0.0004), _p(0.04)
+    ('< 0.001', '0.040')
+    """
+    return "< 0.001" if value is not None and value < 0.001 else _number(value)
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(0.95), _percent(0.995)
+    ('95 %', '99.5 %')
+    """
+    return f"{100 * share:g} %"
+
+
+def _plural(number: int, noun: str) -> str:
+    """
+    >>> _plural(1, "seed"), _plural(2, "seed")
+    ('1 seed', '2 seeds')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"

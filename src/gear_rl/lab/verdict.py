@@ -1,0 +1,300 @@
+"""Does a method help? Every method of a comparison against the baseline, in numbers and in words.
+
+What is judged is the final accuracy, and nothing else; area and steps are shown beside it. Reads cells; trains
+nothing, draws nothing.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from gear_rl.lab.cells import Cell, Curve
+from gear_rl.lab.statistics import (
+    LEVEL,
+    Interval,
+    Paired,
+    interquartile_mean,
+    mean_interval,
+    paired_difference,
+    probability_of_improvement,
+)
+
+LEAST_SEEDS = 3
+"""Paired seeds without which nothing is said."""
+
+Kind = Literal["baseline", "better", "worse", "no difference shown", "no verdict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One method of a comparison. None where too few seeds finished to have the number."""
+
+    method: str
+    credit: str
+    verdict: Kind
+    words: str
+    """The verdict with its number of seeds, or why there is none."""
+    seeds: list[int]
+    """Seeds that finished; everything but the differences is over these."""
+    paired_seeds: list[int]
+    """Seeds that finished here and in the baseline; the differences are over these."""
+    failed_seeds: list[int]
+    unpaired_seeds: list[int]
+    """Seeds of the comparison that are not in the pairs: this run or the baseline's failed or is missing."""
+    mean: float | None
+    """Of the final accuracies."""
+    interval: Interval | None
+    """Of that mean, for itself: not corrected for the number of methods."""
+    iqm: float | None
+    """Interquartile mean of the final accuracies."""
+    difference: float | None
+    """Mean of the final accuracy minus the baseline's of the same seed."""
+    difference_interval: Interval | None
+    """The intervals of all methods hold together at the level of the comparison."""
+    p: float | None
+    """Of the difference, two-sided, corrected for the number of methods."""
+    improvement: float | None
+    """The chance that a run of this method ends above a run of the baseline, ties half."""
+    improvement_interval: Interval | None
+    area: float | None
+    """Mean accuracy over the steps of the run (area under the held-out curve)."""
+    area_difference: float | None
+    area_difference_interval: Interval | None
+    steps_to_baseline: float | None
+    """Median over seeds of the first evaluated step with at least the baseline's mean final accuracy; None if
+    that is never. Where few problems are evaluated on the way, luck may reach it early."""
+    seeds_to_baseline: int
+    """Seeds that ever reached it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Every method of one task and tier against the baseline."""
+
+    task: str
+    tier: str
+    baseline: str
+    steps: int
+    n_eval: int | None
+    """Held-out problems per run; None if no run finished."""
+    level: float
+    family: int
+    """Methods that were compared with the baseline, failed ones included; what p is corrected for."""
+    seeds: list[int]
+    """Every seed that any method was run with."""
+    baseline_problem: str | None
+    """Why the baseline allows no verdict at all; None if it does."""
+    verdicts: list[Verdict]
+    """The baseline first, the others in the order of the cells."""
+    failed: list[tuple[str, int, str]]
+    """Method, seed and reason of every cell that failed."""
+    missing: list[tuple[str, int]]
+    """Method and seed of every run that other methods have and this one has not."""
+
+
+def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEVEL) -> Comparison:
+    """The verdict on every method of ``cells``, all of one task, tier and budget.
+
+    A method is "better" or "worse" if the interval of its paired difference in final accuracy excludes 0. The
+    intervals are Student's and corrected over all methods together, so a comparison in which no method differs
+    says so with probability ``level`` at least. The luck of sampling the held-out answers is in every seed's
+    accuracy, and so in the intervals, already. Which problems were held out is not: all runs share them, and the
+    verdict is about them.
+
+    No verdict with fewer than 3 paired seeds; where the baseline ends so high that ``n_eval`` problems cannot
+    tell it from 1 (at or above ``0.05 ** (1 / n_eval)``, the least accuracy that answers all of them right once
+    in twenty times); or where its end is not above its own start (one-sided, 5 %, with the binomial noise
+    of the start, which its runs share). Failed runs are left out of the numbers and listed. ``ValueError`` for
+    cells that cannot be compared.
+
+    >>> row = dict(task="chain", tier="easy", credit="", steps=9, n_eval=100, held_out=[], curves={}, seconds=1.0)
+    >>> def run(method, seed, end):
+    ...     more = {"method": method, "seed": seed, "accuracy_before": 0.2, "accuracy_after": end, "error": None}
+    ...     return Cell.from_dict({**row, **more})
+    >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
+    >>> found = compare([run(m, seed, end) for m in ends for seed, end in enumerate(ends[m])])
+    >>> [(v.method, v.words) for v in found.verdicts]
+    [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
+    """
+    runs = _by_method(cells, baseline)
+    n_eval = _one("n_eval", {cell.n_eval for cell in cells if cell.failure is None})
+    seeds = sorted({seed for row in runs.values() for seed in row})
+    given = _Given(
+        curves={m: {s: cell.curve for s, cell in row.items() if cell.curve} for m, row in runs.items()},
+        baseline=baseline,
+        level=level,
+        family=max(1, len(runs) - 1),
+        resolution=1 / n_eval if n_eval else 0.0,
+        problem=_baseline_problem([cell for cell in runs[baseline].values() if cell.failure is None]),
+    )
+    return Comparison(
+        task=cells[0].task,
+        tier=cells[0].tier,
+        baseline=baseline,
+        steps=cells[0].steps,
+        n_eval=n_eval,
+        level=level,
+        family=given.family,
+        seeds=seeds,
+        baseline_problem=given.problem,
+        verdicts=[_verdict(method, list(row.values()), seeds, given) for method, row in runs.items()],
+        failed=[
+            (m, s, c.failure) for m, row in runs.items() for s, c in row.items() if c.failure is not None
+        ],
+        missing=[(method, seed) for method, row in runs.items() for seed in seeds if seed not in row],
+    )
+
+
+def area_under(curve: Curve) -> float:
+    """Mean height of the line through the points of a curve, in the order of the steps.
+
+    >>> area_under([(0, 0.0), (10, 1.0), (30, 1.0)])
+    0.8333333333333334
+    """
+    steps, heights = zip(*curve, strict=True)
+    return float(np.trapezoid(heights, steps)) / (steps[-1] - steps[0])
+
+
+def steps_to(curve: Curve, accuracy: float) -> int | None:
+    """The first step at which the curve has been seen at ``accuracy`` or above; None if never.
+
+    >>> steps_to([(0, 0.2), (5, 0.6), (10, 0.5)], 0.5), steps_to([(0, 0.2)], 0.5)
+    (5, None)
+    """
+    return next((step for step, height in curve if height >= accuracy - 1e-9), None)  # a mean rounds
+
+
+def _by_method(cells: Sequence[Cell], baseline: str) -> dict[str, dict[int, Cell]]:
+    for name in ("task", "tier", "steps"):
+        _one(name, {getattr(cell, name) for cell in cells})
+    runs: dict[str, dict[int, Cell]] = {baseline: {}}
+    for cell in cells:
+        row = runs.setdefault(cell.method, {})
+        if cell.seed in row:
+            raise ValueError(f"method {cell.method!r}, seed {cell.seed}: there are two cells; remove one")
+        row[cell.seed] = cell
+    if not runs[baseline]:
+        raise ValueError(
+            f"baseline: no cell of {baseline!r}; the methods are {', '.join(list(runs)[1:]) or 'none'}"
+        )
+    for method, row in runs.items():
+        credits = {cell.credit for cell in row.values() if cell.credit}
+        if len(credits) > 1:
+            raise ValueError(f"method {method!r} has cells of {sorted(credits)}; give each its own name")
+    return runs
+
+
+def _one(name: str, values: set[int] | set[str]) -> int | None:
+    """The one value; None without any."""
+    if len(values) > 1:
+        raise ValueError(f"{name}: cells of {sorted(values)} in one comparison; compare equal runs only")  # type: ignore
+    return next((value for value in values if isinstance(value, int)), None)
+
+
+def _baseline_problem(cells: list[Cell]) -> str | None:
+    """Why no method can be judged against these runs; None also if they are too few to say."""
+    if len(cells) < LEAST_SEEDS:
+        return None
+    before, after = [cell.curve[0][1] for cell in cells], [_end(cell.curve) for cell in cells]
+    n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
+    if end >= 0.05 ** (1 / n):
+        return f"the baseline saturates ({end:.3f}; {n} problems cannot tell that from 1)"
+    # All runs begin with the same weights: the luck of the start is shared and does not average out. Two right
+    # and two wrong answers are added to it, or a start of 0 would have no noise.
+    share = (start * n + 2) / (n + 4)
+    noise = math.sqrt(float(np.var(after, ddof=1)) / len(cells) + share * (1 - share) / n)
+    if end - start <= float(special.stdtrit(len(cells) - 1, 0.95)) * noise:
+        return f"the baseline never moves ({start:.3f} before, {end:.3f} after, within noise)"
+    return None
+
+
+class _Given(NamedTuple):
+    """What the verdicts of a comparison share."""
+
+    curves: Mapping[str, Mapping[int, Curve]]
+    """Method, seed, curve; finished runs only."""
+    baseline: str
+    level: float
+    family: int
+    resolution: float
+    """One held-out problem, as a share."""
+    problem: str | None
+
+
+def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) -> Verdict:
+    ours, theirs = given.curves[method], given.curves[given.baseline]
+    other = method != given.baseline
+    pairs = [seed for seed in seeds if seed in ours and seed in theirs] if other else []
+
+    def paired(of: Callable[[Curve], float]) -> Paired:
+        values = [of(ours[seed]) for seed in pairs], [of(theirs[seed]) for seed in pairs]
+        return paired_difference(*values, given.level, given.family, given.resolution)
+
+    final, area = paired(_end), paired(area_under)
+    ends, their_ends = [_end(c) for c in ours.values()], [_end(c) for c in theirs.values()]
+    interval = mean_interval(ends, given.level, given.resolution)
+    chance = probability_of_improvement(ends, their_ends, given.level) if other else None
+    goal = _mean(their_ends)
+    reached = [] if goal is None else [steps_to(curve, goal) for curve in ours.values()]
+    verdict, words = _in_words(final.interval, len(pairs), given.problem) if other else _BASELINE
+    return Verdict(
+        method=method,
+        credit=next((cell.credit for cell in cells if cell.credit), ""),
+        verdict=verdict,
+        words=words,
+        seeds=sorted(ours),
+        paired_seeds=pairs,
+        failed_seeds=sorted(cell.seed for cell in cells if cell.seed not in ours),
+        unpaired_seeds=[seed for seed in seeds if seed not in pairs] if other else [],
+        mean=_mean(ends),
+        interval=None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high)),
+        iqm=interquartile_mean(ends),
+        difference=final.difference,
+        difference_interval=final.interval,
+        p=final.p,
+        improvement=None if chance is None else chance[0],
+        improvement_interval=None if chance is None else chance[1],
+        area=_mean([area_under(curve) for curve in ours.values()]),
+        area_difference=area.difference,
+        area_difference_interval=area.interval,
+        steps_to_baseline=_median(reached),
+        seeds_to_baseline=sum(step is not None for step in reached),
+    )
+
+
+_BASELINE: tuple[Kind, str] = "baseline", "baseline"
+
+
+def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[Kind, str]:
+    if num_pairs < LEAST_SEEDS or interval is None:
+        return "no verdict", f"no verdict: too few seeds ({num_pairs} paired, {LEAST_SEEDS} needed)"
+    if problem is not None:
+        return "no verdict", f"no verdict: {problem}"
+    if interval.low > 0:
+        return "better", f"better at {num_pairs} seeds"
+    if interval.high < 0:
+        return "worse", f"worse at {num_pairs} seeds"
+    return "no difference shown", f"no difference shown at {num_pairs} seeds"
+
+
+def _end(curve: Curve) -> float:
+    return curve[-1][1]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _median(steps: Sequence[int | None]) -> float | None:
+    """The median where None is later than any step; None if that is None, or if there are no steps."""
+    if not steps:
+        return None
+    middle = float(np.median([math.inf if step is None else step for step in steps]))
+    return middle if math.isfinite(middle) else None

@@ -1,0 +1,217 @@
+"""Finding a planted fault: numbers by hand, a slow twin for every measure, what says nothing and is counted."""
+
+import inspect
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.lab.localisation import LEFT_OUT, Found, localisation, locate, onsets_of
+
+INF = math.inf
+
+
+def bools(text: str) -> torch.Tensor:
+    """A row per line: `x` is True."""
+    return torch.tensor([[c == "x" for c in line] for line in text.split()])
+
+
+def one(score: list[float], fault: str, mask: str | None = None, onset: str | None = None) -> Found | str:
+    marks = bools(fault)
+    [found] = locate(
+        torch.tensor([score]),
+        marks,
+        torch.ones_like(marks) if mask is None else bools(mask),
+        None if onset is None else bools(onset),
+    )
+    return found
+
+
+def test_worked_by_hand():
+    # Faulty 3 and 1 against 0, 2, 1, 1: 3 beats four; 1 beats the 0 and ties with two: (4 + 1 + 2/2) / 8.
+    # Mass 4 of 8 on 2 of 6 tokens. 3 is the highest. The fault is at 2 and 3, the onsets at 0 and 5.
+    found = one([0.0, 2.0, 3.0, 1.0, 1.0, 1.0], "..xx..", onset="x....x")
+    assert found == Found(auc=0.75, share=0.5, lift=1.5, rank=1.0, distance=2)
+
+
+def test_tokens_outside_the_mask_are_not_there():
+    # Left: 2, 3 (faulty), 1. The faulty 9 outside is no fault, the onset outside no onset.
+    found = one([2.0, math.nan, 3.0, INF, 9.0, 1.0], ".xx.x.", mask="x.x..x", onset=".x...x")
+    assert found == Found(auc=1.0, share=0.5, lift=1.5, rank=1.0, distance=1)
+
+
+def test_ties_share_their_mean_place():
+    # 1 | 5 5 5 | 7: the faulty 5 shares the places 2, 3, 4.
+    assert one([5.0, 5.0, 1.0, 7.0, 5.0], "x....").rank == 3.0
+    # Two faulty ones: the best place is that of the 7.
+    assert one([5.0, 5.0, 1.0, 7.0, 5.0], "x..x.").rank == 1.0
+
+
+@pytest.mark.parametrize("level", [0.0, 2.0])
+def test_even_scores_find_nothing(level):
+    # Three tokens, places 1 to 3: mean 2.
+    assert one([level] * 3, ".x.") == Found(auc=0.5, share=1 / 3, lift=1.0, rank=2.0, distance=None)
+
+
+def test_a_signal_may_be_negative():
+    """The order is that of the signed values, the mass that of the absolute ones."""
+    found = one([-1.0, -4.0, 3.0], ".x.")
+    assert (found.auc, found.rank, found.share) == (0.0, 3.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("onset", "distance"), [("..x..", 0), ("x....", 1), ("....x", 2), (".....", None), ("x...x", 1)]
+)
+def test_distance_to_the_nearest_onset(onset, distance):
+    assert one([1.0] * 5, ".xx..", onset=onset).distance == distance
+
+
+def test_an_onset_is_the_first_token_of_a_long_segment():
+    segment = torch.tensor([[0, 1, 1, 2, 3, 3, 3, -1, -1], [0, 0, -1, 1, 1, -1, 2, -1, -1]])
+    assert onsets_of(segment).tolist() == bools(".x..x.... x..x.....").tolist()
+
+
+@pytest.mark.parametrize(
+    ("score", "fault", "mask", "reason"),
+    [
+        ([1.0, 2.0], "..", "xx", "no_fault"),
+        ([1.0, 2.0], ".x", "x.", "no_fault"),
+        ([1.0, 2.0], "xx", "xx", "all_fault"),
+        ([1.0, 2.0], ".x", ".x", "all_fault"),
+        ([1.0, 2.0], "xx", "..", "no_fault"),
+        ([1.0, math.nan], "x.", "xx", "not_finite"),
+        ([1.0, INF], ".x", "xx", "not_finite"),
+        ([1.0, -INF], ".x", "xx", "not_finite"),
+    ],
+)
+def test_what_says_nothing_has_its_reason(score, fault, mask, reason):
+    assert one(score, fault, mask) == reason
+    assert reason in LEFT_OUT
+
+
+def slow(score: list[float], fault: list[bool], mask: list[bool], onset: list[bool]) -> Found | None:
+    tokens = [t for t in range(len(mask)) if mask[t]]
+    faulty, others = [t for t in tokens if fault[t]], [t for t in tokens if not fault[t]]
+    if not faulty or not others:
+        return None
+    wins = 0.0
+    for t in faulty:
+        for u in others:
+            wins += 1.0 if score[t] > score[u] else 0.5 if score[t] == score[u] else 0.0
+    mass = sum(abs(score[t]) for t in tokens)
+    even = len(faulty) / len(tokens)
+    share = sum(abs(score[t]) for t in faulty) / mass if mass else even
+    places = []
+    for t in faulty:
+        higher = sum(score[u] > score[t] for u in tokens)
+        equal = sum(score[u] == score[t] for u in tokens)
+        places.append(higher + (1 + equal) / 2)
+    gaps = [abs(tokens.index(t) - tokens.index(u)) for t in faulty for u in tokens if onset[u]]
+    return Found(
+        auc=wins / len(faulty) / len(others),
+        share=share,
+        lift=share / even,
+        rank=min(places),
+        distance=min(gaps) if gaps else None,
+    )
+
+
+ROWS = st.lists(st.tuples(st.integers(-2, 3), st.booleans(), st.booleans(), st.booleans()), max_size=12)
+
+
+@given(ROWS)
+def test_every_measure_is_the_loop(row):
+    score = [float(values[0]) for values in row]
+    fault, mask, onset = ([values[k] for values in row] for k in (1, 2, 3))
+    shape = (1, len(row))
+    marks = [torch.tensor(values, dtype=torch.bool).reshape(shape) for values in (fault, mask, onset)]
+    [found] = locate(torch.tensor(score).reshape(shape), *marks)
+    expected = slow(score, fault, mask, onset)
+    if expected is None:
+        assert found in ("no_fault", "all_fault")
+    else:
+        assert asdict(found) == pytest.approx(asdict(expected))
+
+
+def test_padding_and_neighbours_change_nothing():
+    torch.manual_seed(0)
+    score, fault, mask, onset = (
+        torch.rand(3, 7),
+        torch.rand(3, 7) > 0.5,
+        torch.rand(3, 7) > 0.3,
+        torch.rand(3, 7) > 0.5,
+    )
+    fault[:, 0], fault[:, 1], mask[:, :2] = True, False, True
+    together = locate(score, fault, mask, onset)
+    pad = torch.zeros(3, 5, dtype=torch.bool)
+    wide = [torch.cat([t, ~pad], -1) for t in (fault, onset)]
+    padded = locate(
+        torch.cat([score, torch.full((3, 5), math.nan)], -1), wide[0], torch.cat([mask, pad], -1), wide[1]
+    )
+    alone = [locate(*(t[b : b + 1] for t in (score, fault, mask, onset)))[0] for b in range(3)]
+    assert together == padded == alone
+    assert all(isinstance(found, Found) for found in together)
+
+
+def test_half_precision_and_gradients_are_read():
+    score = torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16, requires_grad=True)
+    assert locate(score, bools(".x"), bools("xx"))[0].share == 0.75
+
+
+def test_no_completion_and_no_token():
+    empty = torch.zeros(0, 4, dtype=torch.bool)
+    assert locate(torch.zeros(0, 4), empty, empty) == []
+    assert (
+        locate(torch.zeros(2, 0), empty.reshape(2, 0)[:, :0], empty.reshape(2, 0)[:, :0]) == ["no_fault"] * 2
+    )
+
+
+def test_means_with_intervals():
+    rows = [
+        Found(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=0),
+        Found(auc=0.5, share=0.25, lift=1.0, rank=4.0, distance=None),
+        Found(auc=0.75, share=0.75, lift=3.0, rank=1.0, distance=3),
+    ]
+    found = localisation("gear", [*rows, "no_fault", "not_finite", "not_finite"], role="method")
+    assert (found.name, found.role, found.n) == ("gear", "method", 3)
+    assert found.left_out == {"no_fault": 1, "all_fault": 0, "not_finite": 2}
+    assert found.auc.mean == pytest.approx(0.75)
+    assert found.share.mean == pytest.approx(0.5)
+    assert found.lift.mean == pytest.approx(2.0)
+    assert found.rank.mean == pytest.approx(2.0)
+    assert (found.distance.mean, found.distance.n) == (1.5, 2)
+    assert 0.5 <= found.auc.interval.low < 0.75 < found.auc.interval.high <= 1.0
+    again = localisation("gear", rows)
+    assert again.auc == found.auc, "what is left out changes no number"
+    json.dumps(asdict(found), allow_nan=False)
+
+
+def test_the_seed_and_the_level_reach_the_intervals():
+    rows = [Found(auc=n / 30, share=n / 30, lift=1.0, rank=1.0, distance=None) for n in range(30)]
+    usual = localisation("gear", rows)
+    assert localisation("gear", rows, seed=1).auc.interval != usual.auc.interval
+    narrow = localisation("gear", rows, level=0.5).auc.interval
+    assert usual.auc.interval.low < narrow.low < narrow.high < usual.auc.interval.high
+
+
+def test_nothing_to_average():
+    found = localisation("gear", ["no_fault"])
+    assert (found.n, found.auc) == (0, (None, None, 0))
+    json.dumps(asdict(found), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["score", "fault", "onset"])
+def test_another_shape_is_named(name):
+    marks = {
+        "score": torch.zeros(2, 3),
+        "fault": bools("... ..."),
+        "mask": bools("xxx xxx"),
+        "onset": bools("... ..."),
+    }
+    marks[name] = marks[name][:, :2]
+    with pytest.raises(ValueError, match=rf"{name}: shape \(2, 2\), but mask has \(2, 3\)"):
+        inspect.unwrap(locate)(**marks)  # the tests' type checker would speak first

@@ -1,0 +1,348 @@
+"""The report: the numbers of the findings on one page that needs nothing else, whatever the names in it."""
+
+import json
+import re
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gear_rl.lab.cells import Cell
+from gear_rl.lab.localisation import Found, localisation
+from gear_rl.lab.plots import drawings, over_seeds
+from gear_rl.lab.report import Places, findings, save_plots, save_report
+from gear_rl.lab.verdict import compare
+
+HOSTILE = '<script>alert("1")</script> $x_ & --> {{ 7 * 7 }}'
+
+
+def cells(ends: dict[str, list[float | None]], **more: object) -> list[Cell]:
+    row = {
+        "task": "chain", "tier": "default", "steps": 4, "n_eval": 100, "accuracy_before": 0.2, "seconds": 1.0,
+        "held_out": [{"step": 2, "accuracy": 0.5, "n": 64}], "error": None,
+        "curves": {"reward": [0.1, None, 0.3, 0.4], "entropy": [1.0, 0.5, 0.4, 0.3]},
+    }  # fmt: skip
+    return [
+        Cell.from_dict(
+            {**row, "method": m, "credit": m.title(), "seed": s, "accuracy_after": end, **more}
+            | ({"error": f"RuntimeError: {HOSTILE}"} if end is None else {})
+        )
+        for m in ends
+        for s, end in enumerate(ends[m])
+    ]
+
+
+ENDS = {
+    "uniform": [0.60, 0.61, 0.62, 0.61],
+    "gear": [0.69, 0.72, 0.72, None],
+    "rlsd": [0.50, 0.49, 0.51, 0.50],
+}
+
+
+def places() -> Places:
+    rows = [Found(auc=0.8 + n / 100, share=0.4, lift=2.0, rank=1.5, distance=n % 3) for n in range(9)]
+    floor = [Found(auc=0.5, share=0.2, lift=1.0, rank=5.5, distance=None)] * 9
+    return Places(
+        task="chain",
+        tier="default",
+        fault="a wrong digit",
+        rows=[
+            localisation("gear", [*rows, "no_fault"]),
+            localisation("uniform", floor, role="floor"),
+            localisation("oracle", rows, role="ceiling"),
+        ],
+    )
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    runs = cells(ENDS)
+    return findings(
+        title="Chain",
+        command="gear compare --seeds 4",
+        comparisons=[(compare(runs), runs)],
+        localisations=[places()],
+        settings={"seeds": 4},
+        versions={"torch": "2.13.0"},
+        note="a note",
+    )
+
+
+class Page(HTMLParser):
+    """Tags, tables as rows of texts, and whether every opened tag is closed."""
+
+    VOID = ("meta", "br", "link", "img", "path", "use", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if any(tag in ("td", "th") for tag in self.open):
+            self.tables[-1][-1][-1] += data
+
+    def rows(self, column: str) -> dict[str, dict[str, str]]:
+        """The table that has that column: first cell to heading to text."""
+        [table] = [table for table in self.tables if column in table[0]]
+        texts = [[" ".join(cell.split()) for cell in row] for row in table]
+        return {row[0]: dict(zip(texts[0], row, strict=True)) for row in texts[1:]}
+
+
+def page_of(found: dict[str, Any], folder: Path) -> tuple[str, Page]:
+    save_report(found, folder / "deep" / "report.html")
+    text = (folder / "deep" / "report.html").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_the_findings_are_json_and_come_back(found):
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert again == found
+    gear = found["comparisons"][0]["verdicts"][1]
+    assert (gear["method"], gear["verdict"], gear["words"]) == ("gear", "better", "better at 3 seeds")
+    assert found["comparisons"][0]["failed"] == [["gear", 3, f"RuntimeError: {HOSTILE}"]]
+    assert [Cell.from_dict(row) for row in found["comparisons"][0]["cells"]] == cells(ENDS)
+    assert found["localisations"][0]["rows"][0]["left_out"] == {
+        "no_fault": 1,
+        "all_fault": 0,
+        "not_finite": 0,
+    }
+
+
+def test_the_verdicts_stand_first_and_in_words(found, tmp_path):
+    text, page = page_of(found, tmp_path)
+    assert page.tables[0][0][:2] == ["method", "verdict"]
+    rows = page.rows("verdict")
+    assert list(rows) == ["uniform", "gear", "rlsd"]
+    assert rows["uniform"]["verdict"] == "baseline"
+    assert rows["gear"]["verdict"] == "▲ better at 3 seeds"
+    assert rows["rlsd"]["verdict"] == "▼ worse at 4 seeds"
+    assert rows["gear"]["final accuracy"] == "0.710"
+    assert rows["gear"]["difference, seed by seed"] == "+0.100"
+    assert rows["gear"]["seeds"] == "3 paired, 1 failed"
+    # Differences -0.1, -0.12, -0.11, -0.11; the numbers are those of the document, with a true minus.
+    assert rows["rlsd"]["difference, seed by seed"] == "\N{MINUS SIGN}0.110"
+    low, high = found["comparisons"][0]["verdicts"][2]["difference_interval"]
+    assert rows["rlsd"]["its interval"] == f"{low:.3f} to {high:.3f}".replace("-", "\N{MINUS SIGN}")
+    assert "a note" in text
+    assert "gear compare --seeds 4" in text
+
+
+def test_what_is_beside_the_verdict(found, tmp_path):
+    rows = page_of(found, tmp_path)[1].rows("chance to win")
+    assert rows["gear"]["chance to win"].startswith("1.00 (")
+    # Area of an end e: 2 steps of mean 0.35, 2 of mean (0.5 + e) / 2; at 0.71 that is 0.4775.
+    assert rows["gear"]["area"] == "0.477"
+    assert rows["gear"]["steps to the baseline's end"] == "4 (3 of 3 seeds)"
+    assert rows["rlsd"]["steps to the baseline's end"] == "never (0 of 4 seeds)"
+    assert rows["uniform"]["steps to the baseline's end"] == "4 (3 of 4 seeds)"
+    assert rows["uniform"]["chance to win"] == "\N{EN DASH}"
+
+
+def test_failed_and_missing_runs_are_listed(tmp_path):
+    runs = cells(ENDS)[:-1]
+    found = findings(title="t", command="c", comparisons=[(compare(runs), runs)])
+    text, page = page_of(found, tmp_path)
+    rows = page.rows("reason")
+    assert rows["gear"] == {"method": "gear", "seed": "3", "reason": f"RuntimeError: {HOSTILE}"}
+    assert rows["rlsd"] == {"method": "rlsd", "seed": "3", "reason": "no such run"}
+    assert "1 run failed" in text
+    assert "1 run missing" in text
+
+
+def test_where_the_fault_is_found(found, tmp_path):
+    rows = page_of(found, tmp_path)[1].rows("lift")
+    assert [rows[name]["role"] for name in rows] == ["method", "floor", "ceiling"]
+    assert rows["gear"]["AUC"].startswith("0.840")
+    assert rows["gear"]["completions"] == "9, 1 left out (no_fault)"
+    assert rows["uniform"]["distance"] == "\N{EN DASH}"
+
+
+def test_a_baseline_that_allows_no_verdict_is_told(tmp_path):
+    runs = cells({"uniform": [1.0] * 3, "gear": [0.9] * 3})
+    text, page = page_of(findings(title="t", command="c", comparisons=[(compare(runs), runs)]), tmp_path)
+    assert "No verdict on any method: the baseline saturates (1.000; 100 problems" in text
+    assert "▼" not in page.rows("verdict")["gear"]["verdict"]
+
+
+def test_the_page_needs_nothing_else(found, tmp_path):
+    text, page = page_of(found, tmp_path)
+    assert not [tag for tag, _ in page.tags if tag in ("script", "link", "iframe", "object", "img")]
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not [name for name in names if name.startswith("on") or name == "src"]
+    targets = [a[n] for _, a in page.tags for n in ("href", "xlink:href") if n in a]
+    assert [target for target in targets if not target.startswith("#")] == []
+    assert re.sub(r"http://www\.w3\.org/\S+", "", text).count("://") == 0
+    assert "@import" not in text
+    assert all(part.startswith("#") for part in re.findall(r"url\(([^)]*)\)", text))
+
+
+def test_no_id_stands_twice_and_every_reference_leads_somewhere(found, tmp_path):
+    text, page = page_of(found, tmp_path)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)
+    assert used
+    assert set(used) <= set(ids)
+    assert all(a["aria-labelledby"] in ids for _, a in page.tags if "aria-labelledby" in a)
+
+
+def test_the_page_can_be_read_by_everybody(found, tmp_path):
+    text, page = page_of(found, tmp_path)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("caption") == tags.count("table") == 7
+    assert all(a.get("scope") in ("col", "row") for tag, a in page.tags if tag == "th")
+    drawn = [a for tag, a in page.tags if tag == "svg"]
+    assert len(drawn) == 4
+    assert all(a["role"] == "img" and a["aria-label"] for a in drawn)
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert "#1a1a1a" not in text.split("</style>", 1)[1], "ink that a dark page would swallow"
+    assert "#ffffff" not in text.split("</style>", 1)[1], "a white ground on a dark page"
+
+
+def test_hostile_names_are_text_everywhere(tmp_path):
+    runs = cells({"uniform": ENDS["uniform"], HOSTILE: ENDS["gear"]}, tier=HOSTILE, task="../x")
+    rows = [localisation(HOSTILE, [Found(auc=0.5, share=0.5, lift=1.0, rank=1.0, distance=0)] * 3)]
+    found = findings(
+        title=HOSTILE, command=HOSTILE, note=HOSTILE, comparisons=[(compare(runs), runs)],
+        localisations=[Places(task=HOSTILE, tier=HOSTILE, fault=HOSTILE, rows=rows)],
+        settings={HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE},
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text, page = page_of(found, tmp_path)
+        paths = save_plots(found, tmp_path / "plots")
+    assert "<script" not in text
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert "49" not in text.split("<h1>")[1].split("</h1>")[0], "a template in a name is no template"
+    assert HOSTILE in page.rows("verdict")
+    assert all(path.parent == tmp_path / "plots" for path in paths)
+
+
+@pytest.mark.parametrize("name", ["_hidden", "$\\frac{$", "\u4e2d\u6587", "a\nb\x1b[31m", "", "x" * 200])
+def test_any_name_can_be_drawn(name, tmp_path):
+    runs = cells({"uniform": ENDS["uniform"], name: ENDS["rlsd"]})
+    found = findings(title="t", command="c", comparisons=[(compare(runs), runs)])
+    page_of(found, tmp_path)
+    assert len(save_plots(found, tmp_path)) == 3
+
+
+def test_plots_for_papers(found, tmp_path):
+    paths = save_plots(found, tmp_path / "plots")
+    stems = [f"chain-default-{kind}" for kind in ("final", "curves", "training", "localisation")]
+    assert [path.name for path in paths] == [f"{stem}.png" for stem in stems]
+    first = [path.read_bytes() for path in paths]
+    assert all(content.startswith(b"\x89PNG") for content in first)
+    assert [path.read_bytes() for path in save_plots(found, tmp_path / "plots")] == first
+
+
+def test_the_same_findings_give_the_same_page(found, tmp_path):
+    assert page_of(found, tmp_path / "a")[0] == page_of(found, tmp_path / "b")[0]
+
+
+def test_two_comparisons_of_one_task_have_files_of_their_own(tmp_path):
+    runs = cells(ENDS)
+    twice = [(compare(runs), runs), (compare(runs, baseline="rlsd"), runs)]
+    found = findings(title="t", command="c", comparisons=twice)
+    assert len({path.name for path in save_plots(found, tmp_path)}) == 6
+    page_of(found, tmp_path)
+
+
+def test_the_figures_show_the_numbers(found):
+    final, curves, training, located = [drawing.draw() for drawing in drawings(found)]
+    left, right = final.axes
+    dots = [sorted(line.get_xdata()) for line in left.lines if len(line.get_xdata()) > 2]
+    assert dots == [sorted(end for end in ENDS[m] if end is not None) for m in ENDS]
+    verdicts = found["comparisons"][0]["verdicts"]
+    bars = [list(line.get_xdata()) for line in right.lines if len(line.get_xdata()) == 2][:2]
+    assert bars == [v["difference_interval"] for v in verdicts[1:]]
+    assert [text.get_text() for text in right.texts] == ["better", "worse"]
+    panel = curves.axes[0]
+    assert panel.get_title(loc="left") == "gear"
+    base, ours = panel.lines
+    assert list(base.get_xdata()) == [0, 2, 4]
+    assert list(ours.get_ydata()) == pytest.approx([0.2, 0.5, 0.71])
+    assert list(base.get_ydata()) == pytest.approx([0.2, 0.5, 0.61])
+    assert [axes.get_title(loc="left") for axes in training.axes] == ["Reward", "Entropy"], (
+        "length was not logged"
+    )
+    assert list(training.axes[0].lines[1].get_xdata()) == [1, 3, 4]
+    assert [text.get_text() for text in training.legends[0].get_texts()] == list(ENDS)
+    [axes] = located.axes
+    points = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1]
+    assert points == pytest.approx([0.84, 0.5, 0.84])
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["gear", "uniform (floor)", "oracle (ceiling)"]
+
+
+def test_bands_need_three_seeds_and_stay_shares():
+    ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.1, 0.9, None], "rlsd": [0.1, 0.9, 0.5]}
+    runs = cells(ends)
+    found = findings(title="t", command="c", comparisons=[(compare(runs), runs)])
+    two, three = drawings(found)[1].draw().axes
+    assert [len(axes.collections) for axes in (two, three)] == [1, 2], "the grey band is in both"
+    heights = three.collections[1].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.0, 1.0)
+
+
+def test_a_curve_over_seeds_by_hand():
+    rows = [[(0, 0.2), (5, 0.7), (9, 1.0)], [(0, 0.2), (5, 0.8)], [(0, 0.2), (5, 0.9), (7, 0.1)]]
+    (first, second) = over_seeds(rows)
+    assert first == (0, pytest.approx(0.2), pytest.approx((0.2, 0.2)))
+    assert second == (5, pytest.approx(0.8), pytest.approx((0.5515862, 1.0484138), abs=1e-6))
+    assert over_seeds([]) == []
+    assert over_seeds([[(3, 0.5)]]) == [(3, 0.5, None)]
+
+
+def test_a_report_of_nothing_but_failures(tmp_path):
+    runs = cells({"uniform": [None, None], "gear": [None, None]})
+    found = findings(title="t", command="c", comparisons=[(compare(runs), runs)])
+    assert drawings(found) == []
+    assert (
+        page_of(found, tmp_path)[1]
+        .rows("verdict")["gear"]["verdict"]
+        .startswith("no verdict: too few seeds (0")
+    )
+
+
+def test_a_localisation_alone_or_an_empty_one(tmp_path):
+    empty = Places(task="t", tier="t", fault="f", rows=[localisation("gear", ["no_fault"])])
+    found = findings(title="t", command="c", localisations=[places(), empty])
+    text, _ = page_of(found, tmp_path)
+    assert text.count("<svg") == 1
+    assert "verdict" not in text.split("<main>")[1]
+
+
+def test_another_format_is_refused(tmp_path):
+    for call in (save_report, save_plots):
+        with pytest.raises(ValueError, match="format: 2, but this version reads 1"):
+            call({"format": 2}, tmp_path / "x")
+
+
+def test_nan_is_no_finding():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        findings(title="t", command="c", settings={"x": float("nan")})
