@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test check format picture clean
+.PHONY: help install demo test bench check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
 
@@ -29,6 +29,10 @@ demo: $(VENV)/.trl ## Train a small language model with GEAR on this machine, in
 
 test: $(VENV)/.dev ## Run every test, on two processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make docs/methods.md again
+	$(BIN)/gear bench methods --out docs/results/method_costs.json $(ARGS)
+	$(BIN)/gear methods --page --costs docs/results/method_costs.json > docs/methods.md
 
 check: $(VENV)/.dev ## Lint, types and the architecture
 	$(BIN)/ruff check .
