@@ -35,7 +35,7 @@ def _overview(costs: dict[str, Any] | None) -> str:
     for name, cls in METHODS.items():
         row = None if costs is None else costs["methods"].get(name)
         cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
-        lines.append(f"| [`{name}`](#{name}) | {_needs(cls())} | {cost} | {cls.source} |")
+        lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} | {cls.source} |")
     if costs is not None:
         lines += [
             "",
@@ -59,7 +59,7 @@ def _overview(costs: dict[str, Any] | None) -> str:
 
 def _section(name: str, cls: Any) -> str:
     method = cls()
-    lines = [f"## {name}", "", _prose(cls), "", f"Source: {cls.source}. Needs: {_needs(method)}."]
+    lines = [f"## {name}", "", _prose(cls), "", f"Source: {cls.source}. Needs: {needs_of(method)}."]
     if distillation_of(method) is not None:
         lines[-1] += " Adds a term to the loss."
     elif is_additive(method):
@@ -85,8 +85,11 @@ def _prose(cls: Any) -> str:
     return re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
 
 
-def _needs(method: Any) -> str:
-    return ", ".join(f"`{signal}`" for signal in method.needs) or "nothing"
+def needs_of(method: Any) -> str:
+    """What is computed for a method, as Markdown."""
+    signals = ", ".join(f"`{signal}`" for signal in method.needs)
+    teacher = "a teacher in the loss" if distillation_of(method) is not None else ""
+    return "; ".join(part for part in (signals, teacher) if part) or "nothing"
 
 
 def read_costs(file: Path) -> dict[str, Any]:
