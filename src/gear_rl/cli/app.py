@@ -154,14 +154,12 @@ def methods(
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
     if markdown:
+        from gear_rl.cli.methods_page import needs_of
+
         sys.stdout.write("| method | idea | needs | source |\n|---|---|---|---|\n")
         for row in rows:
-            needs = ", ".join(f"`{signal}`" for signal in row["needs"])
-            needs = "; ".join(
-                part for part in (needs, "a teacher in the loss" if row["distils"] else "") if part
-            )
             sys.stdout.write(
-                f"| `{row['name']}` | {row['idea']} | {needs or 'nothing'} | {row['source']} |\n"
+                f"| `{row['name']}` | {row['idea']} | {needs_of(chosen[row['name']]())} | {row['source']} |\n"
             )
         return
     table = (
@@ -180,7 +178,8 @@ def methods(
 @mendable
 def view(
     files: Annotated[
-        list[Path], typer.Argument(help="A record file, such as runs/demo/records.jsonl; --html takes several.")
+        list[Path],
+        typer.Argument(help="A record file, such as runs/demo/records.jsonl; --html takes several."),
     ],
     number: Annotated[
         list[int] | None,
