@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from cli.commands import untouched
 from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
 from gear_rl.cli.train import make_trainer, quiet_libraries
 from gear_rl.methods import METHODS
@@ -21,6 +22,11 @@ SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
 
 
 def history_of(name: str, folder, **changes):
+    with untouched(None):
+        return _history_of(name, folder, changes)
+
+
+def _history_of(name: str, folder, changes):
     quiet_libraries(Console(stderr=True, quiet=True))
     settings = PUBLISHED.get(name, {}) | changes
     trainer = make_trainer(

@@ -70,7 +70,8 @@ class TokenSignals:
 
     # Completions of a group beside each other.
     group_B: Int[Tensor, " B"] | None = None
-    """Which prompt's group the completion belongs to; only for methods that compare siblings."""
+    """Which prompt's group the completion belongs to; only for methods that compare siblings. A completion that
+    falls back, or that nobody judged where rewards are read, has no siblings: its number is no prompt's."""
     reward_B: Float[Tensor, " B"] | None = None
     """The completion's reward, as the trainer weighs and sums it; 0 where nobody judged."""
     rewards_BR: Float[Tensor, "B R"] | None = None

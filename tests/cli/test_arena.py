@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cli.test_config import gear
+from cli.commands import gear
 from gear_rl.arena import warm_start
 from gear_rl.arena.ledger_warm_start import LedgerRecipe
 from gear_rl.cli.arena import build, chain_tables, ledger_tables

@@ -1,12 +1,11 @@
 """gear bench methods: the numbers are of one run, and add up."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
 
+from cli.commands import gear, untouched
 from gear_rl.cli.bench import bench_methods, methods_table
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.methods_page import methods_page, read_costs
@@ -15,10 +14,11 @@ from gear_rl.cli.train import quiet_libraries
 
 @pytest.fixture(scope="module")
 def found():
-    quiet_libraries(Console(quiet=True))
-    return bench_methods(
-        ["entropy_forks"], tier="easy", steps=2, repeats=2, rollouts=8, console=Console(quiet=True)
-    )
+    with untouched(None):
+        quiet_libraries(Console(quiet=True))
+        return bench_methods(
+            ["entropy_forks"], tier="easy", steps=2, repeats=2, rollouts=8, console=Console(quiet=True)
+        )
 
 
 def test_grpo_is_always_among_them_and_is_its_own_measure(found):
@@ -64,8 +64,5 @@ def test_a_file_that_is_no_result_is_refused(tmp_path, found):
     ],
 )
 def test_bad_input_is_one_line(words, message):
-    code = "from gear_rl.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "bench", "methods", *words], capture_output=True, text=True, check=False
-    )
+    done = gear("bench", "methods", *words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

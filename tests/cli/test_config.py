@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import commands
 from gear_rl import Gear, RandomOnsets, Shuffled
 from gear_rl.cli.config import build_method, load_config, settings_of
 from gear_rl.cli.data import load_rows
@@ -278,11 +279,17 @@ def test_bad_input_is_one_line_without_a_traceback(tmp_path, words, message):
     write(tmp_path, "bad.jsonl", '{"prompt": "a"\n{"prompt": \n')
     write(tmp_path, "empty.jsonl", "\n")
     write(tmp_path, "plain.jsonl", "\n".join(json.dumps({"prompt": f"{i}"}) for i in range(9)))
-    done = gear(*words, cwd=tmp_path)
+    done = commands.gear(*words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if line.strip()]) == 1, done.stderr
+
+
+def test_bad_input_is_one_line_of_a_process_too():
+    done = gear("train", *BASE, "--credit", "gaer")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr == "gear: credit: no method 'gaer'; did you mean gear?\n"
 
 
 def test_methods_as_json():

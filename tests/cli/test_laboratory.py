@@ -1,13 +1,12 @@
 """gear score and gear compare: real runs, small ones."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from rich.console import Console
 
+from cli.commands import gear, untouched
 from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
 from gear_rl.cli.cells import finished
@@ -17,11 +16,6 @@ from gear_rl.cli.score import score, score_table
 from gear_rl.cli.train import quiet_libraries
 
 QUIET = Console(quiet=True)
-
-
-def gear(*words: str) -> subprocess.CompletedProcess[str]:
-    code = "from gear_rl.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
 
 
 # --- score ---------------------------------------------------------------------------------------------------
@@ -51,8 +45,9 @@ def test_more_faults_than_problems_are_refused():
 
 @pytest.fixture(scope="module")
 def scored():
-    quiet_libraries(QUIET)
-    return score({"entropy_forks": {"name": "entropy_forks"}}, tier="easy", n=6, console=QUIET)
+    with untouched(None):
+        quiet_libraries(QUIET)
+        return score({"entropy_forks": {"name": "entropy_forks"}}, tier="easy", n=6, console=QUIET)
 
 
 def test_floors_controls_and_the_ceiling_are_always_there(scored):
@@ -131,9 +126,9 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    """Two runs that finish, one that cannot; interrupted after the first, so to speak, and gone on with."""
+    """A run that finishes, one that cannot; interrupted after the first, so to speak, and gone on with."""
     folder = tmp_path_factory.mktemp("compare")
-    specs = specs_of(["gear", "crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
+    specs = specs_of(["crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
     first = run_cells(specs[:1], folder / "cells", jobs=1, console=QUIET)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
     rows = run_cells(specs, folder / "cells", jobs=2, console=QUIET)
@@ -144,18 +139,18 @@ def comparison(tmp_path_factory):
 
 def test_a_run_that_fails_is_told_and_takes_no_other_along(comparison):
     _, _, rows = comparison
-    assert [row["method"] for row in rows] == ["uniform", "gear", "crpo:style=[9]"]
-    assert [row["error"] is None for row in rows] == [True, True, False]
-    assert "style" in rows[2]["error"] and "9" in rows[2]["error"]
+    assert [row["method"] for row in rows] == ["uniform", "crpo:style=[9]"]
+    assert [row["error"] is None for row in rows] == [True, False]
+    assert "style" in rows[1]["error"] and "9" in rows[1]["error"]
 
 
 def test_a_failed_or_foreign_cell_is_run_again(comparison):
     folder, specs, _ = comparison
     cells = folder / "cells"
-    assert finished(specs[1], cells) is not None
-    assert finished(specs[2], cells) is None
-    other = specs_of(["gear"], task="chain", tier="easy", seeds=1, steps=2, n_eval=8)[1]
-    assert other.file == specs[1].file and finished(other, cells) is None, "another budget is another run"
+    assert finished(specs[0], cells) is not None
+    assert finished(specs[1], cells) is None
+    other = specs_of([], task="chain", tier="easy", seeds=1, steps=2, n_eval=8)[0]
+    assert other.file == specs[0].file and finished(other, cells) is None, "another budget is another run"
     (cells / "torn.json").write_text('{"spec"')
     assert finished(other, cells) is None
 
@@ -169,7 +164,7 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
     assert one["verdicts"][0]["method"] == "uniform"
     assert "too few seeds" in one["verdicts"][1]["words"]
     assert one["failed"] and one["failed"][0][0] == "crpo:style=[9]"
-    assert verdict_table(found).row_count == 3
+    assert verdict_table(found).row_count == 2
     save(found, folder)
     assert json.loads((folder / "comparison.json").read_text()) == found
     assert "crpo:style=[9]" in (folder / "report.html").read_text(encoding="utf-8")

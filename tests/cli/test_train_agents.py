@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cli.test_config import gear
+from cli.commands import gear
 from cli.test_train import SMALL
 from gear_rl.cli.config import load_config
 from gear_rl.cli.errors import InputError

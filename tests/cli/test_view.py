@@ -1,17 +1,9 @@
 """gear view: one file in the terminal or as a picture, several on a page."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+from cli.commands import gear
 from gear_rl.view.records import Record
-
-
-def gear(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "from gear_rl.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=cwd
-    )
 
 
 def write(file: Path, method: str) -> None:

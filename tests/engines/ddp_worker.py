@@ -1,4 +1,4 @@
-"""One of two processes: train with TRL's trainer, with Uniform, Gear and Sdpg; write down what came out."""
+"""One of two processes: train with TRL's trainer, with Uniform, Gear, Sdpg and Igpo; write down what came out."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from engines import tiny
-from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
+from engines import probing, tiny
+from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
 from gear_rl.engines import trl_signals as engine
-from gear_rl.methods import Sdpg
+from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
 
 
 def lopsided(completions, prompts, **kwargs):
@@ -75,8 +75,34 @@ def main(model: str, folder: Path) -> None:
     bare = tiny.rows().remove_columns(["privileged_context", "answer"])
     trainer = GEARTrainer(model, first_of_rank_0, GEARConfig(**settings), bare, credit=Gear())
     trainer.train()
+    # Groups of four, of which the second is torn: each process has six completions, of other lengths.
+    advantage_B, signals = probing.torn()
+    own = slice(6 * rank, 6 * rank + 6)
+    credits = {
+        method.name: trainer._credit(method, advantage_B[own], probing.part(signals, own)).advantage
+        for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Crpo(), Shuffled(of=Gigpo()))
+    }
+    torch.save(credits, folder / f"credits-{rank}.pt")
     trainer.reward_funcs[:] = [lambda prompts, **_: [float(p[0]["content"].split()[0]) for p in prompts]]
     found["solved"] = trainer.solve(list(tiny.rows(11)))
+
+    def two_turns(prompts, trainer):
+        """The second process's are longer; its completions are siblings of the first's."""
+        ids = trainer._tokenize_prompts(prompts)[0]
+        turns = [([20 + i, 31, 32, *[33] * (2 * rank)], [50 + i, 51, 2]) for i in range(len(ids))]
+        return {
+            "prompt_ids": ids,
+            "completion_ids": [[*first, 40, 41, *second] for first, second in turns],
+            "env_mask": [[*[1] * len(first), 0, 0, *[1] * len(second)] for first, second in turns],
+            "logprobs": None,
+        }
+
+    changes = {"num_generations": 16, "max_steps": 1, "teacher_prompt": "splice"}
+    settings = tiny.settings(folder / "igpo", record_file=str(folder / "igpo.jsonl"), **changes)
+    reward = lambda completion_ids, **_: [float(ids[0] + rank) for ids in completion_ids]  # noqa: E731
+    GEARTrainer(
+        model, reward, GEARConfig(**settings), tiny.rows(), rollout_func=two_turns, credit=Igpo()
+    ).train()
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

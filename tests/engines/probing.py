@@ -9,7 +9,9 @@ from accelerate import Accelerator
 from engines import tiny
 from engines.scripted import END, call, scripted
 from gear_rl.signals.score import Completions, Prompts
-from gear_rl.types import Credit
+from gear_rl.tensor.groups import on_turns
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import ROW_SIGNALS, Credit, TokenSignals
 
 WEIGHTS = [1.0, 0.5]
 LOOK = call("look", '{"place": "a"}')
@@ -119,6 +121,39 @@ class Pass:
     def plain(self):
         """What it would get from GRPO."""
         return torch.where(self.mask, self.base_B[:, None], 0.0)
+
+
+def torn() -> tuple[torch.Tensor, TokenSignals]:
+    """Three groups of four, of which a cut in the middle tears the second; the first six rows are shorter."""
+    g = torch.Generator().manual_seed(0)
+    length = torch.tensor([5, 7, 1, 0, 6, 7, 11, 3, 9, 10, 2, 11])
+    mask = torch.arange(11) < length[:, None]
+    mask[:, 3] = False
+    turn_id = turn_ids(mask)
+
+    def per_turn(values):
+        return on_turns(values, turn_id)
+
+    return torch.randn(12, generator=g), TokenSignals(
+        mask=mask,
+        turn_id=turn_id,
+        group_B=torch.arange(12) // 4,
+        reward_B=torch.randint(0, 3, (12,), generator=g).float(),
+        rewards_BR=torch.rand(12, 2, generator=g),
+        turn_reward=per_turn(torch.rand(12, 11, generator=g)),
+        anchor_id=torch.where(mask, per_turn(torch.randint(0, 2, (12, 11), generator=g)), -1),
+        answer_confidence=per_turn(torch.rand(12, 11, generator=g)),
+        sentence_id=torch.where(mask, torch.arange(11) // 2, -1),
+    )
+
+
+def part(signals: TokenSignals, rows: slice) -> TokenSignals:
+    """Some rows, as wide as the longest of them."""
+    width = int(signals.mask[rows].any(0).nonzero().max()) + 1
+    values = {field.name: getattr(signals, field.name) for field in dataclasses.fields(signals)}
+    return TokenSignals(
+        **{n: x[rows] if n in ROW_SIGNALS else x[rows, :width] for n, x in values.items() if x is not None}
+    )
 
 
 def shop(folder, model, *, tools: bool = True, rows: Any = None, **changes: Any):

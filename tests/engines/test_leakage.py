@@ -8,6 +8,8 @@ import torch
 import gear_rl.engines.trl_signals as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
+from gear_rl.engines import trl
+from gear_rl.methods import Igpo, Opsd, Sdpg, Sdpo
 from gear_rl.view.records import read_records
 
 
@@ -43,12 +45,12 @@ class Watch:
         monkeypatch.setattr(engine, "score", scored)
 
 
-def train(folder, model, contexts, monkeypatch, **changes):
+def train(folder, model, contexts, monkeypatch, credit=None, **changes):
     dataset = tiny.rows().from_list(
         [{**row, "privileged_context": context} for row, context in zip(tiny.rows(), contexts, strict=True)]
     )
     settings = tiny.settings(folder, record_file=str(folder / "records.jsonl"), max_steps=1, **changes)
-    trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), dataset, credit=Gear())
+    trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), dataset, credit=credit or Gear())
     watch = Watch(monkeypatch, trainer.model)
     trainer.train()
     return trainer, watch
@@ -77,6 +79,40 @@ def test_a_canary_is_seen_by_the_teacher_alone(tiny_model, tmp_path, monkeypatch
         )["input_ids"]
     }
     assert {tuple(ids) for ids in watch.generated_from} <= known
+    assert canary not in (tmp_path / "records.jsonl").read_text()
+
+
+@pytest.mark.parametrize("credit", [Igpo(), Opsd(), Sdpo(), Sdpg(weight=0.5)], ids=lambda method: method.name)
+def test_what_is_asked_of_the_ground_truth_is_never_generated_from(tiny_model, tmp_path, monkeypatch, credit):
+    """The confidence in it, and the term that a teacher distils: both are scored alone, not sampled from."""
+    canary = secrets.token_hex(16)
+    told: list[list[int]] = []
+    attach, confidence = trl.attach, engine.answer_confidence
+
+    def attached(output, *more):
+        told.extend(
+            ids[kept.bool()].tolist() for ids, kept in zip(more[2].ids_BP, more[2].attention_BP, strict=True)
+        )
+        attach(output, *more)
+
+    def asked(net, completions, student, answers, **options):
+        told.extend(answers)
+        return confidence(net, completions, student, answers, **options)
+
+    monkeypatch.setattr(trl, "attach", attached)
+    monkeypatch.setattr(engine, "answer_confidence", asked)
+    trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, credit)
+    tokenizer = trainer.processing_class
+    part = tokenizer(canary, add_special_tokens=False)["input_ids"]
+    assert len(told) == 8 and all(contains(ids, part) for ids in told), "else the test would see nothing"
+    assert len(watch.generated_from) == 8
+    known = {
+        tuple(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))
+        for row in tiny.rows()
+    }
+    assert {tuple(ids) for ids in watch.generated_from} <= known
+    for ids in [*watch.generated_from, *watch.sampled]:
+        assert not contains(ids, part)
     assert canary not in (tmp_path / "records.jsonl").read_text()
 
 

@@ -1,10 +1,13 @@
 """The numbers of the `gear/*` metrics, worked by hand."""
 
+import dataclasses
+import math
+
 import pytest
 import torch
 
-from gear_rl.engines.measures import FALLBACKS, finished, measured
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.engines.measures import FALLBACKS, cleaned, finished, finite_rows, measured, without
+from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
 
 
 def test_two_completions_by_hand():
@@ -48,3 +51,57 @@ def test_nothing_scored_leaves_the_means_out():
     found = finished({name: value.item() for name, value in sums.items()}, largest.item(), seconds=0.0)
     assert found["gear/scored"] == 0.0
     assert not [name for name in found if "/mean" in name or "segments" in name or "weight" in name]
+
+
+def every_signal(num_rows=4, num_tokens=3):
+    """All signals, of 1 everywhere; the last token of each row is masked."""
+    mask = torch.tensor([[True, True, False]]).expand(num_rows, num_tokens)
+    kinds = dict.fromkeys(("group_B", "answer_region", "anchor_id", "sentence_id", "line_id"), torch.int64)
+    values = {name: torch.ones(num_rows, num_tokens, dtype=kinds.get(name)) for name in SIGNAL_NAMES}
+    values |= {name: torch.ones(num_rows, dtype=kinds.get(name)) for name in ("group_B", "reward_B")}
+    values["rewards_BR"] = torch.ones(num_rows, 2)
+    return TokenSignals(mask=mask, turn_id=torch.where(mask, 0, -1), **values)
+
+
+def floats(signals):
+    return [name for name in SIGNAL_NAMES if getattr(signals, name).is_floating_point()]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
+    assert len(floats(every_signal())) == len(SIGNAL_NAMES) - 5
+    for name in floats(every_signal()):
+        signals = every_signal()
+        getattr(signals, name)[(1,) if name == "reward_B" else (1, 1)] = value
+        if name not in ROW_SIGNALS:
+            getattr(signals, name)[2, 2] = value  # masked
+        assert finite_rows(signals).tolist() == [True, False, True, True], name
+    assert finite_rows(TokenSignals(mask=torch.ones(2, 0, dtype=torch.bool))).tolist() == [True, True]
+
+
+def test_cleaned_rows_hold_0_and_others_are_as_they_were():
+    signals, keep_B = every_signal(), torch.tensor([True, False, True, True])
+    signals.divergence[1] = math.nan
+    found = cleaned(signals, keep_B)
+    for name in SIGNAL_NAMES:
+        value = getattr(found, name)
+        whole = name not in floats(signals)
+        assert value.flatten(1).amax(-1).tolist() == [1, int(whole), 1, 1] if value.dim() > 1 else True, name
+    assert found.reward_B.tolist() == [1, 0, 1, 1] and torch.equal(found.mask, signals.mask)
+    assert signals.reward_B.tolist() == [1] * 4, "the signals themselves are left alone"
+
+
+def test_without_a_row_the_others_have_no_such_sibling():
+    signals, absent_B = every_signal(), torch.tensor([False, True, False, True])
+    signals.divergence[1] = math.nan
+    found = without(signals, absent_B, alone=9)
+    kept = [0, 2]
+    for field in dataclasses.fields(signals):
+        assert torch.equal(getattr(found, field.name)[kept], getattr(signals, field.name)[kept])
+    for name in ("mask", *floats(signals)):
+        assert not getattr(found, name)[absent_B].any(), name
+    for name in ("turn_id", "answer_region", "anchor_id", "sentence_id", "line_id"):
+        assert (getattr(found, name)[absent_B] == -1).all(), name
+    assert found.group_B.tolist() == [1, 9, 1, 9]
+    bare = without(TokenSignals(mask=signals.mask), absent_B, alone=9)
+    assert bare.turn_id is None and bare.group_B is None and bare.mask.any(-1).tolist() == [True, False] * 2

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engines import probing
+from gear_rl import Shuffled
+from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo
+from gear_rl.types import TokenSignals
 from gear_rl.view.records import read_records
 
 TESTS = Path(__file__).parents[1]
@@ -97,3 +101,40 @@ def test_the_processes_share_the_solving_and_agree(finished):
     for rank in (0, 1):
         solved = json.loads((finished / f"{rank}.json").read_text())["solved"]
         assert solved == [float(i) for i in range(11)]
+
+
+def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(finished):
+    ranks = [torch.load(finished / f"credits-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    advantage_B, signals = probing.torn()
+    for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Crpo(), Shuffled(of=Gigpo())):
+        whole = method(advantage_B, signals).advantage
+        first, second = (found[method.name] for found in ranks)
+        assert first.shape == (6, 7) and second.shape == (6, 11)
+        torch.testing.assert_close(first, whole[:6, :7])
+        torch.testing.assert_close(second, whole[6:])
+        apart = method(advantage_B[:6], probing.part(signals, slice(0, 6))).advantage
+        assert not torch.allclose(first, apart), "else nothing is shown"
+
+
+def test_returns_are_compared_with_siblings_on_the_other_process(finished):
+    """The credit of a run, once more by the method itself from what the records hold of both processes."""
+    records = list(read_records(finished / "igpo.jsonl"))
+    assert {record.group for record in records} == {0} and len(records) == 16
+    assert [len(record.mask) for record in records] == [8] * 8 + [10] * 8
+
+    def padded(rows):
+        return torch.tensor([[*row, *[0] * (10 - len(row))] for row in rows])
+
+    mask = padded([record.mask for record in records]).bool()
+    confidence = padded([record.signals["answer_confidence"] for record in records])
+    assert (confidence[mask] > 0).all()
+    signals = TokenSignals(
+        mask=mask,
+        group_B=torch.zeros(16, dtype=torch.long),
+        reward_B=torch.tensor([record.reward for record in records]),
+        answer_confidence=confidence,
+    )
+    advantage_B = torch.tensor([record.advantage for record in records])
+    found = padded([record.credit for record in records])
+    torch.testing.assert_close(found, Igpo()(advantage_B, signals).advantage)
+    assert found[:8].sum() < 0 < found[8:].sum(), "the second process's rewards are higher"

@@ -400,6 +400,8 @@ def test_one_tile_of_logits_lives_at_a_time(backward, monkeypatch):
 
     alive, most = weakref.WeakSet(), []
     original = Head.logits
+    gc.collect()
+    gc.freeze()  # of what the other tests of this process left, nothing is looked at again and again
 
     def watched(self, hidden, *more):
         gc.collect()
@@ -416,6 +418,7 @@ def test_one_tile_of_logits_lives_at_a_time(backward, monkeypatch):
         most.clear()
         terms.sum().backward()
         assert len(most) == 20, "ten tiles, student and teacher, once more"
+    gc.unfreeze()
     assert max(most) <= 2 * 3
 
 

@@ -394,10 +394,10 @@ def test_half_surrogates_reach_the_page_as_text(tmp_path):
 
 
 def test_records_stream_through(tmp_path):
-    """Of 40 records more, less than a tenth of their size is more in memory."""
+    """Of 24 records more, less than a tenth of their size is more in memory."""
 
     def peak(count: int) -> int:
-        one = record(4000, credit=list(np.random.default_rng(0).normal(size=4000)))
+        one = record(1500, credit=list(np.random.default_rng(0).normal(size=1500)))
         path = tmp_path / f"{count}.jsonl"
         path.write_text((one.to_json() + "\n") * count, encoding="utf-8")
         tracemalloc.start()
@@ -406,8 +406,8 @@ def test_records_stream_through(tmp_path):
         tracemalloc.stop()
         return most
 
-    few, many = peak(20), peak(60)  # what is collected now and then reaches its level before
-    assert many - few < (tmp_path / "60.jsonl").stat().st_size * 40 / 60 / 10
+    few, many = peak(12), peak(36)  # what is collected now and then reaches its level before
+    assert many - few < (tmp_path / "36.jsonl").stat().st_size * 24 / 36 / 10
 
 
 def test_null_is_nan():

@@ -294,7 +294,9 @@ class GEARTrainer(GRPOTrainer):
             try:
                 teacher.load_state_dict(safetensors.torch.load_file(file) if file.exists() else {})
             except ValueError as error:
-                fix = "" if name == TEACHER_FILE else f" ({name}: and with the credit that needs the reference)"
+                fix = (
+                    "" if name == TEACHER_FILE else f" ({name}: and with the credit that needs the reference)"
+                )
                 raise ValueError(f"resume_from_checkpoint: {checkpoint}: {error}{fix}") from None
 
     # --- the credit pass ------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ def check_reference(credit: CreditAssigner, sharding: str, peft: bool) -> None:
     """Refuse a method that needs the first weights where no copy of them could be kept; ``ValueError``."""
     if "reference_logprob" in credit.needs and sharding in SHARDED and not peft:
         raise ValueError(
-            f"credit: {credit.name!r} needs reference_logprob, for which a copy of the first weights is kept; that "
-            f"was never run under {sharding}. Train a PEFT adapter, or take one process or DDP"
+            f"credit: {credit.name!r} needs reference_logprob, for which a copy of the first weights is kept, "
+            f"which was never run under {sharding}; train a PEFT adapter, or take one process or DDP"
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Prompts, backbone_of, head_of, hidden_states, unwrapped
+from gear_rl.signals.score import Prompts, backbone_of, evaluating, head_of, hidden_states, unwrapped
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head, predicting_positions
@@ -201,20 +201,14 @@ def _teacher_states(trainer: Any, batch: _Batch) -> tuple[Tensor | None, Head | 
     attention = torch.cat([prompt_attention[:, begin:], batch.attention[rows][:, :width].long()], 1)
     lender = cast(Teacher, trainer._ready_teacher())
     borrows = not isinstance(lender, LiveTeacher)
-    training = {module: module.training for module in model.modules()}
-    model.eval()  # a teacher does not drop out
-    try:
-        with lender.weights(model) if borrows else nullcontext():
-            hidden = hidden_states(model, ids, attention, num_tokens=width)[kept[:, :width]]
-            head = None
-            if borrows and _head_is_trained(model):
-                # A copy: once the weights are handed back, the parameter is the student's again.
-                own = head_of(model, trainer.temperature)
-                bias = None if own.bias_V is None else own.bias_V.clone()
-                head = replace(own, weight_VD=own.weight_VD.clone(), bias_V=bias)
-    finally:
-        for module, was_training in training.items():
-            module.training = was_training
+    with evaluating(model), lender.weights(model) if borrows else nullcontext():
+        hidden = hidden_states(model, ids, attention, num_tokens=width)[kept[:, :width]]
+        head = None
+        if borrows and _head_is_trained(model):
+            # A copy: once the weights are handed back, the parameter is the student's again.
+            own = head_of(model, trainer.temperature)
+            bias = None if own.bias_V is None else own.bias_V.clone()
+            head = replace(own, weight_VD=own.weight_VD.clone(), bias_V=bias)
     return hidden, head
 
 

@@ -85,17 +85,20 @@ def collect(trainer: Any, needs: Sequence[str], batch: Batch) -> TokenSignals:
             **read,
         )
         found["reference_logprob"] = own.get("teacher_logprob")
-    texts = _texts(trainer, completions) if any(name in _TEXT_SIGNALS for name in needs) else []
+    asked = [name for name in SALIENCY_SIGNALS if name in needs]
+    finds_answer = bool(asked) or "answer_region" in needs
+    reads_text = finds_answer or any(name in _TEXT_SIGNALS for name in needs)
+    texts = _texts(trainer, completions) if reads_text else []
     if "sentence_id" in needs:
         found["sentence_id"] = sentence_ids(texts, completions.mask)
     if "line_id" in needs:
         found["line_id"] = line_ids(texts, completions.mask)
-    if "answer_region" in needs:
+    if finds_answer:
         region = answer_regions(texts, completions.mask, trainer.args.answer_pattern)
-        found["answer_region"] = region
+        if "answer_region" in needs:
+            found["answer_region"] = region
         answered_B = (region == 1).any(-1)
         trainer._metrics["train"]["gear/answers"].append(_share(trainer, answered_B))
-        asked = [name for name in SALIENCY_SIGNALS if name in needs]
         if asked:
             found |= saliency(
                 trainer.model,

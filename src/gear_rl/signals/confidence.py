@@ -4,15 +4,15 @@ The ground truth's tokens stand where the turn would begin, and are only scored:
 them. One forward pass for every turn. Knows no method and no trainer.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Completions, Prompts, head_of, hidden_states
+from gear_rl.signals.score import Completions, Prompts, evaluating, head_of, hidden_states
 from gear_rl.tensor.groups import has_turn, on_turns
 from gear_rl.tensor.logits import scattered, token_statistics
 from gear_rl.tensor.segments import turn_ids
@@ -45,7 +45,7 @@ def answer_confidence(
     pairs = _pairs(mask, answers, row_B)
     confidence_BK = torch.zeros(mask.shape, device=mask.device)
     context: Callable[[nn.Module], AbstractContextManager[Any]] = head_context or _no_context
-    with _evaluating(model):
+    with evaluating(model):
         for begin in range(0, len(pairs), batch_size):
             batch = pairs[begin : begin + batch_size]
             rows = [_sequence(completions, student, answers[b], b, start) for b, _, start in batch]
@@ -130,15 +130,3 @@ def _confidences(
 
 def _no_context(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    """Without dropout, each module's mode as before afterwards."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in training.items():
-            module.training = was_training

@@ -16,7 +16,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from gear_rl.signals.score import Completions, Prompts, backbone_of, head_of, hidden_states, unwrapped
+from gear_rl.signals.score import (
+    Completions,
+    Prompts,
+    backbone_of,
+    evaluating,
+    head_of,
+    hidden_states,
+    unwrapped,
+)
 from gear_rl.tensor.logits import Head, predicting_positions
 
 SALIENCY_SIGNALS = ("answer_occlusion", "answer_gradient", "answer_activation")
@@ -380,22 +388,19 @@ def _decoder_layers(model: nn.Module) -> nn.ModuleList | None:
 @contextmanager
 def _steady(model: nn.Module) -> Generator[None]:
     """Dropout off; gradient checkpointing, which transformers tie to the training mode, goes on without it."""
-    training = {module: module.training for module in model.modules()}
-    layers = _decoder_layers(model) if any(_checkpoints(module) for module in training) else None
+    layers = _decoder_layers(model) if any(_checkpoints(module) for module in model.modules()) else None
     forwards = {layer: vars(layer).get("forward") for layer in layers or ()}
-    model.eval()
     try:
         for layer in forwards:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        yield
+        with evaluating(model):
+            yield
     finally:
         for layer, forward in forwards.items():
             if forward is None:
                 del layer.forward
             else:
                 layer.forward = forward
-        for module, was_training in training.items():
-            module.training = was_training
 
 
 def _checkpoints(module: nn.Module) -> bool:

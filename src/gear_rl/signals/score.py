@@ -5,8 +5,8 @@ model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied 
 method, only the names of signals; knows no trainer.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -123,18 +123,25 @@ def score(
         scorer = _Scorer(model, completions, student, teacher, wanted, temperature)
         scorer.teacher_weights = teacher_weights
         scorer.head_context = head_context or (lambda _: nullcontext())
-        training = {module: module.training for module in model.modules()}
-        model.eval()  # dropout would make the same token diverge from itself
-        try:
+        with evaluating(model):
             for batch in batches:
                 for name, values in scorer(batch).items():
                     found[name][batch] = values
             for batch in spare:
                 scorer(batch)
-        finally:
-            for module, was_training in training.items():
-                module.training = was_training
     return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), **found)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Dropout off, which would make the same token diverge from itself; each module's own mode afterwards."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in training.items():
+            module.training = was_training
 
 
 class _Scorer:

@@ -6,8 +6,7 @@ trainer.
 """
 
 import math
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Completions, Prompts, backbone_of
+from gear_rl.signals.score import Completions, Prompts, backbone_of, evaluating
 
 _NOWHERE = 1e12
 """Cost of a place that pads a short window: nothing is ever sent there, and a float32 still holds it."""
@@ -72,7 +71,7 @@ def transport_distances(
     done = num_transport_batches(mask, group_B, right_B, row_B=row_B, batch_size=batch_size)
     right, want = _flags(right_B), _flags(wanted)
     found = torch.zeros(mask.shape, device=mask.device)
-    with _evaluating(model):
+    with evaluating(model):
         for rows in groups:
             states: list[Tensor] = []
             for i in range(0, len(rows), batch_size):
@@ -198,18 +197,6 @@ def _trained_states(
         num_tokens=width,
     )
     return [row[keep] for row, keep in zip(hidden, mask[:, :width], strict=True)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    """Dropout off, and every module back in its own mode afterwards."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in training.items():
-            module.training = was_training
 
 
 @dataclass(frozen=True, slots=True)
