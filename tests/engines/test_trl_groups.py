@@ -334,9 +334,10 @@ def test_a_batch_that_tears_groups_apart_is_refused():
 def test_the_engine_asks_before_the_training(tiny_model, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(engine, "check_groups", lambda *more: asked.append(more[2]))
+    monkeypatch.setattr(engine, "check_reference", lambda *more: asked.append(more[1:]))
     args = GEARConfig(**tiny.settings(tmp_path))
     GEARTrainer(tiny_model, tiny.vowels, args, tiny.rows(), credit=Probe())
-    assert asked == [4]
+    assert asked == [4, ("NO", False)]
 
 
 def test_no_copy_of_the_first_weights_where_they_are_sharded():

@@ -381,11 +381,13 @@ def test_nothing_that_is_not_needed_is_computed(desk, needs):
 @pytest.mark.parametrize("additive", [False, True])
 def test_only_an_additive_method_is_shown_completions_without_an_advantage(desk, monkeypatch, additive):
     monkeypatch.setattr(desk, "judgement", [[1.0, 0.0, 1.0, 0.0] + [1.0] * 4, [0.0] * 8])
-    probe = Probe(needs=("student_entropy", "reward_B"), additive=additive, bonus=0.5)
+    scored = ("student_entropy", "reference_logprob", "answer_confidence")
+    probe = Probe(needs=(*scored, "reward_B"), additive=additive, bonus=0.5)
     found = passed(desk, probe)
     assert found.base_B[4:].tolist() == [0.0] * 4
     signals = found.shown[1]
-    assert signals.student_entropy.any(-1).tolist() == [True] * 4 + [additive] * 4
+    for name in scored:
+        assert getattr(signals, name).any(-1).tolist() == [True] * 4 + [additive] * 4, name
     bonus = torch.where(found.mask & ((found.base_B != 0)[:, None] | additive), 0.5, 0.0)
     torch.testing.assert_close(found.advantage, found.plain + bonus)
     assert found.metrics["gear/scored"] == [8.0 if additive else 4.0]
