@@ -282,7 +282,9 @@ def test_every_method_works_in_the_engine_and_switched_off_is_grpo(name, request
 @pytest.mark.parametrize(
     "of", [Igpo(), Gigpo(), Crpo(), Opsd(strength=0.5), Sdpg(weight=0.5)], ids=lambda m: m.name
 )
-def test_a_placebo_of_what_adds_or_distils(desk, of):
+def test_a_placebo_of_what_adds_or_distils(desk, monkeypatch, of):
+    """The second group has no spread: what does not add would leave it alone."""
+    monkeypatch.setattr(desk, "judgement", [[1.0, 0.0, 0.25, 1.0, *[1.0] * 4], REWARDS[1][:4] + [0.0] * 4])
     found, twin = passed(desk, of), passed(desk, Shuffled(of=of))
     for key, value in (
         ("advantage", found.advantage),

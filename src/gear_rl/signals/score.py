@@ -221,6 +221,13 @@ def hidden_states(
     The head is asked for one position only (``logits_to_keep=1``), so no full logits are built. Raises
     ``ValueError`` if the backbone cannot be found.
     """
+    return predicting_positions(last_states(model, ids_BS, attention_BS), num_tokens)
+
+
+def last_states(
+    model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"]
+) -> Float[Tensor, "B S D"]:
+    """The last hidden states of every token, before the head; ``ValueError`` if the backbone cannot be found."""
     captured: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
@@ -231,7 +238,7 @@ def hidden_states(
         model(input_ids=ids_BS, attention_mask=attention_BS, use_cache=False, logits_to_keep=1)
     finally:
         handle.remove()
-    return predicting_positions(captured[-1], num_tokens)
+    return captured[-1]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Completions, Prompts, backbone_of, evaluating
+from gear_rl.signals.score import Completions, Prompts, evaluating, last_states
 
 _NOWHERE = 1e12
 """Cost of a place that pads a short window: nothing is ever sent there, and a float32 still holds it."""
@@ -144,17 +144,7 @@ def completion_states(
     ``signals.score.hidden_states`` gives those that predict them, one position earlier. The head is asked for
     one position only. Raises ``ValueError`` if the backbone cannot be found.
     """
-    captured: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        captured.append(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
-
-    handle = backbone_of(model).register_forward_hook(keep)
-    try:
-        model(input_ids=ids_BS, attention_mask=attention_BS, use_cache=False, logits_to_keep=1)
-    finally:
-        handle.remove()
-    return captured[-1][:, ids_BS.shape[1] - num_tokens :]
+    return last_states(model, ids_BS, attention_BS)[:, ids_BS.shape[1] - num_tokens :]
 
 
 def _groups(
