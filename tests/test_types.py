@@ -1,0 +1,120 @@
+"""The nouns of the house refuse what does not fit them, each in one sentence."""
+
+import dataclasses
+import math
+
+import jaxtyping
+import pytest
+import torch
+
+from gear_rl.methods import METHODS, Gear, Igpo, Opsd, Sdpg, Shuffled, Uniform
+from gear_rl.types import (
+    ROW_SIGNALS,
+    SIGNAL_NAMES,
+    Credit,
+    Distillation,
+    TokenSignals,
+    distillation_of,
+    is_additive,
+)
+
+
+@pytest.fixture
+def unchecked():
+    """As users have it: without the checks of shapes and kinds that the tests switch on everywhere."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", ["turn_id", *SIGNAL_NAMES])
+def test_a_signal_has_the_masks_shape_or_one_entry_for_each_completion(name):
+    shapes = {"rewards_BR": (2, 5), **dict.fromkeys(("group_B", "reward_B"), (2,))}
+    wrong = [(3, 3), (2, 4), (2,), ()]
+    if name in ROW_SIGNALS:
+        wrong = [(3, 5), (2,), (2, 3, 1)] if name == "rewards_BR" else [(3,), (2, 3), ()]
+    right = torch.zeros(shapes.get(name, (2, 3)))
+    assert getattr(TokenSignals(mask=MASK, **{name: right}), name) is right
+    for shape in wrong:
+        kind = "completion" if name in ROW_SIGNALS else "completion token"
+        with pytest.raises(
+            ValueError, match=rf"^{name}: shape .* has shape \(2, 3\); give one number per {kind}$"
+        ):
+            TokenSignals(mask=MASK, **{name: torch.zeros(shape)})
+    with pytest.raises(ValueError, match=f"^{name} carries a gradient"):
+        TokenSignals(mask=MASK, **{name: right.clone().requires_grad_()})
+
+
+def test_a_signal_is_there_or_is_named():
+    signals = TokenSignals(mask=MASK, reward_B=torch.tensor([1.0, 2.0]))
+    assert signals.get("reward_B").tolist() == [1.0, 2.0]
+    with pytest.raises(
+        ValueError, match="signal 'divergence' was not computed; list it in the method's `needs`"
+    ):
+        signals.get("divergence")
+    for name in ("mask", "turn_id", "entropy"):
+        with pytest.raises(
+            ValueError, match=f"no signal is called '{name}'; the signals are student_logprob, "
+        ):
+            signals.get(name)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_credit_is_a_constant_of_one_shape():
+    advantage, ids = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long)
+    for name in ("segment_id", "distill_weight"):
+        given = {"segment_id": ids, name: torch.zeros(2)}
+        with pytest.raises(ValueError, match=rf"^{name}: shape \(2,\), but advantage has shape \(2, 3\)"):
+            Credit(advantage=advantage, **given)
+    with pytest.raises(ValueError, match="advantage carries a gradient"):
+        Credit(advantage=advantage.clone().requires_grad_(), segment_id=ids)
+
+
+def test_falling_back_by_hand():
+    credit = Credit(
+        advantage=torch.tensor([[4.0, 0.0, 0.0], [9.0, 0.0, 0.0]]),
+        segment_id=torch.tensor([[0, 1, -1], [0, -1, -1]]),
+        distill_weight=torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.0, 0.0]]),
+    )
+    found = credit.falling_back(torch.tensor([True, False]), torch.tensor([2.0, 3.0]), MASK)
+    assert found.advantage.tolist() == [[2.0, 2.0, 0.0], [9.0, 0.0, 0.0]]
+    assert found.segment_id.tolist() == [[0, 0, -1], [0, -1, -1]]
+    assert found.distill_weight is not None
+    assert found.distill_weight.tolist() == [[0.0, 0.0, 0.0], [0.25, 0.0, 0.0]]
+    bare = dataclasses.replace(credit, distill_weight=None)
+    assert bare.falling_back(torch.tensor([True, True]), torch.zeros(2), MASK).distill_weight is None
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beta": -0.1}, r"beta: -0.1 must be 0 \(forward KL\) to 1"),
+        ({"beta": math.nan}, "beta: nan"),
+        ({"top_k": 0}, "top_k: 0; give 1 or more, or None"),
+        ({"temperature": 0.0}, "temperature: 0.0 must be a finite number above 0"),
+        ({"ratio_clip": math.inf}, "ratio_clip: inf must be a finite number above 0"),
+        ({"max_nats": -1.0}, "max_nats: -1.0 must be a finite number above 0"),
+        ({"anchor": "l2"}, "anchor: 'l2' is not one of none, urkl, ufkl, rkl, fkl"),
+        ({"anchor_weight": -1.0}, "anchor_weight: -1.0 must be a finite number, 0 or more"),
+        ({"anchor_weight": math.nan}, "anchor_weight: nan"),
+    ],
+)
+def test_a_term_outside_its_range_is_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(**given)
+    Distillation(beta=0.0, top_k=1, ratio_clip=None, max_nats=None, anchor="fkl", anchor_weight=0.0)
+
+
+def test_who_adds_and_who_distils():
+    adds = {name for name, cls in METHODS.items() if is_additive(cls())}
+    assert adds == {"gigpo", "mt_grpo", "igpo", "crpo", "opsd", "sdpo", "sdpg"}
+    assert {name for name, cls in METHODS.items() if distillation_of(cls())} == {"opsd", "sdpo", "sdpg"}
+    assert not is_additive(Opsd(strength=0.0)) and distillation_of(Opsd(strength=0.0)) is None
+    assert is_additive(Sdpg(weight=0.0)), "its anchor is left"
+    assert is_additive(Shuffled(of=Igpo())) and not is_additive(Shuffled(of=Gear()))
+    assert not is_additive(Uniform())
