@@ -173,6 +173,24 @@ class Credit:
         advantage = torch.where(segment_id >= 0, advantage_B[:, None] * weight, 0.0)
         return cls(advantage=advantage, segment_id=segment_id)
 
+    @classmethod
+    def distilling(
+        cls, advantage_B: Float[Tensor, " B"], mask: Bool[Tensor, "B T"], strength: float
+    ) -> "Credit":
+        """Distillation in place of the advantage: ``strength`` of the one, ``1 - strength`` of the other.
+
+        One segment per completion; without ``distill_weight``, and the advantage as it was, at ``strength=0``.
+
+        >>> credit = Credit.distilling(torch.tensor([2.0]), torch.tensor([[True, False]]), strength=0.75)
+        >>> credit.advantage, credit.distill_weight
+        (tensor([[0.5000, 0.0000]]), tensor([[0.7500, 0.0000]]))
+        """
+        return cls(
+            advantage=torch.where(mask, ((1.0 - strength) * advantage_B)[:, None], 0.0),
+            segment_id=torch.where(mask, 0, -1),
+            distill_weight=torch.where(mask, strength, 0.0) if strength > 0 else None,
+        )
+
     def falling_back(
         self, row_B: Bool[Tensor, " B"], advantage_B: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
     ) -> "Credit":

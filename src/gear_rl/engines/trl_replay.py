@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from gear_rl.engines.trl_solve import unnoticed
 from gear_rl.view.records import Record, read_records
 
 Turns = Sequence[Sequence[int]]
@@ -85,21 +84,13 @@ def _serving(trainer: Any, turns: Sequence[Turns]) -> Generator[None]:
             written[b] = [*ids, *new]
         return sampled, None
 
-    model = trainer.model
-    was_training = model.training
-    metrics = {mode: {k: [*v] for k, v in values.items()} for mode, values in trainer._metrics.items()}
     trainer._generate_single_turn = serve
-    model.train()
-    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with unnoticed(trainer):
+            trainer.model.train()  # credit is assigned in training only
             yield
     finally:
         del trainer._generate_single_turn
-        model.train(was_training)
-        for mode, values in metrics.items():
-            trainer._metrics[mode].clear()
-            trainer._metrics[mode].update(values)
 
 
 @contextmanager

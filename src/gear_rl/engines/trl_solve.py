@@ -46,12 +46,30 @@ def solve(
 
 
 @contextmanager
-def _solving(trainer: Any, greedy: bool, seed: int) -> Generator[None]:
+def unnoticed(trainer: Any) -> Generator[None]:
+    """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
     model = trainer.model
     was_training = model.training
     kept = {
         name: copy.deepcopy(getattr(trainer, name))
-        for name in ("_logs", "_metrics", "generation_config", "generation_kwargs")
+        for name in ("_logs", "_metrics")
+        if hasattr(trainer, name)
+    }
+    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+        for name, value in kept.items():
+            setattr(trainer, name, value)
+
+
+@contextmanager
+def _solving(trainer: Any, greedy: bool, seed: int) -> Generator[None]:
+    kept = {
+        name: copy.deepcopy(getattr(trainer, name))
+        for name in ("generation_config", "generation_kwargs")
         if hasattr(trainer, name)
     }
     environments, tries = getattr(trainer, "environments", None), trainer.num_generations_eval
@@ -64,14 +82,12 @@ def _solving(trainer: Any, greedy: bool, seed: int) -> Generator[None]:
         else:
             trainer.generation_config.do_sample = False
             trainer.generation_kwargs["do_sample"] = False
-    model.eval()
-    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with unnoticed(trainer):
+            trainer.model.eval()
             torch.manual_seed(seed + 1000 * int(trainer.accelerator.process_index))
             yield
     finally:
-        model.train(was_training)
         for name, value in kept.items():
             setattr(trainer, name, value)
         trainer.environments, trainer.num_generations_eval = environments, tries

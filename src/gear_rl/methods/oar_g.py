@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.tensor.bilevel import QuantileRule, bilevel_weights, check_bilevel
+from gear_rl.tensor.bilevel import QuantileRule, check_bilevel, weights_before_answer
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
@@ -86,17 +86,15 @@ class OarG:
         mask = signals.mask
         weight = torch.ones_like(mask, dtype=advantage_B.dtype)
         if self.strength > 0:
-            region = signals.get("answer_region")
-            answered = (mask & (region == 1)).any(-1, keepdim=True)
-            before = mask & (region == 0) & answered
-            reshaped = bilevel_weights(
+            weight = weights_before_answer(
                 signals.get("answer_gradient"),
-                before,
+                signals.get("answer_region"),
+                mask,
+                strength=self.strength,
                 threshold=self.threshold,
                 quantile_rule=self.quantile_rule,
                 boost=self.boost,
                 min_weight=self.min_weight,
                 keep_mass=self.keep_mass,
             )
-            weight = torch.where(before, 1.0 + self.strength * (reshaped - 1.0), weight)
         return Credit.from_weights(advantage_B, weight, masked_rank(mask))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -38,6 +37,7 @@ class Opsd:
     stays, but the term acts where it is 0, too. ``strength=0`` gives GRPO bit for bit and distils nothing.
     Raises ``ValueError`` for a setting outside its range.
 
+    >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Opsd(strength=0.75)(torch.tensor([2.0]), signals)
     >>> credit.advantage, credit.distill_weight
@@ -78,9 +78,4 @@ class Opsd:
         return Distillation(beta=self.beta, top_k=self.top_k, tail=False, temperature=self.temperature)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        mask = signals.mask
-        return Credit(
-            advantage=torch.where(mask, ((1.0 - self.strength) * advantage_B)[:, None], 0.0),
-            segment_id=torch.where(mask, 0, -1),
-            distill_weight=torch.where(mask, self.strength, 0.0) if self.strength > 0 else None,
-        )
+        return Credit.distilling(advantage_B, signals.mask, self.strength)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,6 +41,7 @@ class Sdpo:
     still learns if it has a success or feedback. ``strength=0`` gives GRPO bit for bit and distils nothing.
     Raises ``ValueError`` for a setting outside its range.
 
+    >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Sdpo()(torch.tensor([2.0]), signals)
     >>> credit.advantage, credit.distill_weight
@@ -83,9 +83,4 @@ class Sdpo:
         return Distillation(beta=self.beta, top_k=self.top_k, tail=self.tail, ratio_clip=self.ratio_clip)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        mask = signals.mask
-        return Credit(
-            advantage=torch.where(mask, ((1.0 - self.strength) * advantage_B)[:, None], 0.0),
-            segment_id=torch.where(mask, 0, -1),
-            distill_weight=torch.where(mask, self.strength, 0.0) if self.strength > 0 else None,
-        )
+        return Credit.distilling(advantage_B, signals.mask, self.strength)

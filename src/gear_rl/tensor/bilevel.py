@@ -8,7 +8,7 @@ import math
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gear_rl.tensor.masked import masked_minmax, masked_quantile
@@ -76,6 +76,42 @@ def bilevel_weights(
     if keep_mass:
         weight = weight * (mask.sum(-1, keepdim=True) / (weight.sum(-1, keepdim=True) + _EPS))
     return weight
+
+
+def weights_before_answer(
+    saliency: Float[Tensor, "B T"],
+    region: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    strength: float,
+    threshold: float,
+    quantile_rule: QuantileRule,
+    boost: float,
+    min_weight: float,
+    keep_mass: bool,
+) -> Float[Tensor, "B T"]:
+    """``1 + strength (w - 1)`` with bi-level ``w`` on the True tokens before the row's answer, and 1 elsewhere.
+
+    ``region`` is 0 before the answer and 1 on it; a row without a 1 has no answer, and weighs 1 everywhere.
+
+    >>> saliency, everywhere = torch.tensor([[0.0, 1.0, 3.0, 9.0]]), torch.ones(1, 4, dtype=torch.bool)
+    >>> settings = {"threshold": 0.25, "quantile_rule": "linear", "boost": 1.0, "min_weight": 0.1}
+    >>> region = torch.tensor([[0, 0, 0, 1]])
+    >>> weights_before_answer(saliency, region, everywhere, strength=1.0, keep_mass=False, **settings)
+    tensor([[0.1000, 1.3333, 2.0000, 1.0000]])
+    """
+    answered = (mask & (region == 1)).any(-1, keepdim=True)
+    before = mask & (region == 0) & answered
+    reshaped = bilevel_weights(
+        saliency,
+        before,
+        threshold=threshold,
+        quantile_rule=quantile_rule,
+        boost=boost,
+        min_weight=min_weight,
+        keep_mass=keep_mass,
+    )
+    return torch.where(before, 1.0 + strength * (reshaped - 1.0), torch.ones_like(reshaped))
 
 
 def _ranked(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:
