@@ -10,6 +10,9 @@ from gear_rl.types import TokenSignals
 PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 """The same hundred completions in every run."""
 
+ANY = torch.ones(1)
+"""Advantages where their signs are not read."""
+
 quarters = st.integers(0, 12).map(lambda i: i / 4)
 """Nats on a coarse grid: ties are common, and no comparison hangs on the last bit of a float32."""
 
@@ -63,6 +66,9 @@ gears = st.builds(
     divergence_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "none"]),
     entropy_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]),
     vocab_size=st.just(7),
+    departures=st.sampled_from(["all", "all", "with_reward"]),
+    # Doubts are then exact in float32, too.
+    aftermath=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
     onset_signal=st.sampled_from(["divergence", "divergence", "log_ratio", "entropy"]),
     onset_rule=st.sampled_from(["peak", "peak", "threshold", "quantile", "local_max", "never"]),
     # Levels that float32 holds exactly, so that a quantile falls on a token in both or in neither.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gear_rl.methods import Gear, Uniform
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, gears, rollouts
+from methods.completions import ANY, PROPERTY, completion, gears, rollouts
 
 ONE = torch.tensor([1.0])
 
@@ -160,7 +160,7 @@ def test_a_huge_log_ratio_stays_finite():
 )
 def test_onset_rule(settings, onset):
     signals = completion([0, 3, 3, 3, 0, 1, 0, 4, 2], [0] * 9)
-    assert Gear(**settings).onsets(signals)[1].long().tolist() == [onset]
+    assert Gear(**settings).onsets(ANY, signals)[1].long().tolist() == [onset]
 
 
 def test_a_peak_belongs_to_its_turn():
@@ -168,8 +168,8 @@ def test_a_peak_belongs_to_its_turn():
     nats = [1, 2, 4, 2]
     one, two = completion(nats, [0] * 4), completion(nats, [0] * 4, turn_id=[0, 0, 1, 1])
     gear = Gear(divergence_norm="max")
-    assert gear.onsets(one)[1].long().tolist() == [[0, 0, 1, 0]]
-    assert gear.onsets(two)[1].long().tolist() == [[0, 1, 1, 0]]
+    assert gear.onsets(ANY, one)[1].long().tolist() == [[0, 0, 1, 0]]
+    assert gear.onsets(ANY, two)[1].long().tolist() == [[0, 1, 1, 0]]
 
 
 def test_noise_below_the_floor_opens_nothing():
@@ -177,8 +177,8 @@ def test_noise_below_the_floor_opens_nothing():
     noise = torch.rand(1, 400, generator=torch.Generator().manual_seed(0)) * 1e-3
     mask = torch.ones(1, 400, dtype=torch.bool)
     signals = TokenSignals(mask=mask, divergence=noise, student_entropy=torch.zeros(1, 400))
-    assert not Gear().onsets(signals)[1].any()
-    assert Gear(onset_floor_nats=0.0).onsets(signals)[1].sum() > 20
+    assert not Gear().onsets(ANY, signals)[1].any()
+    assert Gear(onset_floor_nats=0.0).onsets(ANY, signals)[1].sum() > 20
 
 
 @pytest.mark.parametrize(
@@ -323,6 +323,7 @@ def test_a_setting_out_of_its_range_is_refused_by_name(field, settings):
         ("divergence_norm", "log_vocab"),  # entropies only
         ("entropy_norm", "zscore"),
         ("onset_signal", "kl"),
+        ("departures", "some"),
         ("onset_rule", "peaks"),
         ("end_rule", "next_onset"),
         ("aligned", "zero"),
@@ -457,6 +458,17 @@ def sought_in(cfg, signals, b, counts):
     return divergences(cfg, signals, b, counts)
 
 
+def shares_that_count(cfg, signals, b, counts, A):
+    """How much of each divergence of one completion counts, token after token."""
+    ratios = (signals.teacher_logprob - signals.student_logprob)[b][counts].tolist()
+    doubt, shares = 0.0, []
+    for r in ratios:
+        agrees = r * A > 0 or cfg.departures == "all"
+        shares.append(float(torch.tensor(-doubt).exp()) if agrees else 0.0)
+        doubt = cfg.aftermath * (doubt + max(0.0, -r))
+    return shares
+
+
 def turns_of(signals):
     return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
 
@@ -471,8 +483,10 @@ def test_agrees_with_the_pseudocode(gear, advantage_B, signals):
     turn_id = turns_of(signals)
     for b, A in enumerate(advantage_B.tolist()):
         counts = signals.mask[b]
-        d, entropy = divergences(gear, signals, b, counts), signals.student_entropy[b][counts].tolist()
-        sought = sought_in(gear, signals, b, counts)
+        entropy = signals.student_entropy[b][counts].tolist()
+        share = shares_that_count(gear, signals, b, counts, A)
+        d = [x * c for x, c in zip(divergences(gear, signals, b, counts), share, strict=True)]
+        sought = [x * c for x, c in zip(sought_in(gear, signals, b, counts), share, strict=True)]
         expected, segments = slow_gear(gear, A, d, entropy, turn_id[b][counts].tolist(), sought)
         found = credit.advantage[b][counts].tolist()
         assert found == pytest.approx([A * w for w in expected], rel=1e-5, abs=1e-7)
@@ -489,7 +503,7 @@ def test_a_masked_token_is_no_onset_and_has_no_height(rule):
     """Whatever stands there, and also where every height reaches the threshold."""
     mask = torch.tensor([[True, False, True, True], [False, False, True, False], [False] * 4])
     signals = TokenSignals(mask=mask, divergence=torch.where(mask, 1.0, 9.0))
-    height, onset = Gear(onset_rule=rule, onset_threshold=0.0).onsets(signals)
+    height, onset = Gear(onset_rule=rule, onset_threshold=0.0).onsets(torch.ones(3), signals)
     assert not (onset & ~mask).any()
     assert (height == 0).all()
 
@@ -575,4 +589,4 @@ def test_a_divergence_of_a_hundred_nats_stays_finite(settings):
 def test_the_quantile_rule_takes_the_token_on_the_quantile():
     """26 different divergences: 0.6 of the way along the sorted ones stands the 15th, and 10 lie above."""
     signals = completion(list(range(26)), [0.0] * 26)
-    assert Gear(onset_rule="quantile", onset_threshold=0.6).onsets(signals)[1].sum() == 11
+    assert Gear(onset_rule="quantile", onset_threshold=0.6).onsets(ANY, signals)[1].sum() == 11

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, rollouts, thresholds
+from methods.completions import ANY, PROPERTY, rollouts, thresholds
 from methods.test_gear import advantages, slow_gear, turns_of
 
 ONE = torch.tensor([1.0])
@@ -56,7 +56,7 @@ def test_divergence(divergence, segment_id, raw, advantage):
 def test_the_floor_is_one_of_the_divergence_that_is_read():
     """1/2 and 1/4 nats of Jensen-Shannon; the reverse KL of 4 nats elsewhere counts for nothing."""
     for floor, onset in ((0.25, [0, 0, 1, 0, 0, 1]), (0.26, [0, 0, 0, 0, 0, 1]), (0.6, [0] * 6)):
-        found = Gear(divergence="jsd", onset_floor_nats=floor).onsets(SIX)[1]
+        found = Gear(divergence="jsd", onset_floor_nats=floor).onsets(ANY, SIX)[1]
         assert found.long().tolist() == [onset]
 
 

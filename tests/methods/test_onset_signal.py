@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gear_rl.methods import Gear, RandomOnsets
-from methods.completions import completion
+from methods.completions import ANY, completion
 
 ONE = torch.tensor([1.0])
 
@@ -51,7 +51,7 @@ def six_tokens(turn_id=None):
     ],
 )
 def test_onset_signal(settings, onset):
-    assert Gear(**settings).onsets(six_tokens())[1].long().tolist() == [onset]
+    assert Gear(**settings).onsets(ANY, six_tokens())[1].long().tolist() == [onset]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -76,7 +77,7 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     row = failed(spec, "")
     try:
-        row |= _trained(spec) | {"error": None}
+        row |= _trained(spec, folder) | {"error": None}
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"
     row["seconds"] = round(time.perf_counter() - begin, 1)
@@ -84,7 +85,20 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     return row
 
 
-def _trained(spec: Spec) -> dict[str, Any]:
+def _once(file: Path, measure: Callable[[], float]) -> float:
+    """The number in the file; measured and written if there is none.
+
+    Runs that begin from the same weights have the same accuracy before. Two that measure at once write the same.
+    """
+    try:
+        return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"])
+    except (OSError, ValueError, KeyError, TypeError):
+        found = measure()
+        replace_file(file, (json.dumps({"accuracy": found}) + "\n").encode())
+        return found
+
+
+def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     from rich.console import Console
 
     from gear_rl.cli.train import quiet_libraries, use_few_threads
@@ -130,7 +144,8 @@ def _trained(spec: Spec) -> dict[str, Any]:
                     points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
 
         trainer.add_callback(Between())
-        before = accuracy(spec.n_eval)
+        held_out = task.fingerprint(spec.tier, spec.n_eval)
+        before = _once(folder / f"before-{held_out[:16]}.json", lambda: accuracy(spec.n_eval))
         trainer.train()
         after = accuracy(spec.n_eval)
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -139,7 +154,7 @@ def _trained(spec: Spec) -> dict[str, Any]:
         "accuracy_before": before,
         "accuracy_after": after,
         "held_out": points,
-        "held_out_sha256": task.fingerprint(spec.tier, spec.n_eval),
+        "held_out_sha256": held_out,
         "curves": {name: [entry.get(key) for entry in steps] for name, key in CURVES.items()},
         "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked_quantile
 from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
+from gear_rl.tensor.trust import prefix_trust
 from gear_rl.types import Credit, TokenSignals
 
 Divergence = Literal["reverse", "forward", "jsd"]
@@ -17,6 +18,7 @@ Estimator = Literal["full", "k3", "abs_k1"]
 Normaliser = Literal["minmax", "max", "log1p_minmax", "robust", "none"]
 EntropyNormaliser = Literal["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]
 OnsetSignal = Literal["divergence", "log_ratio", "entropy"]
+Departures = Literal["all", "with_reward"]
 OnsetRule = Literal["peak", "threshold", "quantile", "local_max", "never"]
 EndRule = Literal["next_fork", "entropy_drop", "fixed_length", "turn", "sentence", "line"]
 EndSignal = Literal["student_entropy", "teacher_entropy", "student_varentropy"]
@@ -85,6 +87,15 @@ class Gear:
     only."""
     vocab_size: int = 0
     """Number of tokens in the vocabulary; only ``entropy_norm="log_vocab"`` reads it."""
+    departures: Departures = "all"
+    """Which divergences count: ``all``, or those ``with_reward``, where the teacher's view of the sampled token
+    goes with the sign of the advantage: in a failure tokens that it finds less likely than the student did, in
+    a success more likely ones. Elsewhere it is taken as 0. The exact KL does not see which token was sampled."""
+    aftermath: float = 0.0
+    """How much of the doubt that a departure casts is left one token later, 0 to 1. A divergence counts by
+    ``exp(-u_t)``, ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``: a teacher that knows
+    the solution disagrees loudest with what is consistent with a mistake. 0 is the literal reading, every
+    divergence in full; 1 never forgets."""
     onset_signal: OnsetSignal = "divergence"
     """Where onsets are sought: ``divergence`` (the paper's); ``log_ratio``, by how many nats the teacher finds
     the sampled token less likely than the student did, 0 where it does not; ``entropy``, the student's. The
@@ -132,9 +143,11 @@ class Gear:
             value = getattr(self, field)
             if value not in choices:
                 raise ValueError(f"{field}: {value!r} is not one of {', '.join(choices)}")
-        for field in ("onset_threshold", "onset_floor_nats", "end_threshold", "alpha"):
+        for field in ("aftermath", "onset_threshold", "onset_floor_nats", "end_threshold", "alpha"):
             if not math.isfinite(getattr(self, field)) or getattr(self, field) < 0:
                 raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
+        if self.aftermath > 1:
+            raise ValueError(f"aftermath: {self.aftermath} is a share of the doubt; give 0 to 1")
         if self.onset_rule == "quantile" and self.onset_threshold > 1:
             raise ValueError(f"onset_threshold: {self.onset_threshold} is a quantile here; give at most 1")
         longest = self.max_segment_tokens
@@ -165,7 +178,7 @@ class Gear:
     def needs(self) -> tuple[str, ...]:
         # The divergence comes first: placebos take their key from the signal that is read first.
         signals = (_DIVERGENCES[self.divergence],) if self.estimator == "full" else _LOGPROBS
-        if self._searches("log_ratio"):
+        if self._searches("log_ratio") or self.departures != "all" or self.aftermath > 0:
             signals += _LOGPROBS
         if self._end_reads is not None:
             signals += (self._end_reads,)
@@ -174,25 +187,30 @@ class Gear:
         return tuple(dict.fromkeys(signals))
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        return self.spread(advantage_B, signals, *self.onsets(signals))
+        return self.spread(advantage_B, signals, *self.onsets(advantage_B, signals))
 
-    def onsets(self, signals: TokenSignals) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    def onsets(
+        self, advantage_B: Float[Tensor, " B"], signals: TokenSignals
+    ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
         """The normalised divergence of every token, and the tokens that open a segment.
 
-        >>> Gear().onsets(TokenSignals(
+        Only the signs of the advantages are read, and only by ``departures="with_reward"``.
+
+        >>> Gear().onsets(torch.tensor([1.0]), TokenSignals(
         ...     mask=torch.ones(1, 3, dtype=torch.bool), divergence=torch.tensor([[1.0, 3.0, 2.0]])
         ... ))
         (tensor([[0.0000, 1.0000, 0.5000]]), tensor([[False,  True, False]]))
         """
         mask = signals.mask
-        divergence = self._divergence(signals)
+        counts = self._counts(advantage_B, signals)
+        divergence = self._divergence(signals) * counts
         height = _normalised(divergence, mask, self.divergence_norm)
         nats, level = divergence, height
         if self._searches("log_ratio"):
-            nats = (signals.get("student_logprob") - signals.get("teacher_logprob")).clamp(min=0.0)
+            nats = -_log_ratio(signals).clamp(max=0.0) * counts
             level = _normalised(nats, mask, self.divergence_norm)
         elif self._searches("entropy"):
-            nats = signals.get("student_entropy")
+            nats = signals.get("student_entropy") * counts
             level = _normalised(nats, mask, self.divergence_norm)
         match self.onset_rule:
             case "peak":
@@ -250,10 +268,21 @@ class Gear:
     def _divergence(self, signals: TokenSignals) -> Float[Tensor, "B T"]:
         if self.estimator == "full":
             return signals.get(_DIVERGENCES[self.divergence])
-        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+        log_ratio = _log_ratio(signals)
         if self.estimator == "abs_k1":
             return log_ratio.abs()
         return log_ratio.clamp(max=20.0).expm1() - log_ratio  # clamped: a lone token must not overflow
+
+    def _counts(
+        self, advantage_B: Float[Tensor, " B"], signals: TokenSignals
+    ) -> Float[Tensor, "B T"] | float:
+        """How much of a token's divergence counts, 0 to 1."""
+        counts: Float[Tensor, "B T"] | float = 1.0
+        if self.aftermath > 0:
+            counts = prefix_trust(_log_ratio(signals), signals.mask, self.aftermath)
+        if self.departures == "with_reward":
+            counts = counts * (_log_ratio(signals) * advantage_B.sign()[:, None] > 0)
+        return counts
 
     def _ends(self, signals: TokenSignals) -> Bool[Tensor, "B T"]:
         if self._end_reads is None:
@@ -294,11 +323,17 @@ def _exp(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     return x.clamp(-60.0, 60.0).exp()
 
 
+def _log_ratio(signals: TokenSignals) -> Float[Tensor, "B T"]:
+    """Teacher over student, of the sampled token, in nats."""
+    return signals.get("teacher_logprob") - signals.get("student_logprob")
+
+
 _DIVERGENCES = {"reverse": "divergence", "forward": "forward_divergence", "jsd": "js_divergence"}
 _LOGPROBS = ("student_logprob", "teacher_logprob")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "divergence": get_args(Divergence),
     "estimator": get_args(Estimator),
+    "departures": get_args(Departures),
     "onset_signal": get_args(OnsetSignal),
     "divergence_norm": get_args(Normaliser),
     "entropy_norm": get_args(EntropyNormaliser),

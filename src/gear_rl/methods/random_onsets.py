@@ -42,7 +42,7 @@ class RandomOnsets:
         return self.of.needs
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        height, onset = self.of.onsets(signals)
+        height, onset = self.of.onsets(advantage_B, signals)
         order = random_order(signals.get(self.of.needs[0]), signals.mask, self.seed)
         height, onset = moved(height, onset, order, signals.mask)
         return self.of.spread(advantage_B, signals, height, onset)

@@ -1,0 +1,45 @@
+"""How far the teacher still goes along with what the student has written.
+
+A teacher that has seen the solution keeps to it. Once the student has left that path, the teacher disagrees with
+whatever is consistent with the mistake, and its divergence there says where the student went, not where it erred.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_MOST_NATS = 60.0
+"""One token cannot cast more doubt: e^-60 is nothing, and an infinite ratio times a decay of 0 is no number."""
+
+
+def prefix_trust(
+    log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], decay: float
+) -> Float[Tensor, "B T"]:
+    """``exp(-u_t)``, the trust that the tokens before ``t`` have left; 1 at the first, 0 outside the mask.
+
+    ``log_ratio`` is ``log q(y_t) - log p(y_t)``, teacher over student, in nats. The doubt is ``u_0 = 0``,
+    ``u_t = decay (u_{t-1} + max(0, -log_ratio_{t-1}))`` over the True tokens: masked ones cast none and let none
+    fade. At ``decay=1`` the trust is the product of the ratios of the whole prefix, each truncated at 1, as in
+    Retrace (arXiv:1606.02647, eq. 2 and section 3); below 1 a departure is forgotten after some ``1/(1 - decay)``
+    tokens, so that a long completion is not judged by its first sentence. NaN stays NaN in the rest of its row.
+    Raises ``ValueError`` for a decay outside [0, 1].
+
+    >>> everywhere = torch.ones(1, 3, dtype=torch.bool)
+    >>> prefix_trust(torch.tensor([[0.5, -1.0, 0.0]]), everywhere, decay=1.0)
+    tensor([[1.0000, 1.0000, 0.3679]])
+    """
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay: {decay} is not a share; give a number from 0 to 1")
+    told = torch.where(mask, (-log_ratio).clamp(0.0, _MOST_NATS), 0.0)
+    # u after each token is keep * (u before it) + added: affine maps, composed in log2(T) rounds (Hillis-Steele).
+    keep = torch.where(mask, decay, 1.0).to(told.dtype)
+    added = keep * told
+    step = 1
+    while step < mask.shape[-1]:
+        before = torch.nn.functional.pad(added[:, :-step], (step, 0))
+        added = added + keep * before
+        keep = keep * torch.nn.functional.pad(keep[:, :-step], (step, 0), value=1.0)
+        step *= 2
+    doubt = torch.zeros_like(added)
+    doubt[:, 1:] = added[:, :-1]
+    return torch.where(mask, (-doubt).exp(), 0.0)

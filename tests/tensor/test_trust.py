@@ -1,0 +1,79 @@
+"""The trust that a prefix has left, by hand and against a plain loop."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gear_rl.tensor.trust import prefix_trust
+
+NAN = float("nan")
+
+
+def trust(ratios, decay, mask=None):
+    row = torch.tensor([ratios])
+    counts = torch.ones_like(row, dtype=torch.bool) if mask is None else torch.tensor([mask]).bool()
+    return prefix_trust(row, counts, decay)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("decay", "doubts"),
+    [
+        # Doubt is added by the tokens that the teacher finds less likely: 2 nats at token 1, 1 nat at token 3.
+        (0.0, [0, 0, 0, 0, 0]),
+        (0.5, [0, 0, 1, 0.5, 0.75]),
+        (1.0, [0, 0, 2, 2, 3]),
+    ],
+)
+def test_by_hand(decay, doubts):
+    found = trust([0.5, -2.0, 3.0, -1.0, -1.0], decay)
+    assert found == pytest.approx([math.exp(-u) for u in doubts])
+
+
+def test_masked_tokens_cast_no_doubt_and_let_none_fade():
+    with_gap = trust([-1.0, NAN, -9.0, -1.0, 0.0], 0.5, [1, 0, 0, 1, 1])
+    packed = trust([-1.0, -1.0, 0.0], 0.5)
+    assert [with_gap[t] for t in (0, 3, 4)] == packed
+    assert with_gap[1:3] == [0.0, 0.0]
+
+
+def test_an_impossible_token_leaves_nothing_and_is_forgotten():
+    found = trust([-math.inf, *[0.0] * 9], 0.5)
+    assert found[0] == 1.0
+    assert found[1] == pytest.approx(math.exp(-30.0))
+    assert found[9] == pytest.approx(math.exp(-60.0 / 2**9))
+    assert trust([-math.inf, 0.0], 0.0) == [1.0, 1.0]
+
+
+def test_a_number_that_is_none_spoils_what_follows():
+    """So that the engine sees it and the completion falls back."""
+    found = trust([0.0, NAN, 0.0, 0.0], 0.9)
+    assert found[:2] == [1.0, 1.0]
+    assert all(math.isnan(x) for x in found[2:])
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, NAN])
+def test_a_decay_that_is_no_share(decay):
+    with pytest.raises(ValueError, match=r"decay: .* give a number from 0 to 1"):
+        trust([0.0], decay)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (1, 1)])
+def test_empty_shapes(shape):
+    assert prefix_trust(torch.zeros(shape), torch.ones(shape, dtype=torch.bool), 0.9).shape == shape
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.floats(-8, 8, width=32), st.booleans()), min_size=1, max_size=40),
+    st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0]),
+)
+def test_agrees_with_a_loop(tokens, decay):
+    found = trust([r for r, _ in tokens], decay, [kept for _, kept in tokens])
+    doubt = 0.0
+    for (ratio, kept), here in zip(tokens, found, strict=True):
+        assert here == pytest.approx(math.exp(-doubt) if kept else 0.0, rel=1e-4, abs=1e-30)
+        if kept:
+            doubt = decay * (doubt + max(0.0, -ratio))
