@@ -1,13 +1,16 @@
 """Tokens of the task "ledger": one decision one token, and no id that a trainer would make differently."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gear_rl.arena import ledger, ledger_env, ledger_warm_start, model
 from gear_rl.arena.ledger_episodes import episode, plant, prompt_ids, tokens, turn_text
 from gear_rl.arena.tiers import LEDGER_TIERS
+from gear_rl.signals.answers import answer_regions
 
 Messages = list[dict[str, Any]]
 
@@ -134,3 +137,17 @@ def test_no_name_hides_in_the_boilerplate(tokenizer: Any) -> None:
         for atom in (*ledger.PERSONS, *ledger.ITEMS, *ledger.ALIASES):
             assert atom not in before + after
     assert len({*ledger_warm_start.ATOMS}) == len(ledger_warm_start.ATOMS)
+
+
+@pytest.mark.parametrize("tier", sorted(LEDGER_TIERS))
+def test_the_answer_of_a_rollout_is_whom_it_pays(tokenizer: Any, tier: str) -> None:
+    """Both names and the amount that the student writes stand in the region, and no look-up does."""
+    problem = ledger.generate(3, tier)
+    ids, mask = tokens(tokenizer, episode(problem).messages)
+    texts = [tokenizer.decode([i]) for i in ids]
+    [region] = answer_regions([texts], torch.tensor([mask]).bool(), ledger.ANSWER_PATTERN).tolist()
+    answer = "".join(text for text, kind in zip(texts, region, strict=True) if kind == 1)
+    paid = [call for call in re.findall(r"\{[^{}]*\}", "".join(texts)) if '"source"' in call]
+    assert len(paid) == 1
+    assert paid[0].partition("{")[2] in answer
+    assert "person" not in answer

@@ -23,6 +23,8 @@ Reference = Literal["none", "trace", "answer", "shuffled"]
 
 TEMPLATE = "{prompt}\nref {privileged_context}"
 """How the privileged context joins the user message."""
+ANSWER_PATTERN = r'"name": "pay", "arguments": (\{[^}]*\})'
+"""What a rollout's answer is: whom the payment goes from and to. The last text is always the same."""
 
 PERSONS = (
     *("ada", "ben", "bob", "dan", "eve", "fay", "gus", "ida", "ivy", "jan", "jim", "kim"),

@@ -87,7 +87,7 @@ def specs_of(
             seed=seed,
             steps=chosen.demos[tier].steps if steps is None else steps,
             n_eval=n_eval,
-            n_between=min(128, n_eval),
+            n_between=min(128, -(-n_eval // 4)),
             engine=PUBLISHED.get(str(credit["name"]), {}),
         )
         for seed in range(seeds)

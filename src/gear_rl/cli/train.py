@@ -211,12 +211,11 @@ def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     model, tokenizer = load(task=task)
     settings: dict[str, Any] = {"chat_template_kwargs": CHAT_TEMPLATE_KWARGS}
     if task == "ledger":
-        from gear_rl.arena.ledger import TEMPLATE
+        from gear_rl.arena.ledger import ANSWER_PATTERN, TEMPLATE
     else:
         from gear_rl.arena.chain import ANSWER_PATTERN, TEMPLATE
-
-        settings["answer_pattern"] = ANSWER_PATTERN
-    return model, tokenizer, settings | {"teacher_prompt_template": TEMPLATE}
+    settings |= {"answer_pattern": ANSWER_PATTERN, "teacher_prompt_template": TEMPLATE}
+    return model, tokenizer, settings
 
 
 def _lora(arguments: dict[str, Any] | None) -> Any:
