@@ -10,7 +10,16 @@ from cli.commands import gear, untouched
 from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
 from gear_rl.cli.cells import finished
-from gear_rl.cli.compare import compared, parse_method, run_cells, save, specs_of, verdict_table
+from gear_rl.cli.compare import (
+    compared,
+    parse_method,
+    parse_methods,
+    run_cells,
+    save,
+    specs_of,
+    split_methods,
+    verdict_table,
+)
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.score import score, score_table
 from gear_rl.cli.train import quiet_libraries
@@ -112,6 +121,15 @@ def test_a_method_may_carry_settings():
         "alpha": 0.5,
         "sign_mode": "aware",
     }
+    assert parse_method("own=gear:alpha=0.5") == ("own", {"name": "gear", "alpha": 0.5})
+    assert parse_method("own=my.module:Method") == ("own", {"name": "my.module:Method"})
+    assert split_methods("own=gear:alpha=0.5,sign_mode=aware,rlsd") == [
+        "own=gear:alpha=0.5,sign_mode=aware",
+        "rlsd",
+    ]
+    assert parse_methods(["gear", "own=rlsd:", "gear"]) == {"gear": {"name": "gear"}, "own": {"name": "rlsd"}}
+    with pytest.raises(InputError, match="'own' stands for .* rename one"):
+        parse_methods(["own=rlsd:", "own=gear:"])
     assert parse_method("my.module:Method")[1] == {"name": "my.module:Method"}
     with pytest.raises(InputError, match="'alpha' in 'gear:alpha' is no setting"):
         parse_method("gear:alpha")

@@ -48,9 +48,15 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
     >>> parse_method("gear:sign_mode=aware")
     ('gear:sign_mode=aware', {'name': 'gear', 'sign_mode': 'aware'})
+    >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
+    ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
     """
     import yaml
 
+    shown, given, rest = text.strip().partition("=")
+    if given and ":" not in shown:
+        found = parse_method(rest)[1]
+        return shown.strip(), found
     name, _, settings = text.strip().partition(":")
     if "." in name:  # package.module:object
         return text.strip(), {"name": text.strip()}
@@ -61,6 +67,15 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
             raise InputError(f"--methods: {part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
         credit[key.strip()] = yaml.safe_load(value)
     return text.strip(), credit
+
+
+def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The same of each of them; ``InputError`` where two that differ would be compared under one name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, credit in map(parse_method, texts):
+        if found.setdefault(name, credit) != credit:
+            raise InputError(f"--methods: {name!r} stands for {found[name]} and for {credit}; rename one")
+    return found
 
 
 def specs_of(
@@ -74,7 +89,7 @@ def specs_of(
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
     if not 1 <= n_eval <= len(chosen.held_out):
         raise InputError(f"--n-eval: {n_eval}; there are {len(chosen.held_out)} held-out problems")
-    named = dict(parse_method(text) for text in methods)
+    named = parse_methods(methods)
     named = {BASELINE: {"name": BASELINE}} | named
     for credit in named.values():
         build_method(credit)

@@ -43,11 +43,11 @@ def score(
 
     A method may carry settings: --methods gear,gear:onset_signal=log_ratio
     """
-    from gear_rl.cli.compare import parse_method, split_methods
+    from gear_rl.cli.compare import parse_methods, split_methods
 
     if fault not in ("relation", "argument"):
         raise InputError(f"--fault: {fault!r} is not one of relation, argument")
-    chosen = dict(parse_method(text) for text in split_methods(methods))
+    chosen = parse_methods(split_methods(methods))
     from gear_rl.cli.score import places_of, score_table
     from gear_rl.cli.score import score as run
     from gear_rl.cli.train import quiet_libraries
@@ -100,7 +100,7 @@ def compare(
     """Does a method help? Trains every method with every seed on one budget, and compares in words.
 
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
-    compared under that name: --methods gear,gear:sign_mode=aware,shuffled
+    compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled
     """
     from gear_rl.cli.compare import compared, run_cells, save, specs_of, split_methods, verdict_table
 
