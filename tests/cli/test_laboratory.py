@@ -128,7 +128,7 @@ def test_a_method_may_carry_settings():
         "rlsd",
     ]
     assert parse_methods(["gear", "own=rlsd:", "gear"]) == {"gear": {"name": "gear"}, "own": {"name": "rlsd"}}
-    with pytest.raises(InputError, match="'own' stands for .* rename one"):
+    with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])
     assert parse_method("my.module:Method")[1] == {"name": "my.module:Method"}
     with pytest.raises(InputError, match="'alpha' in 'gear:alpha' is no setting"):
