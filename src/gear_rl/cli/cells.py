@@ -17,7 +17,7 @@ from gear_rl.view.records import replace_file
 CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
 """What of the trainer's log a cell keeps of each step, and its key there."""
 POINTS = 6
-"""Evaluations on the way, the last step not counted."""
+"""At most so many evaluations, the one after the last step among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
             return sum(reward or 0.0 for reward in task.solve(trainer, problems[:count])) / count
 
         points: list[dict[str, float]] = []
-        every = max(1, spec.steps // POINTS)
+        every = -(-spec.steps // POINTS)
 
         class Between(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
