@@ -21,7 +21,7 @@ from gear_rl.cli.compare import (
     verdict_table,
 )
 from gear_rl.cli.errors import InputError
-from gear_rl.cli.score import score, score_table
+from gear_rl.cli.score import arena_material, records_of, score, score_table
 from gear_rl.cli.train import quiet_libraries
 
 QUIET = Console(quiet=True)
@@ -56,7 +56,8 @@ def test_more_faults_than_problems_are_refused():
 def scored():
     with untouched(None):
         quiet_libraries(QUIET)
-        return score({"entropy_forks": {"name": "entropy_forks"}}, tier="easy", n=6, console=QUIET)
+        material = arena_material(tier="easy", n=6)
+        return score({"entropy_forks": {"name": "entropy_forks"}}, material, console=QUIET)
 
 
 def test_floors_controls_and_the_ceiling_are_always_there(scored):
@@ -70,6 +71,7 @@ def test_floors_controls_and_the_ceiling_are_always_there(scored):
     }
     assert {n for n, r in roles.items() if r == "control"} == {
         "gear_uninformed",
+        "entropy_onsets",
         "entropy",
         "log_ratio",
         "divergence",
@@ -92,9 +94,8 @@ def test_the_same_signal_by_itself_and_through_the_engine(scored):
     """The replay scores the ids of the case, not what the policy would have said."""
     from gear_rl.arena import chain
     from gear_rl.arena.evaluate import prompt_text
-    from gear_rl.cli.score import records_of
 
-    chosen, records = records_of({"name": "gear"}, "chain", "easy", 3)
+    chosen, records = records_of({"name": "gear"}, arena_material(tier="easy", n=3))
     model, tokenizer = load()
     for case, record in zip(chosen, records, strict=True):
         assert record.ids == case.faulty[0]
@@ -198,9 +199,27 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),
         (["score", "--fault", "typo"], "--fault: 'typo' is not one of relation, argument"),
+        (["score", "--tsak", "chain"], "--tsak: no such option; did you mean --task"),
+        (["score", "--model", "arena"], "--model: goes with --data"),
+        (["score", "--max-tokens", "9"], "--max-tokens: goes with --data"),
+        (["score", "--data", "x.jsonl", "--tier", "easy"], "--tier: is for the arena's tasks"),
+        (["score", "--data", "x.jsonl"], "--model: missing"),
+        (["score", "--data", "x.jsonl", "--model", "arena"], "--data: x.jsonl does not exist"),
+        (
+            ["score", "--data", "x.jsonl", "--model", "arena", "--credit.alpha", "1"],
+            "--credit.alpha: not possible",
+        ),
+        (["score", "--data", "x.jsonl", "--model", "arena", "--aplha", "1"], "aplha: no such setting"),
+        (["score", "--data", "x.jsonl", "--model", "arena", "--n", "0"], "--n: 0 is not possible"),
+        (["score", "--data", "x.jsonl", "--model", "arena", "--max-tokens", "0"], "--max-tokens: 0"),
+        (["score", "--export", "x.jsonl", "--task", "ledger"], "--export: ledger has tool calls"),
+        (["score", "--export", "x.jsonl", "--json"], "--export: writes the file and scores nothing"),
+        (["score", "--export", "x.jsonl", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
+        (["score", "--export", "x.jsonl", "--n", "5000"], "--n: 5000 is not possible; faults fit into 1024"),
     ],
 )
-def test_bad_input_is_one_line(words, message):
-    done = gear(*words)
+def test_bad_input_is_one_line(words, message, tmp_path):
+    done = gear(*words, cwd=tmp_path)
+    assert [*tmp_path.iterdir()] == []
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert "Traceback" not in done.stderr

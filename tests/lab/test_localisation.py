@@ -176,9 +176,10 @@ def test_means_with_intervals():
         Found(auc=0.5, share=0.25, lift=1.0, rank=4.0, distance=None),
         Found(auc=0.75, share=0.75, lift=3.0, rank=1.0, distance=3),
     ]
-    found = localisation("gear", [*rows, "no_fault", "not_finite", "not_finite"], role="method")
+    left = ["no_fault", "not_finite", "not_finite", "fallback"]
+    found = localisation("gear", [*rows, *left], role="method")
     assert (found.name, found.role, found.n) == ("gear", "method", 3)
-    assert found.left_out == {"no_fault": 1, "all_fault": 0, "not_finite": 2}
+    assert found.left_out == {"no_fault": 1, "all_fault": 0, "not_finite": 2, "fallback": 1}
     assert found.auc.mean == pytest.approx(0.75)
     assert found.share.mean == pytest.approx(0.5)
     assert found.lift.mean == pytest.approx(2.0)

@@ -129,6 +129,7 @@ def test_the_findings_are_json_and_come_back(found):
         "no_fault": 1,
         "all_fault": 0,
         "not_finite": 0,
+        "fallback": 0,
     }
 
 
@@ -160,6 +161,17 @@ def test_what_is_beside_the_verdict(found, tmp_path):
     assert rows["rlsd"]["steps to the baseline's end"] == "never (0 of 4 seeds)"
     assert rows["uniform"]["steps to the baseline's end"] == "4 (3 of 4 seeds)"
     assert rows["uniform"]["chance to win"] == "\N{EN DASH}"
+    for verdict in found["comparisons"][0]["verdicts"]:
+        low, high = verdict["iqm_interval"]
+        told = f"{verdict['iqm']:.3f} ({low:.3f} to {high:.3f})"
+        assert rows[verdict["method"]]["interquartile mean"] == told
+
+
+def test_findings_of_before_the_interval_are_still_drawn(found, tmp_path):
+    for verdict in found["comparisons"][0]["verdicts"]:
+        del verdict["iqm_interval"]
+    rows = page_of(found, tmp_path)[1].rows("chance to win")
+    assert rows["gear"]["interquartile mean"] == "0.710"
 
 
 def test_failed_and_missing_runs_are_listed(tmp_path):

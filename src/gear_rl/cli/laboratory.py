@@ -4,6 +4,7 @@ Heavy imports live inside them, so that ``gear --help`` answers at once.
 """
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -20,13 +21,14 @@ ALIASES = {"sums": "chain"}
 
 def add_laboratory(app: typer.Typer) -> None:
     """Hang these commands into ``gear``."""
-    app.command()(score)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(score)
     app.command()(compare)
     app.add_typer(bench_app, name="bench")
 
 
 @mendable
 def score(
+    context: typer.Context,
     methods: Annotated[
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd",
@@ -35,40 +37,82 @@ def score(
     fault: Annotated[
         str, typer.Option(help="Of the task ledger: relation (a wrong tool) or argument (payer and payee).")
     ] = "relation",
-    n: Annotated[int, typer.Option(help="Held-out problems, one planted fault in each.")] = 256,
+    n: Annotated[
+        int | None,
+        typer.Option(help="Problems, one fault in each: 256 held-out ones; of a file the first, else all."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="In place of a task: your completions with a marked fault (.jsonl)."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --data: the model that is scored; a folder, a hub name, or arena."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="With --data: longer completions are set aside.")] = 4096,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the task's planted faults as such a file, and stop (chain).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) with table and figure.")] = None,
 ) -> None:
-    """Does the credit lie where the fault is? Plants faults, runs the engine on them, trains nothing.
+    """Does the credit lie where the fault is? Runs the engine on completions with a known fault, trains nothing.
 
     A method may carry settings: --methods gear,gear:onset_signal=log_ratio
+
+    A line of --data is a problem: prompt, what the teacher is told (privileged_context, solution, answer or
+    ground_truth), a completion, and its faulty span: {"start": 10, "end": 12} in characters, or a text that
+    stands there once. If you have a better completion, give it as correct. For example:
+
+    {"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40",
+    "completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}
+
+    Settings may follow as in gear train: --columns.prompt question, --chat_template_kwargs.enable_thinking false,
+    --per_device_train_batch_size 2.
     """
     from gear_rl.cli.compare import parse_methods, split_methods
 
     if fault not in ("relation", "argument"):
         raise InputError(f"--fault: {fault!r} is not one of relation, argument")
-    chosen = parse_methods(split_methods(methods))
-    from gear_rl.cli.score import places_of, score_table
-    from gear_rl.cli.score import score as run
+    _check_apart(context, data, export)
     from gear_rl.cli.train import quiet_libraries
 
     quiet_libraries(error_console)
-    found, rows = run(
-        chosen,
-        task=ALIASES.get(task, task),
-        tier=tier,
-        n=n,
-        fault=cast(Any, fault),
-        console=error_console,
-    )
+    logging.getLogger("gear_rl").setLevel(logging.WARNING)  # every method's trainer would tell the same
+    if export is not None:
+        if ALIASES.get(task, task) != "chain":
+            raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export chain")
+        from gear_rl.cli.marked import export as write
+
+        count = write(export, tier, 256 if n is None else n)
+        out_console.print(f"wrote {count} completions to {export}", highlight=False, soft_wrap=True)
+        return
+    chosen = parse_methods(split_methods(methods))
+    from gear_rl.cli.score import arena_material, places_of, score_table, title_of
+    from gear_rl.cli.score import score as run
+
+    if data is None:
+        material = arena_material(ALIASES.get(task, task), tier, 256 if n is None else n, cast(Any, fault))
+    else:
+        from gear_rl.cli.marked import marked_material
+
+        if model is None:
+            raise InputError(
+                "--model: missing; give the folder or the hub name of the model to score, or arena"
+            )
+        words = context.args
+        material = marked_material(
+            data, model, n=n, max_tokens=max_tokens, words=words, console=error_console
+        )
+    found, rows = run(chosen, material, console=error_console)
     if report is not None:
         from gear_rl.lab.report import findings, save_report
 
         document = findings(
-            title=f"Where credit lands: {found['task']}/{found['tier']}",
+            title=f"Where credit lands: {title_of(found)}",
             command=_command(),
             localisations=[places_of(found, rows)],
-            settings={"n": n, "methods": sorted(chosen)},
+            settings={"n": found["n"], "methods": sorted(chosen)},
             versions=found["versions"],
         )
         save_report(document, report)
@@ -77,6 +121,32 @@ def score(
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         out_console.print(score_table(found))
+
+
+def _check_apart(context: typer.Context, data: Path | None, export: Path | None) -> None:
+    """Options of a task and options of a file do not go together."""
+    given = [name for name in context.params if _is_given(context, name)]
+    if data is not None:
+        for name in ("task", "tier", "fault", "export"):
+            if name in given:
+                raise InputError(f"--{name}: is for the arena's tasks; leave it out with --data")
+        return
+    for name in ("model", "max_tokens"):
+        if name in given:
+            option = name.replace("_", "-")
+            raise InputError(
+                f"--{option}: goes with --data; the arena's tasks have their own model and length"
+            )
+    if export is not None and ("report" in given or "as_json" in given):
+        raise InputError("--export: writes the file and scores nothing; leave out --json and --report")
+    if context.args:
+        options = [f"--{name.replace('_', '-')}" for name in context.params]
+        raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @mendable

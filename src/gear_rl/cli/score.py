@@ -1,26 +1,32 @@
-"""``gear score``: where methods put their credit on completions with a planted fault; nothing is trained."""
+"""``gear score``: where methods put their credit on completions with a known fault; nothing is trained.
+
+The completions are the arena's, with a planted fault, or the user's (`gear_rl.cli.marked`).
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import gc
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from gear_rl.arena.faults import Case, Reference, cases
+from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.ledger_episodes import Fault
 from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config, task_of
-from gear_rl.cli.config import build_method
+from gear_rl.cli.config import RunConfig, build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError
-from gear_rl.cli.train import make_trainer, use_few_threads
+from gear_rl.cli.train import make_trainer
 from gear_rl.engines.trl_replay import replay
-from gear_rl.lab.localisation import Localisation, Role, localisation, locate, onsets_of
+from gear_rl.lab.localisation import Found, Localisation, Role, localisation, locate, onsets_of
 from gear_rl.lab.report import Places
 from gear_rl.view.records import Record
 
@@ -28,62 +34,105 @@ FLOORS = ("uniform", "shuffled", "random_onsets")
 """What a method has to beat; always measured beside the others."""
 UNINFORMED = "gear_uninformed"
 """GEAR with a teacher that is told the solution of another problem."""
+ENTROPY_ONSETS = "entropy_onsets"
+"""GEAR whose onsets are sought in the student's entropy alone."""
 SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
 """Signals by themselves, beside the methods that are made from them."""
+REPLAY = {"num_generations": 2, "scale_rewards": "group", "record_max_mb": 4096}
+"""Settings of every replay: a group is the faulty completion and another one."""
+
+LARGE = 50_000_000
+"""Weights from which a model is cleared away before the next is loaded; that takes half a second."""
 
 
-def score(
-    methods: Mapping[str, dict[str, Any]],
-    *,
-    task: str = "chain",
-    tier: str = "default",
-    n: int = 256,
-    fault: Fault = "relation",
-    console: Console,
-) -> tuple[dict[str, Any], list[Localisation]]:
-    """How well each method's credit finds the planted faults of held-out problems; as JSON-ready numbers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """Completions with a known fault, and the run that they go through."""
 
-    Every problem is a group of two: the completion with the fault, and the right one. They go through the
-    engine as if they had just been sampled, with the method's published engine settings. Measured is the absolute
-    credit of the tokens of the faulty completion. Floors, controls and the ceiling are always there. ``methods``
-    are the names to show and the settings; the localisations come beside the numbers.
-    """
+    n: int
+    """Problems, at most."""
+    config: Callable[[dict[str, Any], str], RunConfig]
+    """The run of a method in a folder."""
+    cases: Callable[[Any, bool], list[Case]]
+    """What is scored with a trainer; with False its teacher is told of other problems."""
+    about: Callable[[], dict[str, Any]]
+    """What the document says of them, once they were scored; ``n`` is how many."""
+    marks: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    """Further columns of the faulty completion's row, and of the other one's."""
+
+
+def arena_material(
+    task: str = "chain", tier: str = "default", n: int = 256, fault: Fault = "relation"
+) -> Material:
+    """Held-out problems of the arena, each with the right completion beside the one with the planted fault."""
     task_of(task, tier)
     if not 1 <= n <= 1024:
         raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems")
-    named = {name: {"name": name} for name in ("gear", "rlsd", *FLOORS)} | dict(methods)
-    for credit in named.values():
-        build_method(credit)
-    threads = use_few_threads()
-    found: list[Localisation] = []
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        work = bar.add_task("scoring", total=(len(named) + 1) * n)
 
-        def replayed(name: str, shown: Reference) -> tuple[list[Case], list[Record]]:
-            bar.update(work, description=f"scoring {name}")
+    def config(credit: dict[str, Any], folder: str) -> RunConfig:
+        name = str(credit["name"])
+        reward = REWARDS.get(name) if task == "chain" else None
+        own: dict[str, Any] = PUBLISHED.get(name, {}) | REPLAY
+        return arena_config(task, tier, credit, seed=0, steps=1, output_dir=folder, reward=reward, **own)
 
-            def advance(rows: int) -> None:
-                bar.advance(work, rows / 2)
+    def chosen(trainer: Any, informed: bool) -> list[Case]:
+        shown = "trace" if informed else "shuffled"
+        try:
+            return cases(trainer.processing_class, task, tier, n, reference=shown, fault=fault)
+        except ValueError as error:
+            raise InputError(f"--{error}") from None
 
-            return records_of(named[name], task, tier, n, fault=fault, shown=shown, advance=advance)
-
-        kept: dict[str, tuple[list[Case], list[Record]]] = {}
-        for name in named:
-            kept[name] = replayed(name, "trace")
-            if name in methods or name in FLOORS:
-                found.append(_found(name, *kept[name], role="floor" if name in FLOORS else "method"))
-        found.append(_found(UNINFORMED, *replayed("gear", "shuffled"), role="control"))
-    for name, signal in SIGNALS.items():
-        source = kept["rlsd" if signal == "log_ratio" else "gear"]
-        found.append(_found(name, *source, role="control", signal=signal))
-    found.append(_found("oracle", *kept["uniform"], role="ceiling"))
-    document = {
+    about: dict[str, Any] = {
         "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
         "task": task,
         "tier": tier,
         "fault": fault if task == "ledger" else "result",
         "n": n,
-        "threads": threads,
+    }
+    return Material(n=n, config=config, cases=chosen, about=lambda: about)
+
+
+def score(
+    methods: Mapping[str, dict[str, Any]], material: Material, *, console: Console
+) -> tuple[dict[str, Any], list[Localisation]]:
+    """How well each method's credit finds the faults of the material; as JSON-ready numbers.
+
+    Every problem is a group of two: the completion with the fault, and another one with a larger reward. They go
+    through the engine as if they had just been sampled, with the method's published engine settings. Measured is
+    the absolute credit of the tokens of the faulty completion. Floors, controls and the ceiling are always there.
+    ``methods`` are the names to show and the settings; the localisations come beside the numbers.
+    """
+    named = {name: {"name": name} for name in ("gear", "rlsd", *FLOORS)} | dict(methods)
+    for credit in named.values():
+        build_method(credit)
+    found: list[Localisation] = []
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        work = bar.add_task("scoring", total=(len(named) + 2) * material.n)
+
+        def replayed(
+            name: str, credit: dict[str, Any], informed: bool = True
+        ) -> tuple[list[Case], list[Record]]:
+            bar.update(work, description=f"scoring {name}")
+            return records_of(
+                credit, material, informed=informed, advance=lambda rows: bar.advance(work, rows / 2)
+            )
+
+        kept: dict[str, tuple[list[Case], list[Record]]] = {}
+        for name, credit in named.items():
+            kept[name] = replayed(name, credit)
+            if name in methods or name in FLOORS:
+                found.append(_found(name, *kept[name], role="floor" if name in FLOORS else "method"))
+        gear = {"name": "gear"}
+        found.append(_found(UNINFORMED, *replayed(UNINFORMED, gear, informed=False), role="control"))
+        gear["onset_signal"] = "entropy"
+        found.append(_found(ENTROPY_ONSETS, *replayed(ENTROPY_ONSETS, gear), role="control"))
+    for name, signal in SIGNALS.items():
+        source = kept["rlsd" if signal == "log_ratio" else "gear"]
+        found.append(_found(name, *source, role="control", signal=signal))
+    found.append(_found("oracle", *kept["uniform"], role="ceiling"))
+    document = {
+        **material.about(),
+        "threads": torch.get_num_threads(),
         "methods": {one.name: _as_dict(one) for one in found},
         "versions": versions(),
     }
@@ -92,49 +141,39 @@ def score(
 
 def places_of(found: dict[str, Any], rows: list[Localisation]) -> Places:
     """The same for the laboratory's report."""
+    if "data" in found:
+        return Places(task=found["data"], tier=found["model"], fault="a span that was marked", rows=rows)
     words = {"result": "a wrong result", "relation": "a wrong tool", "argument": "payer and payee mixed up"}
     return Places(task=found["task"], tier=found["tier"], fault=words[found["fault"]], rows=rows)
 
 
+def title_of(found: dict[str, Any]) -> str:
+    """What was scored, in few words."""
+    return f"{found['data']}, {found['model']}" if "data" in found else f"{found['task']}/{found['tier']}"
+
+
 def records_of(
     credit: dict[str, Any],
-    task: str,
-    tier: str,
-    n: int,
+    material: Material,
     *,
-    fault: Fault = "relation",
-    shown: Reference = "trace",
+    informed: bool = True,
     advance: Callable[[int], None] | None = None,
 ) -> tuple[list[Case], list[Record]]:
-    """The planted faults and, for each, the engine's record of the faulty completion under a method."""
+    """The cases and, for each, the engine's record of the faulty completion under a method."""
     with tempfile.TemporaryDirectory(prefix="gear-score-") as folder:
-        name = str(credit["name"])
-        own: dict[str, Any] = PUBLISHED.get(name, {}) | {
-            "num_generations": 2,
-            "scale_rewards": "group",
-            "record_max_mb": 4096,
-        }
-        trainer = make_trainer(
-            arena_config(
-                task,
-                tier,
-                credit,
-                seed=0,
-                steps=1,
-                output_dir=folder,
-                reward=REWARDS.get(name) if task == "chain" else None,
-                **own,
-            )
-        )
-        try:
-            chosen = cases(trainer.processing_class, task, tier, n, reference=shown, fault=fault)
-        except ValueError as error:
-            raise InputError(f"--{error}") from None
-        rows = [case.row for case in chosen for _ in range(2)]
+        trainer = make_trainer(material.config(credit, folder))
+        chosen = material.cases(trainer, informed)
+        rows = [case.row | mark for case in chosen for mark in material.marks]
         turns = [turns for case in chosen for turns in (case.faulty, case.right)]
-        records = replay(
-            trainer, rows, turns, batch=2 * (trainer.args.per_device_train_batch_size // 2), advance=advance
-        )
+        batch = 2 * (trainer.args.per_device_train_batch_size // 2)
+        try:
+            records = replay(trainer, rows, turns, batch=batch, advance=advance)
+        except ValueError as error:  # a method may ask for what one reward function or one turn has not
+            raise InputError(f"--methods: {credit['name']}: {error}") from None
+        large = sum(weights.numel() for weights in trainer.model.parameters()) >= LARGE
+    del trainer
+    if large:
+        gc.collect()  # trainer and callbacks hold each other: the next model would stand beside this one
     return chosen, records[::2]
 
 
@@ -142,10 +181,11 @@ def _found(
     name: str, chosen: list[Case], records: list[Record], *, role: Role, signal: str | None = None
 ) -> Localisation:
     """``signal`` is looked at instead of the credit; the ceiling puts all on the fault."""
-    width = max(len(record.ids) for record in records)
+    width = max((len(record.ids) for record in records), default=0)
 
     def padded(rows: list[list[Any]], value: Any) -> torch.Tensor:
-        return torch.tensor([row + [value] * (width - len(row)) for row in rows])
+        whole = torch.tensor([row + [value] * (width - len(row)) for row in rows])
+        return whole.to(torch.tensor(value).dtype).reshape(len(rows), width)
 
     mask = padded([[bool(kept) for kept in record.mask] for record in records], False)
     fault = padded(
@@ -159,7 +199,11 @@ def _found(
     else:
         values = padded([_signal(record, signal) for record in records], 0.0)
     onset = onsets_of(segment) if signal is None and role != "ceiling" else None
-    return localisation(name, locate(values, fault, mask, onset), role)
+    places: list[Found | str] = [*locate(values, fault, mask, onset)]
+    if role != "ceiling":
+        # It kept its GRPO advantage, which says nothing of the method.
+        places = ["fallback" if r.fallback else one for one, r in zip(places, records, strict=True)]
+    return localisation(name, places, role)
 
 
 def _signal(record: Record, name: str) -> list[float]:
@@ -184,27 +228,34 @@ def _as_dict(one: Localisation) -> dict[str, Any]:
 
 def score_table(found: dict[str, Any]) -> Table:
     """The numbers, for the terminal: what they are compared with below the methods."""
-    table = Table(title=f"{found['task']}/{found['tier']}: {found['n']} planted faults")
-    for column in ("", "AUC", "95 %", "share on the fault", "lift", "rank", "nearest onset"):
+    kind = "marked" if "data" in found else "planted"
+    table = Table(title=f"{escape(title_of(found))}: {found['n']} {kind} faults")
+    columns = ["", "AUC", "95 %", "share on the fault", "lift", "rank", "nearest onset"]
+    if any(row["n"] < found["n"] for row in found["methods"].values()):
+        columns.append("n")  # some say nothing of a method
+    for column in columns:
         table.add_column(column, justify="left" if column in ("", "95 %") else "right")
     last = None
     for name, row in sorted(found["methods"].items(), key=lambda item: _ORDER.index(item[1]["role"])):
         if last is not None and row["role"] != last:
             table.add_section()
         last = row["role"]
-        low, high = row["auc_interval"] or (float("nan"), float("nan"))
-        far = "-" if row["distance"] is None else f"{row['distance']:.1f}"
         role = "" if row["role"] == "method" else f" ({row['role']})"
-        table.add_row(
-            f"{name}{role}",
-            f"{row['auc']:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            f"{row['share']:.3f}",
-            f"{row['lift']:.1f}",
-            f"{row['rank']:.1f}",
-            far,
-        )
+        span = row["auc_interval"]
+        cells = [
+            f"{escape(name)}{role}",
+            _number(row["auc"], 3),
+            "-" if span is None else " to ".join(_number(end, 3) for end in span),
+            _number(row["share"], 3),
+            *(_number(row[key], 1) for key in ("lift", "rank", "distance")),
+            str(row["n"]),
+        ]
+        table.add_row(*cells[: len(columns)])
     return table
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 _ORDER = ["method", "floor", "control", "ceiling"]

@@ -118,6 +118,11 @@ class Unreadable:
 
 def lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
     """The rows of a JSON lines file, and what stands between them; blank lines are passed over."""
+    return (line for _, line in numbered_lines(path))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Unreadable]]:
+    """The same, each with the number of its line, from 1."""
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors="backslashreplace")
@@ -127,15 +132,15 @@ def lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
                 raw.decode()
                 row = json.loads(text)
             except UnicodeDecodeError:
-                yield Unreadable(number, "not UTF-8 text", text)
+                yield number, Unreadable(number, "not UTF-8 text", text)
                 continue
             except json.JSONDecodeError as error:
-                yield Unreadable(number, f"not JSON ({error.msg}, column {error.colno})", text)
+                yield number, Unreadable(number, f"not JSON ({error.msg}, column {error.colno})", text)
                 continue
             if isinstance(row, dict):
-                yield cast(dict[str, Any], row)
+                yield number, cast(dict[str, Any], row)
             else:
-                yield Unreadable(number, f"expected an object, found {type(row).__name__}", text)
+                yield number, Unreadable(number, f"expected an object, found {type(row).__name__}", text)
 
 
 def _rows_of_stream(path: Path) -> Iterator[dict[str, Any]]:

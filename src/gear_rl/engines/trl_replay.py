@@ -58,6 +58,11 @@ def replay(
     return records
 
 
+def prompt_tokens(trainer: Any, prompt: Any) -> int:
+    """How many tokens the student's prompt has, with the trainer's chat template."""
+    return len(trainer._tokenize_prompts([prompt])[0][0])
+
+
 @contextmanager
 def _serving(trainer: Any, turns: Sequence[Turns]) -> Generator[None]:
     """While it is open, the policy "samples" the given turns."""

@@ -67,7 +67,9 @@ class Localisation:
     """Over the completions that have an onset."""
 
 
-LEFT_OUT = ("no_fault", "all_fault", "not_finite")
+LEFT_OUT = ("no_fault", "all_fault", "not_finite", "fallback")
+"""Why a completion says nothing: the first three are `locate`'s; the last is its caller's, for completions that
+the engine left their GRPO advantage."""
 
 
 def onsets_of(segment_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
@@ -146,7 +148,7 @@ def localisation(
     Completions count as independent: give one fault per problem. The same seed gives the same intervals.
 
     >>> localisation("gear", [Found(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=None), "no_fault"]).left_out
-    {'no_fault': 1, 'all_fault': 0, 'not_finite': 0}
+    {'no_fault': 1, 'all_fault': 0, 'not_finite': 0, 'fallback': 0}
     """
     kept = [one for one in found if isinstance(one, Found)]
 

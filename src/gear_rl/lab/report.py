@@ -28,9 +28,11 @@ class Places:
     """Localisations of one kind of fault in one task and tier."""
 
     task: str
+    """Or the file that the completions come from."""
     tier: str
+    """Or the model that was scored."""
     fault: str
-    """What was planted, in words: "a wrong digit"."""
+    """What was planted or marked, in words: "a wrong digit"."""
     rows: Sequence[Localisation]
     level: float = LEVEL
     """Of the intervals of the rows."""

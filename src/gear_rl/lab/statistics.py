@@ -55,6 +55,27 @@ def interquartile_mean(values: Sequence[float]) -> float | None:
     return float(stats.trimboth(data, 0.25).mean()) if data.size else None
 
 
+def interquartile_interval(values: Sequence[float], level: float = LEVEL, seed: int = 0) -> Interval | None:
+    """The percentile bootstrap interval of the interquartile mean; None below two values.
+
+    As in Agarwal et al. 2021, over the runs of one method. Simulated on four shapes it covers 0.93 to 0.94 at 10
+    seeds, 0.90 at 5 and 0.75 at 3 (docs/decisions/0006): for the eye, no verdict may rest on it. Values that are
+    all alike give a point. The same seed gives the same ends.
+
+    >>> interquartile_interval([0.1, 0.1, 0.1, 0.9, 0.9, 0.9])
+    Interval(low=0.1, high=0.9)
+    """
+    data = _finite("values", values)
+    if data.size < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    drawn = np.sort(rng.choice(data, (RESAMPLES, data.size)), axis=1)
+    cut = data.size // 4
+    means = drawn[:, cut : data.size - cut].mean(1)
+    low, high = np.quantile(means, [(1 - _level(level)) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
+
+
 def mean_interval(
     values: Sequence[float], level: float = LEVEL, least_spread: float = 0.0
 ) -> Interval | None:

@@ -20,6 +20,7 @@ from gear_rl.lab.statistics import (
     LEVEL,
     Interval,
     Paired,
+    interquartile_interval,
     interquartile_mean,
     mean_interval,
     paired_difference,
@@ -54,6 +55,8 @@ class Verdict:
     """Of that mean, for itself: not corrected for the number of methods."""
     iqm: float | None
     """Interquartile mean of the final accuracies."""
+    iqm_interval: Interval | None
+    """Percentile bootstrap over the seeds: covers 0.93 at ten of them, 0.75 at three."""
     difference: float | None
     """Mean of the final accuracy minus the baseline's of the same seed."""
     difference_interval: Interval | None
@@ -256,6 +259,7 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
         mean=_mean(ends),
         interval=None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high)),
         iqm=interquartile_mean(ends),
+        iqm_interval=interquartile_interval(ends, given.level),
         difference=final.difference,
         difference_interval=final.interval,
         p=final.p,

@@ -1,0 +1,64 @@
+"""From characters of a text to the tokens that wrote them, whatever the tokenizer."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+_BACK = 4
+"""Tokens that may write one character: UTF-8 has no longer ones."""
+
+
+def token_span(tokenizer: Any, text: str, ids: Sequence[int], start: int, end: int) -> range | None:
+    """Which of ``ids``, the tokens of ``text``, overlap its characters ``start`` to ``end``.
+
+    A token that writes a part of a character overlaps it; one that writes nothing does only between others. Found
+    by decoding beginnings of ``ids``, which is exact wherever decoding gives the text back: byte-level BPE and
+    sentencepiece, where offsets may leave out a token's space or be those of a rewritten text. Where it does not,
+    the tokenizer's offsets are asked; None where it has none, or no token overlaps.
+
+    >>> class Letters:
+    ...     def decode(self, ids, **_):
+    ...         return "".join(map(chr, ids))
+    >>> token_span(Letters(), "abcd", [97, 98, 99, 100], 1, 3)
+    range(1, 3)
+    """
+
+    def written(count: int) -> str:
+        return tokenizer.decode(
+            list(ids[:count]), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def whole(count: int) -> int:
+        """Characters that the first tokens write completely."""
+        most = 0
+        # A part of a character is decoded as replacement characters; sentencepiece then replaces the characters
+        # of single bytes before it as well, but those had been seen a few tokens earlier.
+        for fewer in range(count, max(count - _BACK, 0) - 1, -1):
+            beginning = written(fewer)
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(beginning, text, strict=False))
+            most = max(most, sum(1 for _ in same))
+            if text.startswith(beginning):
+                break
+        return most
+
+    def touched(count: int) -> int:
+        """The same and the one of which they write a part."""
+        return whole(count) + (not text.startswith(written(count)))
+
+    if written(len(ids)) != text:
+        return _by_offsets(tokenizer, text, start, end)
+    counts = range(len(ids) + 1)
+    first = bisect_left(counts, True, key=lambda count: touched(count) > start) - 1
+    stop = bisect_left(counts, True, key=lambda count: whole(count) >= end)
+    return range(first, stop) if first < stop else None
+
+
+def _by_offsets(tokenizer: Any, text: str, start: int, end: int) -> range | None:
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    overlapping = [t for t, (begin, stop) in enumerate(offsets) if max(begin, start) < min(stop, end)]
+    return range(overlapping[0], overlapping[-1] + 1) if overlapping else None
