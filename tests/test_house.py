@@ -24,8 +24,9 @@ ALLOWED = {  # room: the rooms it may import; docs/decisions/0002 says why where
     "cli": {"types", "tensor", "methods", "signals", "view", "lab", "engines", "arena", "tasks"},
 }
 TORCH_ONLY = {"types", "tensor", "methods", "signals"}
-ON_REQUEST = {"signals/transport.py": {"ot"}}
-"""Optional libraries that one file of those rooms may import, inside a function: POT solves transport."""
+ON_REQUEST = {"signals/transport.py": {"ot"}, "tensor/fold_triton.py": {"triton"}}
+"""Optional libraries that one file of those rooms may import, inside a function: POT solves transport, Triton
+writes kernels."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
-from gear_rl.tensor.logits import Head, token_statistics
+from gear_rl.tensor.logits import Head, TiledHead, token_statistics
 from tensor.rows import PROPERTY
 from tensor.test_logits import LargestTensor, full_log_softmax, large, seeded, small
 
@@ -223,8 +223,8 @@ def test_only_what_is_asked_for_comes_back_and_it_is_the_same(names):
 )
 def test_no_product_is_made_for_nobody(names, products, monkeypatch):
     student, teacher, _, weight = small()
-    calls, logits = [], Head.logits
-    monkeypatch.setattr(Head, "logits", lambda *args: calls.append(1) or logits(*args))
+    calls, logits = [], TiledHead.logits
+    monkeypatch.setattr(TiledHead, "logits", lambda *args: calls.append(1) or logits(*args))
     divergences(student, Head(weight_VD=weight), teacher, names=names)
     assert len(calls) == products
 

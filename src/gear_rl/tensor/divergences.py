@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.tensor.logits import Head
+from gear_rl.tensor.fold import MASS, OWN, TOP, empty_sums, fold
+from gear_rl.tensor.logits import Head, TiledHead, bfloat16_products, tile_shape
 
 STUDENT_SPREAD, TEACHER_SPREAD = "student_varentropy", "teacher_entropy"
 DIVERGENCES = ("forward_divergence", "js_divergence", TEACHER_SPREAD, STUDENT_SPREAD)
@@ -27,8 +28,8 @@ def divergences(
     teacher_head: Head | None = None,
     *,
     names: Sequence[str],
-    token_tile: int = 256,
-    vocab_tile: int = 2048,
+    token_tile: int | None = None,
+    vocab_tile: int | None = None,
 ) -> dict[str, Float[Tensor, " N"]]:
     """What ``names`` asks for of every token, by name, float32, exact over the whole vocabulary.
 
@@ -41,8 +42,9 @@ def divergences(
 
     The student's hidden states are read by all but the teacher's entropy, the teacher's by all but the student's
     varentropy; the other may be None. Memory is a few tiles of ``token_tile * vocab_tile`` floats, whatever N and
-    V are. The teacher's head is the student's unless it has one of its own, of any width, over the same
-    vocabulary and at the same temperature. A non-finite hidden state gives non-finite values in its own row only.
+    V are; None for either is the size that ``token_statistics`` takes. The teacher's head is the student's unless
+    it has one of its own, of any width, over the same vocabulary and at the same temperature. A non-finite hidden
+    state gives non-finite values in its own row only.
     Raises ``ValueError`` for a name that is not known, for hidden states that are missing, and for a head that
     does not fit.
 
@@ -52,8 +54,8 @@ def divergences(
     >>> divergences(hidden, head, even, names=["forward_divergence"])  # 0.5 log(0.625) + 0.5 log(2.5)
     {'forward_divergence': tensor([0.2231])}
     """
-    teacher_head = head if teacher_head is None else teacher_head
-    _check(head, teacher_head, names, student_ND is not None, teacher_ND is not None)
+    teacher_head = head.for_teacher(teacher_head)
+    _check(names, student_ND is not None, teacher_ND is not None)
     if set(names) <= {TEACHER_SPREAD}:
         student_ND = None
     if set(names) <= {STUDENT_SPREAD}:
@@ -61,56 +63,61 @@ def divergences(
     states = student_ND if student_ND is not None else teacher_ND
     if states is None:
         return {}
-    tiles = [
-        _tile_divergences(
-            None if student_ND is None else student_ND[i : i + token_tile],
-            head,
-            None if teacher_ND is None else teacher_ND[i : i + token_tile],
-            teacher_head,
-            names,
-            vocab_tile,
-        )
-        for i in range(0, max(len(states), 1), token_tile)
-    ]
+    rows, columns = tile_shape(states, head, teacher_head, token_tile, vocab_tile)
+    student_tiles = TiledHead(head)
+    teacher_tiles = student_tiles if teacher_head is head else TiledHead(teacher_head)
+    buffers = [torch.empty(rows * columns, device=states.device) for _ in range(4)]
+    tiles: list[dict[str, Tensor]] = []
+    with bfloat16_products(student_ND, teacher_ND, head.weight_VD, teacher_head.weight_VD):
+        for i in range(0, max(len(states), 1), rows):
+            student = None if student_ND is None else student_tiles.operand(student_ND[i : i + rows])
+            teacher = None if teacher_ND is None else teacher_tiles.operand(teacher_ND[i : i + rows])
+            tiles.append(
+                _tile_divergences(student, student_tiles, teacher, teacher_tiles, names, columns, buffers)
+            )
     return {name: torch.cat([tile[name] for tile in tiles]) for name in names}
 
 
 def _tile_divergences(
-    student_ND: Tensor | None,
-    head: Head,
-    teacher_ND: Tensor | None,
-    teacher_head: Head,
+    student: Tensor | None,
+    student_tiles: TiledHead,
+    teacher: Tensor | None,
+    teacher_tiles: TiledHead,
     names: Sequence[str],
-    vocab_tile: int,
+    columns: int,
+    buffers: Sequence[Tensor],
 ) -> dict[str, Tensor]:
-    vocab = head.weight_VD.shape[0]
-    steps = [(begin, min(begin + vocab_tile, vocab)) for begin in range(0, vocab, vocab_tile)]
+    vocab = student_tiles.head.weight_VD.shape[0]
+    steps = [(begin, min(begin + columns, vocab)) for begin in range(0, vocab, columns)]
     sums: dict[str, Tensor] = {}
-    student = None if student_ND is None else _normalisers(student_ND, head, steps)
-    teacher = None if teacher_ND is None else _normalisers(teacher_ND, teacher_head, steps)
-    if TEACHER_SPREAD in names and teacher is not None:
-        _, log_mass, mean = teacher
+    own = None if student is None else _normalisers(student, student_tiles, steps, buffers)
+    taught = None if teacher is None else _normalisers(teacher, teacher_tiles, steps, buffers)
+    if TEACHER_SPREAD in names and taught is not None:
+        _, log_mass, mean = taught
         sums[TEACHER_SPREAD] = log_mass - mean  # neither is on the other's side of 0, so nothing cancels
     compares = "forward_divergence" in names or "js_divergence" in names
-    if student_ND is None or student is None:
+    if student is None or own is None:
         return sums
-    top, log_mass, mean = student
+    top, log_mass, mean = own
     sums |= {name: torch.zeros_like(top) for name in names if name != TEACHER_SPREAD}
     for begin, end in steps:
-        centred = head.logits(student_ND, begin, end).sub_(top[:, None])
+        centred = student_tiles.logits(buffers[0], student, begin, end).sub_(top[:, None])
+        spare, other = (buffer[: centred.numel()].view_as(centred) for buffer in buffers[2:])
         if STUDENT_SPREAD in names:
-            p = (centred - log_mass[:, None]).exp_()
-            sums[STUDENT_SPREAD] += torch.einsum("nv,nv->n", p, (centred - mean[:, None]).square_())
-        if not compares or teacher_ND is None or teacher is None:
+            p = torch.sub(centred, log_mass[:, None], out=spare).exp_()
+            apart = torch.sub(centred, mean[:, None], out=other).square_()
+            sums[STUDENT_SPREAD] += apart.mul_(p).sum(-1)
+        if not compares or teacher is None or taught is None:
             continue
         log_p = centred.sub_(log_mass[:, None])
-        log_q = teacher_head.logits(teacher_ND, begin, end).sub_(teacher[0][:, None])
-        log_q = log_q.sub_(teacher[1][:, None])
-        ratio, p, q = log_p - log_q, log_p.exp_(), log_q.exp_()
+        log_q = teacher_tiles.logits(buffers[1], teacher, begin, end).sub_(taught[0][:, None])
+        log_q = log_q.sub_(taught[1][:, None])
+        ratio = torch.sub(log_p, log_q, out=spare)
+        p, q = log_p.exp_(), log_q.exp_()
         if "forward_divergence" in names:
             sums["forward_divergence"] += _forward_terms(p, q, ratio).sum(-1)
         if "js_divergence" in names:
-            sums["js_divergence"] += torch.einsum("nv,nv->n", p.add_(q), _js_share(ratio)) / 2
+            sums["js_divergence"] += _js_share(ratio).mul_(p.add_(q)).sum(-1) / 2
     # Jensen-Shannon may round past log 2, and where a device's expm1 is an ulp short a term may be below 0.
     if "forward_divergence" in sums:
         sums["forward_divergence"].clamp_(min=0)
@@ -120,26 +127,18 @@ def _tile_divergences(
 
 
 def _normalisers(
-    hidden_ND: Tensor, head: Head, steps: Sequence[tuple[int, int]]
+    hidden: Tensor, tiles: TiledHead, steps: Sequence[tuple[int, int]], buffers: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The largest logit, the log of the sum of exp(logit - largest), and the mean of logit - largest.
 
     ``log p`` is then ``(logit - largest) - log sum``: one subtraction from a number of the logit's own size
     would lose what is small.
     """
-    mass = torch.zeros(len(hidden_ND), device=hidden_ND.device)
-    top, total = torch.full_like(mass, -torch.inf), mass
+    sums = empty_sums(len(hidden), hidden.device)
     for begin, end in steps:
-        logits = head.logits(hidden_ND, begin, end)
-        new_top = torch.maximum(top, logits.amax(-1))
-        centred = logits.sub_(new_top[:, None])
-        # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
-        shift = torch.where(mass > 0, top - new_top, 0.0)
-        shrink, weight = shift.exp(), centred.exp()
-        total = shrink * (total + mass * shift) + torch.einsum("nv,nv->n", weight, centred)
-        mass = shrink * mass + weight.sum(-1)
-        top = new_top
-    return top, mass.log(), total / mass
+        logits = tiles.logits(buffers[0], hidden, begin, end)
+        fold(sums, logits, None, buffers[1][: logits.numel()].view_as(logits))
+    return sums[TOP], sums[MASS].log(), sums[OWN] / sums[MASS]
 
 
 def _forward_terms(p: Tensor, q: Tensor, ratio: Tensor) -> Tensor:
@@ -158,16 +157,10 @@ def _js_share(ratio: Tensor) -> Tensor:
     return torch.where(h < 1, near, far)
 
 
-def _check(head: Head, teacher_head: Head, names: Sequence[str], student: bool, teacher: bool) -> None:
+def _check(names: Sequence[str], student: bool, teacher: bool) -> None:
     for name in names:
         if name not in DIVERGENCES:
             raise ValueError(f"names: {name!r} is not one of {', '.join(DIVERGENCES)}")
         for who, given, alone in (("student", student, TEACHER_SPREAD), ("teacher", teacher, STUDENT_SPREAD)):
             if not given and name != alone:
                 raise ValueError(f"{who}_ND: {name!r} needs the {who}'s hidden states, and none were given")
-    for field, own, other in (
-        ("vocabulary", head.weight_VD.shape[0], teacher_head.weight_VD.shape[0]),
-        ("temperature", head.temperature, teacher_head.temperature),
-    ):
-        if own != other:
-            raise ValueError(f"teacher_head: {field} {other}, but the student has {own}; use the same")

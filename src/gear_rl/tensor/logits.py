@@ -5,11 +5,37 @@ position ``s`` predicts the token at ``s + 1``, so a completion of ``T`` tokens 
 positions before its last one. Knows no model, no trainer and no method: it is handed hidden states and a head.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from gear_rl.tensor.fold import (
+    MASS,
+    MASS_T,
+    OWN,
+    SAMPLED,
+    SAMPLED_T,
+    TOP,
+    TOP_T,
+    empty_sums,
+    fold,
+    fold_compiled,
+    note_sampled,
+    reverse_divergence,
+)
+from gear_rl.tensor.fold_triton import fold_triton
+
+TILES = {"cpu": (512, 2**18, 2**20), "cuda": (4096, 2**26, 2**26)}
+"""By kind of device: tokens of a tile, its logits, and weights that are cast at a time where the product cannot
+read them as they are. On a CPU three tiles of 512 x 512 are 3 MiB and the weights 4: the bare products are as
+fast as anywhere, and larger tiles leave the cache when neighbours use it too (measured). On CUDA two tiles of
+4096 x 16384 are 512 MiB, little beside a model (computed, not measured)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +84,78 @@ class Head:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits if self.temperature == 1.0 else logits / self.temperature
 
+    def for_teacher(self, teacher_head: "Head | None") -> "Head":
+        """The teacher's head: its own, or else this one.
+
+        Raises ``ValueError`` unless it is over the same vocabulary, at the same temperature.
+
+        >>> head = Head(weight_VD=torch.eye(2))
+        >>> head.for_teacher(None) is head
+        True
+        """
+        if teacher_head is None:
+            return self
+        for field, own, other in (
+            ("vocabulary", self.weight_VD.shape[0], teacher_head.weight_VD.shape[0]),
+            ("temperature", self.temperature, teacher_head.temperature),
+        ):
+            if own != other:
+                raise ValueError(f"teacher_head: {field} {other}, but the student has {own}; use the same")
+        return teacher_head
+
+
+class TiledHead:
+    """A head whose logits are written into buffers that are already there, with no gradient.
+
+    ``logits`` gives what ``Head.logits`` gives of hidden states that went through ``operand``. A weight of
+    low precision that the device cannot multiply into float32 is cast tile by tile, and only once where student
+    and teacher ask for the same tile one after the other.
+
+    >>> tiled = TiledHead(Head(weight_VD=torch.eye(2), scale=3.0))
+    >>> tiled.logits(torch.empty(2), tiled.operand(torch.tensor([[1.0, 2.0]])), 0, 2)
+    tensor([[3., 6.]])
+    """
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self._wide: Tensor | None = None
+        self._cast_slice: tuple[int, int] | None = None
+
+    def operand(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The hidden states as the product reads them: low precision on CUDA if the weight is, else float32."""
+        direct = hidden_ND.is_cuda and hidden_ND.dtype == self.head.weight_VD.dtype
+        return hidden_ND if direct else hidden_ND.float()
+
+    def logits(
+        self, buffer: Float[Tensor, " C"], hidden_ND: Float[Tensor, "N D"], begin: int, end: int
+    ) -> Float[Tensor, "N K"]:
+        """Float32 logits of the vocabulary slice ``begin:end`` in the first numbers of the buffer."""
+        head = self.head
+        out = buffer[: len(hidden_ND) * (end - begin)].view(len(hidden_ND), end - begin)
+        if hidden_ND.dtype == torch.float32:
+            torch.mm(hidden_ND, self._weight(begin, end).t(), out=out)
+        else:
+            torch.mm(hidden_ND, head.weight_VD[begin:end].t(), out_dtype=torch.float32, out=out)
+        if head.bias_V is not None:
+            out.add_(head.bias_V[begin:end])
+        if head.scale != 1.0:
+            out.mul_(head.scale)
+        if head.softcap is not None:
+            out.div_(head.softcap).tanh_().mul_(head.softcap)
+        return out if head.temperature == 1.0 else out.div_(head.temperature)
+
+    def _weight(self, begin: int, end: int) -> Tensor:
+        weight = self.head.weight_VD[begin:end]
+        if weight.dtype == torch.float32:
+            return weight
+        if self._wide is None or self._wide.numel() < weight.numel():
+            self._wide, self._cast_slice = weight.new_empty(weight.numel(), dtype=torch.float32), None
+        wide = self._wide[: weight.numel()].view(weight.shape)
+        if self._cast_slice != (begin, end):
+            wide.copy_(weight)
+            self._cast_slice = (begin, end)
+        return wide
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStatistics:
@@ -94,17 +192,25 @@ def token_statistics(
     head: Head,
     teacher_ND: Float[Tensor, "N E"] | None = None,
     teacher_head: Head | None = None,
-    token_tile: int = 256,
-    vocab_tile: int = 2048,
+    token_tile: int | None = None,
+    vocab_tile: int | None = None,
+    compiled: bool = False,
 ) -> TokenStatistics:
     """Log-prob and entropy of every token, and with a teacher its log-prob and KL(student || teacher).
 
     Exact over the whole vocabulary, float32, in one pass: the sums are updated tile by tile, and are centred
-    on the running maximum, so that a small divergence is not the difference of two large numbers. Memory is
-    ``3 * token_tile * vocab_tile`` floats whatever N and V are. The divergence is clamped at 0. The teacher
-    uses the student's head unless it has one of its own, of any width, over the same vocabulary and at the same
-    temperature (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row
-    only.
+    on the running maximum, so that a small divergence is not the difference of two large numbers. Three tiles of
+    ``token_tile * vocab_tile`` floats are made once and used again, whatever N and V are; None for either is the
+    size that was measured best on the device. The divergence is clamped at 0. The teacher uses the student's
+    head unless it has one of its own, of any width, over the same vocabulary and at the same temperature
+    (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row only.
+
+    Logits are float32 also where the operands are not. While the operands are bfloat16 and on a CPU, torch's
+    process-wide setting for float32 products is "bf16", as their values allow; see ``bfloat16_products``.
+
+    ``compiled`` has ``torch.compile`` build the update of the sums: a little faster, after a first call of about
+    20 seconds of CPU time (``RuntimeError`` where there is no C++ compiler). On CUDA the update is one Triton
+    kernel where triton is installed, unless ``compiled`` asks for the other.
 
     >>> head = Head(weight_VD=torch.eye(2))
     >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()  # probabilities 4/5 and 1/5
@@ -113,84 +219,103 @@ def token_statistics(
     >>> found.student_logprob, found.divergence  # log(0.8);  0.8 log(1.6) + 0.2 log(0.4)
     (tensor([-0.2231]), tensor([0.1927]))
     """
-    teacher_head = head if teacher_head is None else teacher_head
-    for field, student, teacher in (
-        ("vocabulary", head.weight_VD.shape[0], teacher_head.weight_VD.shape[0]),
-        ("temperature", head.temperature, teacher_head.temperature),
-    ):
-        if student != teacher:
-            raise ValueError(f"teacher_head: {field} {teacher}, but the student has {student}; use the same")
-    tiles = [
-        _tile_statistics(
-            student_ND[i : i + token_tile],
-            token_N[i : i + token_tile],
-            head,
-            None if teacher_ND is None else teacher_ND[i : i + token_tile],
-            teacher_head,
-            vocab_tile,
-        )
-        for i in range(0, max(len(token_N), 1), token_tile)
-    ]
-    logprob, entropy, teacher_logprob, divergence = (torch.cat(parts) for parts in zip(*tiles, strict=True))
-    if teacher_ND is None:
+    teacher_head = head.for_teacher(teacher_head)
+    rows, columns = tile_shape(student_ND, head, teacher_head, token_tile, vocab_tile)
+    student_tiles = TiledHead(head)
+    teacher_tiles = student_tiles if teacher_head is head else TiledHead(teacher_head)
+    vocab, device = head.weight_VD.shape[0], student_ND.device
+    with_triton = device.type == "cuda" and not compiled and find_spec("triton") is not None
+    num_buffers = (1 if teacher_ND is None else 2) + (not compiled and not with_triton)
+    buffers = [torch.empty(rows * columns, device=device) for _ in range(num_buffers)]
+    sums = empty_sums(len(token_N), device)
+    with bfloat16_products(student_ND, teacher_ND, head.weight_VD, teacher_head.weight_VD):
+        for first in range(0, len(token_N), rows):
+            part = slice(first, first + rows)
+            here, token, student = sums[:, part], token_N[part], student_tiles.operand(student_ND[part])
+            teacher = None if teacher_ND is None else teacher_tiles.operand(teacher_ND[part])
+            for begin in range(0, vocab, columns):
+                end, place = min(begin + columns, vocab), token - begin
+                logits, logits_t = student_tiles.logits(buffers[0], student, begin, end), None
+                note_sampled(here, SAMPLED, logits, place)
+                if teacher is not None:
+                    logits_t = teacher_tiles.logits(buffers[1], teacher, begin, end)
+                    note_sampled(here, SAMPLED_T, logits_t, place)
+                if compiled:
+                    fold_compiled(here, logits, logits_t)
+                elif with_triton:
+                    fold_triton(here, logits, logits_t)
+                else:
+                    fold(here, logits, logits_t, buffers[-1][: logits.numel()].view_as(logits))
+    return _statistics(sums, teacher_ND is not None)
+
+
+def _statistics(sums: Float[Tensor, "8 N"], taught: bool) -> TokenStatistics:
+    log_mass, mean_own = sums[MASS].log(), sums[OWN] / sums[MASS]
+    logprob, entropy = sums[SAMPLED] - sums[TOP] - log_mass, log_mass - mean_own
+    if not taught:
         return TokenStatistics(student_logprob=logprob, student_entropy=entropy)
     return TokenStatistics(
         student_logprob=logprob,
         student_entropy=entropy,
-        teacher_logprob=teacher_logprob,
-        divergence=divergence,
+        teacher_logprob=sums[SAMPLED_T] - sums[TOP_T] - sums[MASS_T].log(),
+        divergence=reverse_divergence(sums).clamp(min=0),
     )
 
 
-def _tile_statistics(
-    student_ND: Tensor,
-    token_N: Tensor,
+def tile_shape(
+    hidden_ND: Float[Tensor, "N D"],
     head: Head,
-    teacher_ND: Tensor | None,
     teacher_head: Head,
-    vocab_tile: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-prob, entropy, teacher log-prob and divergence of one token tile (the last two 0 with no teacher)."""
-    num_tokens, vocab = len(token_N), head.weight_VD.shape[0]
-    zero = torch.zeros(num_tokens, device=student_ND.device)
-    # Of each distribution: the largest logit so far, the sum of exp(logit - largest), the sampled token's logit.
-    top, mass, sampled = torch.full_like(zero, -torch.inf), zero, zero
-    top_t, mass_t, sampled_t = torch.full_like(zero, -torch.inf), zero, zero
-    # Sums over the student's exp(logit - top), of its own centred logits and of the teacher's.
-    own, other = zero, zero
-    for begin in range(0, vocab, vocab_tile):
-        end = min(begin + vocab_tile, vocab)
-        place = token_N - begin
-        here = (place >= 0) & (place < end - begin)
-        place = place.clamp(0, end - begin - 1)[:, None]
+    token_tile: int | None = None,
+    vocab_tile: int | None = None,
+) -> tuple[int, int]:
+    """Tokens and vocabulary of a tile: as given, or as many as do well on the device.
 
-        logits = head.logits(student_ND, begin, end)
-        sampled = torch.where(here, logits.gather(-1, place)[:, 0], sampled)
-        new_top = torch.maximum(top, logits.amax(-1))
-        centred = logits.sub_(new_top[:, None])
-        weight = centred.exp()
-        # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
-        shift = torch.where(mass > 0, top - new_top, 0.0)
-        shrink = shift.exp()
-        own = shrink * (own + mass * shift) + _dot(weight, centred)
-        if teacher_ND is not None:
-            logits_t = teacher_head.logits(teacher_ND, begin, end)
-            sampled_t = torch.where(here, logits_t.gather(-1, place)[:, 0], sampled_t)
-            new_top_t = torch.maximum(top_t, logits_t.amax(-1))
-            centred_t = logits_t.sub_(new_top_t[:, None])
-            shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
-            other = shrink * (other + mass * shift_t) + _dot(weight, centred_t)
-            mass_t = shift_t.exp() * mass_t + centred_t.exp_().sum(-1)
-            top_t = new_top_t
-        mass = shrink * mass + weight.sum(-1)
-        top = new_top
-    log_mass, mean_own = mass.log(), own / mass
-    logprob, entropy = sampled - top - log_mass, log_mass - mean_own
-    if teacher_ND is None:
-        return logprob, entropy, zero, zero
-    log_mass_t = mass_t.log()
-    divergence = (mean_own - other / mass - log_mass + log_mass_t).clamp(min=0)
-    return logprob, entropy, sampled_t - top_t - log_mass_t, divergence
+    Few tokens are given a wider slice of the vocabulary and a small vocabulary more tokens, so that the many
+    small operations of a tile are not what it costs.
+
+    >>> head = Head(weight_VD=torch.zeros(5000, 1))
+    >>> tile_shape(torch.zeros(2000, 1), head, head), tile_shape(torch.zeros(9, 1), head, head)
+    ((512, 512), (9, 5000))
+    """
+    num_tokens, vocab = max(1, len(hidden_ND)), head.weight_VD.shape[0]
+    most, elements, wide = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
+    if vocab_tile is None:
+        vocab_tile = max(1, elements // min(num_tokens, token_tile or most))
+        for weight in (head.weight_VD, teacher_head.weight_VD):
+            if weight.dtype != torch.float32 and not (hidden_ND.is_cuda and hidden_ND.dtype == weight.dtype):
+                vocab_tile = min(vocab_tile, max(1, wide // weight.shape[1]))
+    columns = min(vocab, vocab_tile)
+    # More tokens only where the vocabulary ends first: their hidden states may have to be cast as well.
+    rows = token_tile or (max(most, elements // columns) if columns == vocab else most)
+    return min(num_tokens, rows), columns
+
+
+@contextmanager
+def bfloat16_products(*operands: Tensor | None) -> Generator[None]:
+    """In this block float32 products on a CPU may round to bfloat16, if that is what all the operands are.
+
+    Of operands that are cast to float32 only to be multiplied nothing is rounded then, and sums and results are
+    float32. oneDNN's kernels take over: bfloat16 arithmetic where the processor has AMX, float32 elsewhere. A
+    torch without the setting makes its ordinary product. The setting is the process's: another thread's products
+    are under it for as long as the block lasts. It is restored on the way out, also by an error.
+
+    >>> x = torch.ones(1, 2, dtype=torch.bfloat16)
+    >>> with bfloat16_products(x):
+    ...     torch.backends.mkldnn.matmul.fp32_precision, x.float() @ x.float().t()
+    ('bf16', tensor([[2.]]))
+    """
+    setting: Any = getattr(getattr(torch.backends, "mkldnn", None), "matmul", None)
+    before = getattr(setting, "fp32_precision", None)
+    exact = all(x is None or (x.dtype == torch.bfloat16 and x.device.type == "cpu") for x in operands)
+    if before is None or not exact:
+        yield
+        return
+    setting.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
 
 
 def scattered(values_N: Float[Tensor, " N"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -202,8 +327,3 @@ def scattered(values_N: Float[Tensor, " N"], mask: Bool[Tensor, "B T"]) -> Float
     """
     out = torch.zeros(mask.shape, dtype=values_N.dtype, device=values_N.device)
     return out.masked_scatter(mask, values_N)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Row by row inner product, without the temporary of ``(a * b).sum(-1)``."""
-    return torch.einsum("nv,nv->n", a, b)

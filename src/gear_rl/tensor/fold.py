@@ -1,0 +1,148 @@
+"""What one pass over the vocabulary keeps of each token, and how a tile of logits is taken up into it.
+
+A distribution is known by its largest logit so far, the sum of ``exp(logit - largest)`` and sums of those
+weights times centred logits; all are moved when the largest logit moves. Centred, because a small divergence
+must not be the difference of two large numbers. Two ways to take up a tile live here, plain PyTorch and
+``torch.compile``; ``fold_triton.py`` is the third. Knows no head, no model, no trainer and no method.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+TOP, MASS, OWN, TOP_T, MASS_T, OTHER, SAMPLED, SAMPLED_T = range(8)
+"""Rows of the sums. Of the student: its largest logit, its mass, the sum of weight times its own centred logit;
+of the teacher: largest logit, mass; the sum of the student's weights times the teacher's centred logits; and the
+logit of the sampled token, of both."""
+
+_NO_COMPILER = (
+    "compiled: torch.compile could not build the fold ({reason}); install a C++ compiler (g++ or clang++, with "
+    "CXX set to its path if it is not found) and the headers of Python, or leave compiled=False"
+)
+
+
+def empty_sums(num_tokens: int, device: torch.device) -> Float[Tensor, "8 N"]:
+    """The sums over no vocabulary at all.
+
+    >>> empty_sums(1, torch.device("cpu"))[TOP:OWN, 0]
+    tensor([-inf, 0.])
+    """
+    sums = torch.zeros(8, num_tokens, device=device)
+    sums[TOP] = sums[TOP_T] = -torch.inf
+    return sums
+
+
+def note_sampled(
+    sums: Float[Tensor, "8 N"],
+    row: int,
+    logits_NV: Float[Tensor, "N V"],
+    place_N: Int[Tensor, " N"],
+) -> None:
+    """Keep in ``row`` the logit of the sampled token, where its place in this tile is one of the tile's.
+
+    >>> sums = empty_sums(2, torch.device("cpu"))
+    >>> note_sampled(sums, SAMPLED, torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([1, -3]))
+    >>> sums[SAMPLED]
+    tensor([6., 0.])
+    """
+    width = logits_NV.shape[1]
+    here = (place_N >= 0) & (place_N < width)
+    found = logits_NV.gather(-1, place_N.clamp(0, width - 1)[:, None])[:, 0]
+    sums[row] = torch.where(here, found, sums[row])
+
+
+def fold(
+    sums: Float[Tensor, "8 N"],
+    logits_NV: Float[Tensor, "N V"],
+    teacher_NV: Float[Tensor, "N V"] | None,
+    spare_NV: Float[Tensor, "N V"],
+) -> None:
+    """Take up one tile of logits into the sums, in place. The three tiles hold nothing of use afterwards.
+
+    Each line that touches a tile is one pass over it and makes no other; the rest are as long as the tokens.
+
+    >>> sums, spare = empty_sums(1, torch.device("cpu")), torch.empty(1, 2)
+    >>> for logit in (0.0, 1.0):
+    ...     fold(sums, torch.full((1, 2), logit), None, spare)
+    >>> sums[MASS].div(2).log()  # 1 + exp(-1)
+    tensor([0.3133])
+    """
+    top, mass, own, top_t, mass_t, other = sums[:SAMPLED]
+    new_top = torch.maximum(top, logits_NV.amax(-1))
+    # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
+    shift = torch.where(mass > 0, top - new_top, 0.0)
+    shrink = shift.exp()
+    weight = torch.exp(logits_NV.sub_(new_top[:, None]), out=spare_NV)
+    own.add_(mass * shift).mul_(shrink).add_(logits_NV.mul_(weight).sum(-1))
+    if teacher_NV is not None:
+        new_top_t = torch.maximum(top_t, teacher_NV.amax(-1))
+        shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
+        weight_t = torch.exp(teacher_NV.sub_(new_top_t[:, None]), out=logits_NV)
+        mass_t.mul_(shift_t.exp()).add_(weight_t.sum(-1))
+        other.add_(mass * shift_t).mul_(shrink).add_(teacher_NV.mul_(weight).sum(-1))
+        top_t.copy_(new_top_t)
+    mass.mul_(shrink).add_(weight.sum(-1))
+    top.copy_(new_top)
+
+
+def reverse_divergence(sums: Float[Tensor, "8 N"]) -> Float[Tensor, " N"]:
+    """KL(student || teacher) of sums over the whole vocabulary, in nats; rounding may leave it just below 0.
+
+    >>> sums = empty_sums(1, torch.device("cpu"))
+    >>> even = torch.zeros(1, 2)  # one half each; the student has 4/5 and 1/5
+    >>> fold(sums, torch.tensor([[3.0, 0.0]]).log1p(), even, torch.empty(1, 2))
+    >>> reverse_divergence(sums)
+    tensor([0.1927])
+    """
+    return sums[OWN] / sums[MASS] - sums[OTHER] / sums[MASS] - sums[MASS].log() + sums[MASS_T].log()
+
+
+def fold_compiled(
+    sums: Float[Tensor, "8 N"], logits_NV: Float[Tensor, "N V"], teacher_NV: Float[Tensor, "N V"] | None
+) -> None:
+    """``fold`` by ``torch.compile``, in two passes over the tiles and without the spare one; these are only read.
+
+    It is built once for each of its two forms, with and without a teacher, and once more where a tile is one
+    token or one column; no other shape builds it again. torch keeps the result on disk for the next process.
+    Raises ``RuntimeError`` where nothing can be compiled, as without a C++ compiler.
+    """
+    # Contiguous: a slice of the sums of more tokens would be one more form to build.
+    moved = sums[:SAMPLED].contiguous()
+    try:
+        sums[:SAMPLED] = _compiled()(moved, logits_NV, teacher_NV)
+    except Exception as error:
+        # Which exception it is differs from release to release: Inductor's own, or one that wraps it.
+        name, module = type(error).__name__, type(error).__module__
+        if name != "BackendCompilerFailed" and not module.startswith("torch._inductor"):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise RuntimeError(_NO_COMPILER.format(reason=reason)) from error
+
+
+@cache
+def _compiled() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    # Dynamic from the start: the last tile of the tokens and of the vocabulary is smaller than the others.
+    return torch.compile(_folded, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None) -> Tensor:
+    """``fold`` as a formula: what a compiler turns into two loops over a row."""
+    top, mass, own, top_t, mass_t, other = sums.unbind()
+    new_top = torch.maximum(top, logits.amax(-1))
+    shift = torch.where(mass > 0, top - new_top, 0.0)
+    shrink = shift.exp()
+    centred = logits - new_top[:, None]
+    weight = centred.exp()
+    new_own = shrink * (own + mass * shift) + (weight * centred).sum(-1)
+    if teacher is not None:
+        new_top_t = torch.maximum(top_t, teacher.amax(-1))
+        shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
+        centred_t = teacher - new_top_t[:, None]
+        other = shrink * (other + mass * shift_t) + (weight * centred_t).sum(-1)
+        mass_t = shift_t.exp() * mass_t + centred_t.exp().sum(-1)
+        top_t = new_top_t
+    new_mass = shrink * mass + weight.sum(-1)
+    return torch.stack([new_top, new_mass, new_own, top_t, mass_t, other])

@@ -1,0 +1,182 @@
+"""Taking up tiles of logits: the definition is a sum over the whole vocabulary, in float64."""
+
+import math
+import os
+import shutil
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.tensor import fold as module
+from gear_rl.tensor.fold import (
+    SAMPLED,
+    SAMPLED_T,
+    empty_sums,
+    fold,
+    fold_compiled,
+    note_sampled,
+    reverse_divergence,
+)
+from gear_rl.tensor.logits import Head, token_statistics
+from tensor.rows import PROPERTY
+from tensor.test_logits import large, seeded
+
+CPU = torch.device("cpu")
+COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+
+def whole(logits, teacher):
+    """The first six sums by their definition, one token and one word of the vocabulary after the other."""
+    columns = []
+    for row, row_t in zip(logits.tolist(), teacher.tolist(), strict=True):
+        top, top_t = max(row), max(row_t)
+        columns.append(
+            [
+                top,
+                sum(math.exp(x - top) for x in row),
+                sum(math.exp(x - top) * (x - top) for x in row),
+                top_t,
+                sum(math.exp(z - top_t) for z in row_t),
+                sum(math.exp(x - top) * (z - top_t) for x, z in zip(row, row_t, strict=True)),
+            ]
+        )
+    return torch.tensor(columns, dtype=torch.float64).T
+
+
+def folded(logits, teacher, widths, way):
+    sums, begin = empty_sums(len(logits), CPU), 0
+    for width in widths:
+        part = slice(begin, begin + width)
+        way(sums, logits[:, part].clone(), None if teacher is None else teacher[:, part].clone())
+        begin += width
+    assert begin == logits.shape[1]
+    return sums
+
+
+def eager(sums, logits, teacher):
+    fold(sums, logits, teacher, torch.empty_like(logits))
+
+
+def pair(num_tokens, vocab, seed=0, spread=3.0):
+    logits = torch.randn(num_tokens, vocab, generator=seeded(seed)) * spread
+    return logits - 20, logits + torch.randn(num_tokens, vocab, generator=seeded(seed + 1)) + 5
+
+
+def test_two_tiles_by_hand():
+    """Student 1 : 2 : 5, teacher 3 : 1 : 2, the last of each in a second tile; the student's top moves there."""
+    sums = empty_sums(1, CPU)
+    eager(sums, torch.tensor([[1.0, 2.0]]).log(), torch.tensor([[3.0, 1.0]]).log())
+    expected = [math.log(2), 1.5, 0.5 * math.log(0.5), math.log(3), 4 / 3, math.log(1 / 3)]
+    assert sums[:SAMPLED, 0].tolist() == pytest.approx(expected)
+    eager(sums, torch.tensor([[5.0]]).log(), torch.tensor([[2.0]]).log())
+    own = 0.2 * math.log(0.2) + 0.4 * math.log(0.4)
+    other = 0.4 * math.log(1 / 3) + math.log(2 / 3)
+    assert sums[:SAMPLED, 0].tolist() == pytest.approx([math.log(5), 1.6, own, math.log(3), 2.0, other])
+    p, q = (1 / 8, 2 / 8, 5 / 8), (3 / 6, 1 / 6, 2 / 6)
+    divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert reverse_divergence(sums).item() == pytest.approx(divergence, abs=1e-6)
+
+
+@PROPERTY
+@given(
+    widths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+    spread=st.sampled_from([0.1, 3.0, 30.0]),
+)
+def test_any_tiles_give_the_whole_sums(widths, seed, spread):
+    logits, teacher = pair(3, sum(widths), seed, spread)
+    sums = folded(logits, teacher, widths, eager)
+    torch.testing.assert_close(sums[:SAMPLED].double(), whole(logits, teacher), rtol=3e-6, atol=3e-6)
+
+
+def test_without_a_teacher_its_sums_stay_empty():
+    logits, teacher = pair(3, 7)
+    alone, taught = folded(logits, None, (4, 3), eager), folded(logits, teacher, (4, 3), eager)
+    assert torch.equal(alone[:3], taught[:3])
+    assert torch.equal(alone[3:], empty_sums(3, CPU)[3:])
+
+
+def test_the_sampled_logit_is_kept_from_the_tile_that_has_it():
+    sums, logits = empty_sums(4, CPU), torch.arange(24.0).view(4, 6)
+    for row in (SAMPLED, SAMPLED_T):
+        for begin in (0, 2, 4):
+            note_sampled(sums, row, logits[:, begin : begin + 2], torch.tensor([0, 3, 4, 5]) - begin)
+        assert sums[row].tolist() == [0.0, 9.0, 16.0, 23.0]
+    assert sums[:SAMPLED].equal(empty_sums(4, CPU)[:SAMPLED])
+
+
+def test_no_divergence_is_much_below_zero_before_it_is_clamped(monkeypatch):
+    """Forty rows at 50,000 tokens, peaked and open, the nearest teachers 1e-7 nats away and less."""
+    from gear_rl.tensor import logits
+
+    seen = []
+    monkeypatch.setattr(
+        logits, "reverse_divergence", lambda sums: seen.append(sums) or reverse_divergence(sums)
+    )
+    student, teacher, token, head = large()
+    for other in (teacher, student + 1e-5 * teacher, student + 1e-3 * teacher):
+        token_statistics(student, token, head, teacher_ND=other)
+    found = torch.stack([reverse_divergence(sums) for sums in seen])
+    assert found.shape == (3, 40) and found.min() >= -1e-6
+    assert found[1].max() < 1e-5  # near enough that rounding is all there is
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_the_compiled_fold_is_the_eager_one():
+    """Built at most four times for each form, whatever the shapes: one token and one column are torch's cases."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    module._compiled.cache_clear()
+    counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of every release another
+        for num_tokens, widths in ((3, (5, 9)), (7, (33, 4, 17)), (70, (300, 130)), (1, (40,)), (2, (6, 1))):
+            logits, teacher = pair(num_tokens, sum(widths), num_tokens)
+            for other in (teacher, None):
+                found = folded(logits, other, widths, fold_compiled)
+                expected = folded(logits, other, widths, eager)
+                torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+        assert counters["stats"]["unique_graphs"] <= 8
+        student, teacher, token, head = large()
+        student[3, 0] = math.nan
+        found = token_statistics(student, token, head, teacher_ND=teacher, compiled=True)
+        expected = token_statistics(student, token, head, teacher_ND=teacher)
+        assert counters["stats"]["unique_graphs"] <= 8
+    for name in ("student_logprob", "student_entropy", "teacher_logprob", "divergence"):
+        a, b = getattr(found, name), getattr(expected, name)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=5e-6, equal_nan=True)
+    assert found.student_entropy.isnan().tolist() == [i == 3 for i in range(40)]
+
+
+def test_no_compiler_is_said_in_one_sentence(monkeypatch):
+    import torch._inductor.config as config
+
+    torch._dynamo.reset()
+    module._compiled.cache_clear()
+    monkeypatch.setattr(config.cpp, "cxx", (None, "/nowhere/g++"))
+    monkeypatch.setattr(config, "force_disable_caches", True)
+    logits, _ = pair(3, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(
+            RuntimeError, match=r"compiled: .*install a C\+\+ compiler .* leave compiled=False"
+        ):
+            fold_compiled(empty_sums(3, CPU), logits, None)
+    torch._dynamo.reset()
+    module._compiled.cache_clear()
+
+
+def test_compiled_signals_need_the_same_heads():
+    with pytest.raises(ValueError, match="vocabulary"):
+        token_statistics(
+            torch.ones(2, 3),
+            torch.zeros(2, dtype=torch.int64),
+            Head(weight_VD=torch.ones(5, 3)),
+            torch.ones(2, 3),
+            Head(weight_VD=torch.ones(6, 3)),
+            compiled=True,
+        )
