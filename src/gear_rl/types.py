@@ -316,3 +316,13 @@ def is_additive(method: CreditAssigner) -> bool:
     that distils is treated as additive: its term does not hang on the advantage.
     """
     return bool(getattr(method, "additive", False)) or distillation_of(method) is not None
+
+
+def is_per_completion(method: CreditAssigner) -> bool:
+    """Whether the method gives every completion the same credit whatever other completions it is called with.
+
+    A method says so by an attribute ``per_completion = True``, or a property where it depends on the settings. An
+    engine may then ask for the credit of some completions at a time, with signals out of other forwards, which
+    differ in their last bits: a placebo whose draw hangs on these bits does not say so.
+    """
+    return bool(getattr(method, "per_completion", False))

@@ -38,6 +38,7 @@ def main(model: str, folder: Path) -> None:
     for name, credit in (
         ("grpo", None),
         ("uniform", Uniform()),
+        ("late", Gear()),
         ("gear", Gear()),
         ("sdpg", Sdpg(weight=0.5)),
     ):
@@ -46,6 +47,8 @@ def main(model: str, folder: Path) -> None:
             if credit is None
             else {"max_steps": 3, "record_file": str(folder / f"{name}.jsonl")}
         )
+        if name == "gear":
+            changes |= {"student_pass": "own"}
         settings = tiny.settings(folder / name, **changes)
         cls, config, extra = (
             (GRPOTrainer, GRPOConfig, {}) if credit is None else (GEARTrainer, GEARConfig, {"credit": credit})

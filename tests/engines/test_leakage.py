@@ -10,6 +10,7 @@ from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.engines import trl
 from gear_rl.methods import Igpo, Opsd, Sdpg, Sdpo
+from gear_rl.signals.score import Prompts
 from gear_rl.view.records import read_records
 
 
@@ -23,7 +24,7 @@ class Watch:
     def __init__(self, monkeypatch, model):
         self.generated_from, self.sampled, self.teacher = [], [], []
         generate = model.generate
-        score = engine.score
+        score, ahead = engine.score, engine.teacher_states
 
         def watched(*args, **kw):
             ids, attention = kw["input_ids"], kw["attention_mask"]
@@ -34,15 +35,24 @@ class Watch:
             self.sampled += out[:, ids.shape[1] :].tolist()
             return out
 
-        def scored(net, completions, student, teacher, **kw):
+        def shown(teacher):
             self.teacher += [
                 ids[kept.bool()].tolist()
                 for ids, kept in zip(teacher.ids_BP, teacher.attention_BP, strict=True)
             ]
+
+        def scored(net, completions, student, teacher, **kw):
+            if isinstance(teacher, Prompts):
+                shown(teacher)
             return score(net, completions, student, teacher, **kw)
+
+        def taught(net, completions, teacher, **kw):
+            shown(teacher)
+            return ahead(net, completions, teacher, **kw)
 
         monkeypatch.setattr(model, "generate", watched)
         monkeypatch.setattr(engine, "score", scored)
+        monkeypatch.setattr(engine, "teacher_states", taught)
 
 
 def train(folder, model, contexts, monkeypatch, credit=None, **changes):

@@ -124,7 +124,7 @@ def test_every_method_trains_and_keeps_the_completions_advantage(tiny_model, tmp
         return advantage
 
     monkeypatch.setattr(GEARTrainer, "_spread", watch)
-    trainer = run(tmp_path, tiny_model, credit)
+    trainer = run(tmp_path, tiny_model, credit, student_pass="own")
     assert len(spread) == 3
     for base, mask, advantage in spread:
         assert advantage.shape == mask.shape
@@ -163,7 +163,13 @@ def test_groups_without_spread_skip_the_teacher(tiny_model, tmp_path, monkeypatc
     monkeypatch.setattr(
         engine, "score", lambda *args, **kw: scored.append(int(kw["row_B"].sum())) or original(*args, **kw)
     )
-    trainer = run(tmp_path, tiny_model, Gear(), reward=lambda completions, **kw: [1.0] * len(completions))
+    trainer = run(
+        tmp_path,
+        tiny_model,
+        Gear(),
+        reward=lambda completions, **kw: [1.0] * len(completions),
+        student_pass="own",
+    )
     assert scored == [0, 0, 0]
     assert history(trainer, "gear/scored") == [0.0, 0.0, 0.0]
     assert history(trainer, "gear/fallbacks") == [0.0, 0.0, 0.0]
@@ -197,8 +203,9 @@ def test_rows_without_context_keep_their_grpo_advantage(tiny_model, tmp_path, ca
             assert record.signals == {}
 
 
+@pytest.mark.parametrize("student_pass", ["auto", "own"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value):
+def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value, student_pass):
     original = engine.score
 
     def poisoned(*args, **kw):
@@ -208,7 +215,9 @@ def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, 
         return signals
 
     monkeypatch.setattr(engine, "score", poisoned)
-    trainer = run(tmp_path, tiny_model, Gear(), record_file=str(tmp_path / "records.jsonl"))
+    changes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    file = str(tmp_path / "records.jsonl")
+    trainer = run(tmp_path, tiny_model, Gear(), record_file=file, student_pass=student_pass, **changes)
     assert history(trainer, "gear/fallback/non_finite") == [1.0, 1.0, 1.0]
     assert "a NaN or Inf in a signal and kept their GRPO advantage" in caplog.text
     assert all(p.isfinite().all() for p in weights_of(trainer).values())

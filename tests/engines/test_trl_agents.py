@@ -38,7 +38,8 @@ def run(folder, model, scripts, monkeypatch=None, credit=None, rows=None, **chan
     trainer = scripted(
         model,
         (rows or tiny.rows()).remove_columns(["privileged_context", "answer"]) if rows is None else rows,
-        settings | changes,
+        # What is spied on is the pass before the loss.
+        settings | ({} if seen is None else {"student_pass": "own"}) | changes,
         scripts,
         credit=credit or Gear(onset_floor_nats=0.0),
         **options,

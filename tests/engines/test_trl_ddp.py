@@ -43,7 +43,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_both_processes_end_with_the_same_weights(finished):
-    for name in ("grpo", "uniform", "gear", "sdpg"):
+    for name in ("grpo", "uniform", "gear", "late", "sdpg"):
         assert equal(weights(finished, name, 0), weights(finished, name, 1)), name
 
 
@@ -67,6 +67,29 @@ def test_both_processes_run_as_many_forwards(finished):
         max(-(-count // 4) for count in counts) for counts in zip(*(r["scored"] for r in ranks), strict=True)
     ]
     assert ranks[0]["batches"] == ranks[1]["batches"] == most
+
+
+def test_credit_in_the_loss_is_that_of_a_pass_before_it(finished):
+    for rank in (0, 1):
+        own, late = weights(finished, "gear", rank), weights(finished, "late", rank)
+        for name, value in own.items():
+            torch.testing.assert_close(late[name], value, atol=1e-4, rtol=1e-3)
+    first, second = (list(read_records(finished / f"{name}.jsonl")) for name in ("gear", "late"))
+    assert len(first) == len(second) == 48
+    for a, b in zip(first, second, strict=True):
+        assert (a.step, a.group, a.ids, a.reward, a.fallback) == (
+            b.step,
+            b.group,
+            b.ids,
+            b.reward,
+            b.fallback,
+        )
+        assert a.credit == pytest.approx(b.credit, abs=1e-3)
+    ranks = [json.loads((finished / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for found in ranks:
+        for one, other in zip(found["gear"]["history"], found["late"]["history"], strict=True):
+            assert one["gear/scored"] == other["gear/scored"]
+            assert one["gear/divergence/mean"] == pytest.approx(other["gear/divergence/mean"], rel=1e-3)
 
 
 def test_a_process_with_nothing_to_distil_waits_for_nobody(finished):

@@ -102,7 +102,11 @@ def test_feedback_that_a_reward_function_logs_is_told_to_failures(roomy, tmp_pat
 def test_the_teachers_template_has_arguments_of_its_own(roomy, tmp_path, monkeypatch):
     seen = Seen(monkeypatch)
     student, teacher = {"enable_thinking": True}, {"enable_thinking": False}
-    changes = {"chat_template_kwargs": student, "teacher_chat_template_kwargs": teacher}
+    changes = {
+        "chat_template_kwargs": student,
+        "teacher_chat_template_kwargs": teacher,
+        "student_pass": "own",
+    }
     scripts = [[call("look", '{"place": "a"}'), f"done{END}"], [f"two{END}"], [f"three{END}"], [f"four{END}"]]
     trainer = scripted(
         roomy, bare(), settings(tmp_path, **changes), scripts, credit=Gear(), environment_factory=Desk

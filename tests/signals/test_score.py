@@ -9,17 +9,18 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
+from gear_rl.signals.forwards import backbone_of, head_of, hidden_states
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import (
     TEACHER_SIGNALS,
     Completions,
+    KeptStates,
     Prompts,
-    backbone_of,
-    head_of,
     left_padded,
     needs_student,
     needs_teacher,
     score,
+    teacher_states,
 )
 from gear_rl.signals.teacher import CopyTeacher
 
@@ -336,3 +337,85 @@ def test_what_cannot_be_scored_is_said(model):
         score(model, completions, student, needs=["magic"])
     with pytest.raises(ValueError, match="Linear has no `base_model`"):
         backbone_of(nn.Linear(2, 3))
+
+
+# --- passes that were run before, and the order of the rows --------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("lent", [False, True])
+def test_a_teacher_that_went_ahead_gives_the_same_bit_for_bit(model, batch_size, lent):
+    completions, student, teacher = batch()
+    options = {"batch_size": batch_size, "temperature": 0.7, "row_B": torch.tensor([True, False, True])}
+    if lent:
+        copy = CopyTeacher(model)
+        with torch.no_grad():
+            model.model.embed_tokens.weight.mul_(1.1)
+        options["teacher_weights"] = copy.weights
+    whole = score(model, completions, student, teacher, needs=(*EVERY, *FURTHER), **options)
+    ahead = teacher_states(model, completions, teacher, **options)
+    assert (ahead.head is not None) is lent
+    found = score(model, completions, student, ahead, needs=(*EVERY, *FURTHER), **options)
+    for name in (*EVERY, *FURTHER):
+        assert torch.equal(found.get(name), whole.get(name)), name
+
+
+def test_of_a_teacher_that_went_ahead_some_rows_can_be_asked(model):
+    completions, student, teacher = batch()
+    whole = score(model, completions, student, teacher, needs=EVERY, batch_size=1)
+    ahead = teacher_states(model, completions, teacher, batch_size=1)
+    rows = torch.tensor([2, 0])
+    some = Completions(
+        ids=completions.ids[rows], attention=completions.attention[rows], mask=completions.mask[rows]
+    )
+    prompts = Prompts(ids_BP=student.ids_BP[rows], attention_BP=student.attention_BP[rows])
+    found = score(model, some, prompts, ahead.rows(rows), needs=EVERY, batch_size=1)
+    for name in EVERY:
+        assert torch.equal(found.get(name), whole.get(name)[rows]), name
+
+
+def test_states_of_the_student_stand_for_its_pass(model):
+    completions, student, teacher = batch()
+    whole = score(model, completions, student, teacher, needs=EVERY)
+    states = KeptStates(completions.attention.bool())
+    ids = torch.cat([student.ids_BP, completions.ids], 1)
+    attention = torch.cat([student.attention_BP, completions.attention], 1)
+    calls = []
+    with torch.no_grad():
+        for rows in (torch.tensor([0, 1]), torch.tensor([2])):
+            keep = states.mask[rows]
+            states.take(rows, keep, hidden_states(model, ids[rows], attention[rows], num_tokens=9)[keep])
+    model.register_forward_hook(lambda *given: calls.append(given))
+    found = score(model, completions, student, teacher, needs=EVERY, student_states=states)
+    assert len(calls) == 1, "the teacher's"
+    for name in EVERY:
+        torch.testing.assert_close(found.get(name), whole.get(name), atol=1e-5, rtol=1e-5)
+
+
+def test_states_that_nobody_kept_are_an_error():
+    with pytest.raises(ValueError, match="states: no forward was kept"):
+        KeptStates(torch.ones(1, 2, dtype=torch.bool))(torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool))
+
+
+def test_rows_are_batched_by_length_and_stay_in_their_places(model):
+    """Lengths 4, 2 and 7 in twos: the longest with the next, so that the shortest is padded to nothing."""
+    completions, student, _ = batch()
+    widths = []
+    handle = backbone_of(model).register_forward_pre_hook(
+        lambda module, args, given: widths.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found = score(model, completions, student, needs=["student_logprob"], batch_size=2)
+    handle.remove()
+    assert widths == [(2, 3 + 7), (1, 5 + 2)]
+    agree(found, by_hand(model), ["student_logprob"])
+
+
+def test_rows_of_a_prompt_stay_together_where_it_is_shared(model):
+    completions, _, _ = batch()
+    prompts = left_padded([TeacherPrompt(tuple(range(5, 25 + b % 2))) for b in (0, 1, 0)], PAD)
+    calls = []
+    backbone_of(model).register_forward_pre_hook(
+        lambda module, args, given: calls.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    score(model, completions, prompts, needs=["student_logprob"], batch_size=2, share_prompts=True)
+    assert calls == [(1, 20), (2, 6), (1, 21 + 2)], "rows 0 and 2 on one prompt, then row 1"

@@ -21,8 +21,8 @@ from gear_rl.types import TokenSignals
 NEEDS = ("divergence", "student_logprob", "teacher_logprob", "student_entropy")
 SIGNALS = ("divergence", "log_ratio", "entropy", "shuffled_divergence")
 """What is looked at; a log-ratio with its sign turned, since the teacher thinks little of a wrong token."""
-OnsetOf = Callable[[TokenSignals], tuple[Tensor, Tensor]]
-"""A method's reading of the signals: the height of every token, and the tokens that open a segment. The roof
+OnsetOf = Callable[[Tensor, TokenSignals], tuple[Tensor, Tensor]]
+"""A method's reading of the advantages, shape (B,), and the signals: the height of every token, and the tokens that open a segment. The roof
 passes `Gear().onsets`."""
 
 
@@ -84,6 +84,7 @@ def _facts(
         hit = (turn_id.gather(-1, top)[:, 0] == faulty) & among.any(-1)
         return float(hit.float().mean())
 
+    failed_B = -torch.ones(len(faults))
     first = torch.zeros_like(mask)
     for row, ((problem, _), (ids, _)) in enumerate(zip(faults, encoded, strict=True)):
         wrong = first_difference(ids, tokens(tokenizer, episode(problem).messages)[0])
@@ -92,8 +93,8 @@ def _facts(
     return {
         "n": len(faults),
         "chance": float((1 / (turn_id.max(-1).values + 1)).mean()),
-        "onset": share(values["divergence"], onset_of(informed)[1]),
-        "shuffled_onset": share(values["shuffled_divergence"], onset_of(blind)[1]),
+        "onset": share(values["divergence"], onset_of(failed_B, informed)[1]),
+        "shuffled_onset": share(values["shuffled_divergence"], onset_of(failed_B, blind)[1]),
         **{name: share(value, mask) for name, value in values.items()},
         "auc": {
             name: auc(value[first].tolist(), value[mask & ~first].tolist()) for name, value in values.items()

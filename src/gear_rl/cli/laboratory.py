@@ -245,5 +245,54 @@ def bench_methods(
         out_console.print(methods_table(found))
 
 
+@bench_app.command("step")
+@mendable
+def bench_step(
+    method: Annotated[
+        str, typer.Option(help="The method; its settings after a colon, as in gear:alpha=2.")
+    ] = "gear",
+    task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
+    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    steps: Annotated[int, typer.Option(help="Steps of both per repeat; the first does not count.")] = 6,
+    repeats: Annotated[int, typer.Option(help="How often both are trained.")] = 5,
+    rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
+    student_pass: Annotated[
+        str, typer.Option(help="Where the student's signals come from: auto or own (see GEARConfig).")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """CPU seconds of a method's whole training step over GRPO's, taking turns, and where they go."""
+    from gear_rl.cli.compare import parse_method
+
+    _, credit = parse_method(method)
+    if rollouts < 8 or rollouts % 8:
+        raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
+    from gear_rl.cli.bench_step import bench_step as run
+    from gear_rl.cli.bench_step import step_table
+    from gear_rl.cli.train import quiet_libraries
+
+    quiet_libraries(error_console)
+    found = run(
+        credit,
+        task=ALIASES.get(task, task),
+        tier=tier,
+        steps=steps,
+        repeats=repeats,
+        rollouts=rollouts,
+        trainer={"student_pass": student_pass},
+        console=error_console,
+    )
+    text = json.dumps(found, indent=2) + "\n"
+    if out is not None:
+        from gear_rl.view.records import replace_file
+
+        replace_file(out, text.encode())
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        out_console.print(step_table(found))
+
+
 def _command() -> str:
     return " ".join(["gear", *sys.argv[1:]])

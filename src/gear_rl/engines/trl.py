@@ -13,6 +13,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.evaluation import success_metrics
-from gear_rl.engines.measures import FALLBACKS, cleaned, finite_rows, without
 from gear_rl.engines.tools import ToolGuard, control_pattern, defused_message
 from gear_rl.engines.trl_checks import (
     SHARDED,
@@ -34,32 +34,18 @@ from gear_rl.engines.trl_checks import (
     report_contexts,
 )
 from gear_rl.engines.trl_config import GEARConfig
+from gear_rl.engines.trl_credit import asked_of, for_loss, report, settle
 from gear_rl.engines.trl_distill import attach, check_trainer, loss_with_distillation
-from gear_rl.engines.trl_report import log_credit, record
-from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
-from gear_rl.engines.trl_signals import (
-    Batch,
-    collect,
-    judged,
-    needs_context,
-    needs_passes,
-    of_all_processes,
-    without_first,
-)
+from gear_rl.engines.trl_late import ROW, LateCredit, may_wait
+from gear_rl.engines.trl_share import StudentPass, listened, makes_old_pass, shares
+from gear_rl.engines.trl_signals import collect, needs_context, needs_passes, of_all_processes
 from gear_rl.engines.trl_solve import solve
 from gear_rl.signals.contexts import PrivilegedFunction, check_sources
+from gear_rl.signals.forwards import unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
-from gear_rl.signals.score import Completions, Prompts, needs_teacher
+from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
-from gear_rl.types import (
-    ROW_SIGNALS,
-    Credit,
-    CreditAssigner,
-    Scheduled,
-    TokenSignals,
-    distillation_of,
-    is_additive,
-)
+from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, distillation_of
 from gear_rl.view.records import RecordWriter
 
 TEACHER_FILE, REFERENCE_FILE = "teacher.safetensors", "reference.safetensors"
@@ -132,6 +118,10 @@ class GEARTrainer(GRPOTrainer):
         self._turn_rewards: list[Any] | None = None
         self._evaluated: list[list[float | None]] | None = None
         self._records: RecordWriter | None = None
+        self._fetches = False
+        self._late: LateCredit | None = None
+        self._awaits: Callable[[StudentPass | None], None] | None = None
+        self._old_pass: StudentPass | None = None
         check_sources(self._sources, privileged is not None)
         environment = options.get("environment_factory")
         if needs_context(credit) and train_dataset is not None:
@@ -178,10 +168,36 @@ class GEARTrainer(GRPOTrainer):
             shown = [{name: value for name, value in row.items() if name != secret} for row in inputs]
         self._rows, self._feedback, self._turn_rewards = inputs, None, None
         self._guard.begin()
-        output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
-        if self.model.training:
-            output["advantages"] = self._spread(inputs, output)
+        if self.model.training and needs_student(self.credit.needs) and makes_old_pass(self) and shares(self):
+            self._awaits = self._keep_old_pass
+        try:
+            output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
+            if self.model.training:
+                output["advantages"] = self._spread(inputs, output)
+        finally:
+            self._awaits = self._old_pass = None
         return output
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        # Only what TRL itself fetches to train on surely goes through its loss.
+        self._fetches = True
+        try:
+            return super()._prepare_inputs(generation_batch)
+        finally:
+            self._fetches = False
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
+        call = super()._get_per_token_logps_and_entropies
+        awaits = self._awaits
+        if awaits is None or unwrapped(model) is not unwrapped(self.model):
+            return call(model, *args, **options)
+        self._awaits = None  # the first pass is the student's; one with the adapter off may follow
+        result, heard = listened(call, model, args, options)
+        awaits(heard)
+        return result
+
+    def _keep_old_pass(self, heard: StudentPass | None) -> None:
+        self._old_pass = heard
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> Any:
         # TRL renders an answer and tokenises the whole: `<|im_end|>` in it would become a real end of turn.
@@ -270,6 +286,8 @@ class GEARTrainer(GRPOTrainer):
         return self._batch_rewards
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if ROW in inputs:
+            return cast(LateCredit, self._late).loss(self, model, inputs, super()._compute_loss)
         return loss_with_distillation(self, model, inputs, super()._compute_loss)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -327,85 +345,20 @@ class GEARTrainer(GRPOTrainer):
         return str(self.accelerator.distributed_type).rpartition(".")[2]
 
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
-        """The advantage of every token, shape (B, T); TRL's own tensor if every weight is 1.
-
-        One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where TRL works on
-        whole sequences, the same number repeated T times is summed in another order.
-        """
+        """The advantages that TRL is handed: of every token, (B, T), or its own where the credit comes later."""
         begin = time.perf_counter()
-        advantage_B: Tensor = output["advantages"]
-        attention: Tensor = output["completion_mask"]
-        mask = (attention * output["tool_mask"] if "tool_mask" in output else attention).bool()
-        completions = Completions(ids=output["completion_ids"], attention=attention, mask=mask)
-        student = Prompts(ids_BP=output["prompt_ids"], attention_BP=output["prompt_mask"])
-        step = self.state.global_step
-        method = self.credit.at_step(step) if isinstance(self.credit, Scheduled) else self.credit
-        asks = bool(method.needs) or distillation_of(method) is not None
-
-        fallback_B = {name: torch.zeros_like(advantage_B, dtype=torch.bool) for name in FALLBACKS}
-        fallback_B["no_token"] = ~mask.any(-1)
-        sources: list[str | None] = [None] * len(inputs)
-        right: list[str | None] = [None] * len(inputs)
-        teachers: list[Prompts] = []
-        if needs_context(method):
-            found, wrong = contexts_of(self, inputs, completions)
-            sources = [None if pair is None else pair[0] for pair in found]
-            right = [None if pair is None else pair[1] for pair in found]
-            missing = torch.zeros_like(fallback_B["no_token"])
-            # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
-            contrasts = wrong is not None and needs_teacher(method.needs)
-            for texts in (right, wrong or []) if contrasts else (right,):
-                missing |= torch.tensor([text is None for text in texts], device=mask.device)
-                teachers.append(teacher_prompts(self, [text or "" for text in texts], student))
-            fallback_B["no_context"] = missing & mask.any(-1)
-        scored_B = mask.any(-1) & ~fallback_B["no_context"] & asks
-        if not is_additive(method):
-            # Where the advantage is 0 no weight changes anything, so nothing is scored.
-            scored_B = scored_B & (advantage_B != 0)
-        batch = Batch(
-            completions=completions, student=student, teachers=teachers, contexts=right, scored_B=scored_B
-        )
-        signals = collect(self, method.needs, batch)
-        finite_B = finite_rows(signals)
-        fallback_B["non_finite"] = scored_B & ~finite_B
-        falls = torch.stack(list(fallback_B.values())).any(0)
-        # The others must not be compared with signals that a completion does not have.
-        absent_B = (falls & ~fallback_B["no_token"]) | ~finite_B
-        if "reward_B" in method.needs or "rewards_BR" in method.needs:
-            # Nobody judged it, which is no reward of 0: TRL leaves it out of its group as well.
-            absent_B = absent_B | ~judged(self, completions)
-        falls = falls | absent_B
-        asked_B = torch.where(falls, 0.0, advantage_B) if asks else advantage_B
-        alone = len(self._batch_rewards)  # no group of the batch has this number
-        credit = self._credit(method, asked_B, without(signals, absent_B, alone))
-        # A method of the user's may itself divide by zero.
-        finite_B = credit.advantage.isfinite().all(-1)
-        if credit.distill_weight is not None:
-            finite_B = finite_B & credit.distill_weight.isfinite().all(-1)
-        fallback_B["non_finite"] = fallback_B["non_finite"] | ~finite_B
-        falls = falls | fallback_B["non_finite"]
-        if asks and not is_additive(method):
-            falls = falls | (advantage_B == 0)  # nothing was seen there, so nothing may be added either
-        if falls.any():
-            credit = credit.falling_back(falls, advantage_B, mask)
-            signals = cleaned(signals, ~fallback_B["non_finite"])
-        if credit.distill_weight is not None:
-            if not teachers:
-                raise ValueError(
-                    f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
-                    "term it weighs; see gear_rl.types.Distilling"
-                )
-            credit = without_first(credit, signals, self.args.teacher_skip_first_tokens)
-            attach(output, credit, signals, teachers[0], scored_B & ~falls)
-
-        tools = tool_report(self, completions)
-        log_credit(self, credit, signals, advantage_B, scored_B, fallback_B, time.perf_counter() - begin)
-        log_tools(self, tools, sources)
-        if self.args.record_file is not None:
-            record(self, output, credit, signals, scored_B, fallback_B, tools, sources)
-        if torch.equal(credit.advantage, torch.where(mask, advantage_B[:, None], 0.0)):
-            return advantage_B
-        return credit.advantage
+        asked = asked_of(self, inputs, output)
+        if may_wait(self, asked, GEARTrainer):
+            self._late = LateCredit(self, asked, output, begin)
+            return output["advantages"]
+        old = self._old_pass
+        if old is not None and old.logprob is output.get("old_per_token_logps"):
+            asked = replace(asked, batch=replace(asked.batch, student_states=old.states))
+        settled = settle(self, asked, collect(self, asked.method.needs, asked.batch))
+        if settled.credit.distill_weight is not None:
+            attach(output, settled.credit, settled.signals, asked.batch.teachers[0], settled.trusted_B)
+        report(self, asked, settled, output, time.perf_counter() - begin)
+        return for_loss(asked, settled.credit)
 
     def _credit(self, method: CreditAssigner, advantage_B: Tensor, signals: TokenSignals) -> Credit:
         """The method's credit for this process's completions, beside their siblings on other processes."""

@@ -212,6 +212,14 @@ class GEARConfig(GRPOConfig):
             "help": "Completions per forward of the credit pass; None for per_device_train_batch_size."
         },
     )
+    student_pass: str = field(
+        default="auto",
+        metadata={
+            "help": "Where the student's signals come from: 'auto' (forwards that TRL runs anyway, its old "
+            "log-probabilities' or its loss's, wherever that gives the same; else a pass of their own) or 'own' "
+            "(always a pass of their own)."
+        },
+    )
     record_file: str | None = field(
         default=None,
         metadata={"help": "Where to write one JSON line per completion with its credit; None for nowhere."},
@@ -283,6 +291,8 @@ class GEARConfig(GRPOConfig):
             raise ValueError(f"teacher_update_rate: {self.teacher_update_rate} is not a share; give 0 to 1")
         if self.teacher_sync_steps < 1:
             raise ValueError(f"teacher_sync_steps: {self.teacher_sync_steps}; give 1 step or more")
+        if self.student_pass not in ("auto", "own"):
+            raise ValueError(f"student_pass: {self.student_pass!r} is not one of auto, own")
         if self.record_max_mb <= 0:
             raise ValueError(
                 f"record_max_mb: {self.record_max_mb} leaves no room for a record; give more than 0"

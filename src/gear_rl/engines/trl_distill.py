@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Prompts, backbone_of, evaluating, head_of, hidden_states, unwrapped
+from gear_rl.signals.forwards import backbone_of, evaluating, head_of, hidden_states, unwrapped
+from gear_rl.signals.score import Prompts
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head, predicting_positions

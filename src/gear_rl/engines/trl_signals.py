@@ -7,21 +7,32 @@ Knows no method: it reads names from ``needs``.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gear_rl.engines.trl_checks import gathered_head
+from gear_rl.engines.trl_checks import SHARDED, gathered_head
 from gear_rl.engines.trl_turns import turn_signals
 from gear_rl.signals.answers import answer_regions
 from gear_rl.signals.confidence import answer_confidence, confidence_batches
 from gear_rl.signals.contexts import contrasted, skipping_first
+from gear_rl.signals.prefix import shared_prompts
 from gear_rl.signals.privileged import fill
 from gear_rl.signals.saliency import SALIENCY_SIGNALS, num_saliency_batches, saliency
-from gear_rl.signals.score import TEACHER_SIGNALS, Completions, Prompts, needs_teacher, score
+from gear_rl.signals.score import (
+    TEACHER_SIGNALS,
+    Completions,
+    Prompts,
+    StudentStates,
+    TeacherStates,
+    needs_teacher,
+    score,
+    teacher_states,
+)
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.signals.text_units import line_ids, sentence_ids
 from gear_rl.signals.transport import num_transport_batches, transport_distances
@@ -58,13 +69,20 @@ class Batch:
     """The privileged context of each completion."""
     scored_B: Tensor
     """True on the completions whose signals will be read."""
+    student_states: StudentStates | None = None
+    """Where a forward of TRL's left the student's hidden states; None for a pass of our own."""
+    taught: TeacherStates | None = None
+    """The teacher's pass, where it was run ahead."""
+    late: bool = False
+    """Whether this is a micro-batch in its loss; the weights are no sharded ones then."""
 
 
 def collect(trainer: Any, needs: Sequence[str], batch: Batch) -> TokenSignals:
     """The signals of every completion of this process; 0 in rows that are not scored, where a pass makes them."""
     completions, scored_B = batch.completions, batch.scored_B
-    rows = trainer.args.credit_batch_size or trainer.args.per_device_train_batch_size
-    most = _most(trainer, -(-int(scored_B.sum()) // rows), scored_B)
+    rows = _rows_at_once(trainer)
+    # Nobody waits for anybody's forwards there.
+    most = 0 if batch.late else _most(trainer, -(-int(scored_B.sum()) // rows), scored_B)
     common: dict[str, Any] = {"row_B": scored_B, "batch_size": rows}
     read: dict[str, Any] = {
         "temperature": trainer.temperature,
@@ -151,6 +169,36 @@ def collect(trainer: Any, needs: Sequence[str], batch: Batch) -> TokenSignals:
     return replace(signals, **cast(dict[str, Any], found))
 
 
+def taught(trainer: Any, needs: Sequence[str], batch: Batch) -> TeacherStates | None:
+    """The teacher's pass of ``collect`` by itself; None where no signal needs one."""
+    if not needs_teacher(needs):
+        return None
+    [teacher] = batch.teachers
+    return teacher_states(
+        trainer.model,
+        batch.completions,
+        teacher,
+        temperature=trainer.temperature,
+        teacher_weights=_lent_weights(trainer),
+        head_context=gathered_head,
+        row_B=batch.scored_B,
+        batch_size=_rows_at_once(trainer),
+        share_prompts=trainer._sharding not in SHARDED,
+    )
+
+
+def shares_prompts(batch: Batch) -> bool:
+    """Whether the teacher's prompts are worth sharing among the completions that are scored."""
+    if not batch.teachers:
+        return False
+    scored_B, teacher = batch.scored_B, batch.teachers[0]
+    longest = int(batch.completions.mask[scored_B].sum(-1).max()) if scored_B.any() else 0
+    return (
+        shared_prompts(teacher.ids_BP[scored_B], teacher.attention_BP[scored_B], num_tokens=longest)
+        is not None
+    )
+
+
 def of_all_processes(
     trainer: Any, advantage_B: Tensor, signals: TokenSignals
 ) -> tuple[Tensor, TokenSignals, slice]:
@@ -192,8 +240,7 @@ def _compared(trainer: Any, needs: Sequence[str], batch: Batch, options: dict[st
     wanted = tuple(
         name for name in wanted if name.startswith(("student_", "teacher_")) or "divergence" in name
     )
-    lender: Teacher = trainer._ready_teacher()
-    weights = None if isinstance(lender, LiveTeacher) else lender.weights
+    teachers = batch.teachers or [None]
     passes = [
         score(
             trainer.model,
@@ -201,13 +248,24 @@ def _compared(trainer: Any, needs: Sequence[str], batch: Batch, options: dict[st
             batch.student,
             teacher,
             needs=wanted if i == 0 else [name for name in wanted if name in TEACHER_SIGNALS],
-            teacher_weights=weights,
+            teacher_weights=_lent_weights(trainer),
+            student_states=batch.student_states,
+            share_prompts=trainer._sharding not in SHARDED,
             **options,
         )
-        for i, teacher in enumerate(batch.teachers or [None])
+        for i, teacher in enumerate(teachers if batch.taught is None else [batch.taught])
     ]
     signals = passes[0] if len(passes) == 1 else contrasted(*passes)
     return skipping_first(signals, skip)
+
+
+def _lent_weights(trainer: Any) -> Callable[[nn.Module], AbstractContextManager[None]] | None:
+    lender: Teacher = trainer._ready_teacher()
+    return None if isinstance(lender, LiveTeacher) else lender.weights
+
+
+def _rows_at_once(trainer: Any) -> int:
+    return trainer.args.credit_batch_size or trainer.args.per_device_train_batch_size
 
 
 def _outcomes(trainer: Any, needs: Sequence[str], completions: Completions) -> dict[str, Tensor]:

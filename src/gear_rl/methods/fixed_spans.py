@@ -45,6 +45,7 @@ class FixedSpans:
 
     name: ClassVar[str] = "fixed_spans"
     source: ClassVar[str] = "control of gear (ours)"
+    per_completion: ClassVar[bool] = True
 
     unit: Unit = "tokens"
     """What a span is: ``span_tokens`` tokens, a ``sentence``, a ``line`` (a step of reasoning), or a whole

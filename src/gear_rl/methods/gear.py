@@ -71,6 +71,7 @@ class Gear:
 
     name: ClassVar[str] = "gear"
     source: ClassVar[str] = "arXiv:2605.11853"
+    per_completion: ClassVar[bool] = True
 
     divergence: Divergence = "reverse"
     """Which divergence of student ``p`` and teacher ``q``: ``reverse``, KL(p || q), the paper's; ``forward``,

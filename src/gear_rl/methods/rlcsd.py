@@ -80,6 +80,10 @@ class Rlcsd:
                 raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
 
     @property
+    def per_completion(self) -> bool:
+        return self.paths != "batch"
+
+    @property
     def needs(self) -> tuple[str, ...]:
         return ("student_logprob", "teacher_logprob") if self.strength > 0 else ()
 

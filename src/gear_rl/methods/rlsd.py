@@ -54,6 +54,7 @@ class Rlsd:
 
     name: ClassVar[str] = "rlsd"
     source: ClassVar[str] = "arXiv:2604.03128"
+    per_completion: ClassVar[bool] = True
 
     strength: float = 0.5
     """Share of the advantage that the teacher scales, the paper's lambda; 0 gives GRPO back."""

@@ -51,6 +51,7 @@ class Serl:
 
     name: ClassVar[str] = "serl"
     source: ClassVar[str] = "arXiv:2605.19447"
+    per_completion: ClassVar[bool] = True
 
     of: Rlsd = Rlsd()
     """The RLSD whose advantage an action token gets."""

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Completions, Prompts, evaluating, head_of, hidden_states
+from gear_rl.signals.forwards import evaluating, head_of, hidden_states
+from gear_rl.signals.score import Completions, Prompts
 from gear_rl.tensor.groups import has_turn, on_turns
 from gear_rl.tensor.logits import scattered, token_statistics
 from gear_rl.tensor.segments import turn_ids

@@ -16,15 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from gear_rl.signals.score import (
-    Completions,
-    Prompts,
-    backbone_of,
-    evaluating,
-    head_of,
-    hidden_states,
-    unwrapped,
-)
+from gear_rl.signals.forwards import backbone_of, evaluating, head_of, hidden_states, unwrapped
+from gear_rl.signals.score import Completions, Prompts
 from gear_rl.tensor.logits import Head, predicting_positions
 
 SALIENCY_SIGNALS = ("answer_occlusion", "answer_gradient", "answer_activation")

@@ -5,18 +5,21 @@ model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied 
 method, only the names of signals; knows no trainer.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gear_rl.signals.forwards import copied, evaluating, head_of, hidden_states, listened_forward, unwrapped
+from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
-from gear_rl.tensor.logits import Head, predicting_positions, scattered, token_statistics
+from gear_rl.tensor.logits import Head, scattered, token_statistics
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import SIGNAL_NAMES, TokenSignals
 
@@ -24,7 +27,12 @@ TEACHER_SIGNALS = ("teacher_logprob", "divergence", "forward_divergence", "js_di
 """The signals that cost a teacher pass."""
 _STUDENT_ALONE = ("student_logprob", "student_entropy", "student_varentropy")
 _STUDENT_SIGNALS = (*_STUDENT_ALONE, "divergence", "forward_divergence", "js_divergence")
-_COMPUTED = (*_STUDENT_ALONE, *TEACHER_SIGNALS)
+COMPUTED = (*_STUDENT_ALONE, *TEACHER_SIGNALS)
+"""Every signal of the two passes."""
+
+StudentStates = Callable[[Int[Tensor, " N"], Bool[Tensor, "N T"]], Float[Tensor, "M D"]]
+"""Given rows and which of their tokens: the student's hidden states that predict these tokens, row by row, out of
+a forward that somebody else ran at the same weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,50 @@ class Completions:
     """1 on tokens, tool output included; 0 on padding."""
     mask: Bool[Tensor, "B T"]
     """True on tokens that are trained."""
+
+
+class KeptStates:
+    """The hidden states that predict the True tokens of a mask, out of forwards that have been.
+
+    They are taken forward by forward, and only those of these tokens are kept. To be used as ``StudentStates``.
+    """
+
+    def __init__(self, mask: Bool[Tensor, "B T"]) -> None:
+        self.mask = mask
+        self._place = mask.flatten().cumsum(0).view(mask.shape) - 1
+        self._hidden_ND: Tensor | None = None
+
+    def take(
+        self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"], hidden_MD: Float[Tensor, "M D"]
+    ) -> None:
+        """Keep what a forward of these rows gave for their True tokens."""
+        if self._hidden_ND is None:
+            self._hidden_ND = hidden_MD.new_empty(int(self.mask.sum()), hidden_MD.shape[-1])
+        self._hidden_ND[self._place[batch][:, : keep.shape[1]][keep]] = hidden_MD
+
+    def rows(self, rows: Int[Tensor, " N"]) -> "KeptStates":
+        """The same of some rows; nothing is copied."""
+        some = KeptStates(self.mask[rows])
+        some._place, some._hidden_ND = self._place[rows], self._hidden_ND
+        return some
+
+    def __call__(self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Float[Tensor, "M D"]:
+        if self._hidden_ND is None:
+            raise ValueError("states: no forward was kept")
+        return self._hidden_ND[self._place[batch][:, : keep.shape[1]][keep]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherStates:
+    """A teacher's pass that was run ahead of the signals: see ``teacher_states``."""
+
+    hidden: KeptStates
+    head: Head | None
+    """The teacher's own; None where it is the student's."""
+
+    def rows(self, rows: Int[Tensor, " N"]) -> "TeacherStates":
+        """The same of some rows."""
+        return TeacherStates(hidden=self.hidden.rows(rows), head=self.head)
 
 
 def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
@@ -87,114 +139,175 @@ def score(
     model: nn.Module,
     completions: Completions,
     student: Prompts,
-    teacher: Prompts | None = None,
+    teacher: Prompts | TeacherStates | None = None,
     *,
     needs: Sequence[str],
     temperature: float = 1.0,
     teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
+    student_states: StudentStates | None = None,
     row_B: Bool[Tensor, " B"] | None = None,
     batch_size: int = 8,
     num_batches: int = 0,
+    share_prompts: bool = False,
 ) -> TokenSignals:
     """The signals of every completion, at the model's present weights, in float32.
 
     Rows where ``row_B`` is False are not computed and hold 0. ``teacher_weights`` lends the model other weights
     for the teacher's pass; None means the student's own. ``head_context`` wraps every direct use of the head's
-    weights (sharded ones are gathered there). Where the model is sharded all processes must run equally many
-    forwards: ``num_batches`` is the least number of batches, and surplus ones are computed and dropped.
-    Dropout is off. A non-finite value is left in place; the caller decides what to do with it. Raises
-    ``ValueError`` for a signal this function does not compute, or for a teacher signal without prompts.
+    weights (sharded ones are gathered there). With ``student_states`` no student pass is run: they are read
+    instead. ``share_prompts`` runs a prompt once for all rows that have it, where that pays; not for a sharded
+    model, whose processes must run equally many forwards. There ``num_batches`` is the least number of batches,
+    and surplus ones are computed and dropped. Otherwise rows are batched by length, so that short ones are not
+    padded to long ones. Dropout is off. A non-finite value is left in place; the caller decides what to do with
+    it. Raises ``ValueError`` for a signal this function does not compute, or for a teacher signal without
+    prompts.
     """
-    unknown = [name for name in needs if name not in _COMPUTED and name != "group_B"]
+    unknown = [name for name in needs if name not in COMPUTED and name != "group_B"]
     if unknown:
         raise ValueError(
-            f"needs: {unknown[0]!r} is not computed from forward passes; choose from {', '.join(_COMPUTED)}"
+            f"needs: {unknown[0]!r} is not computed from forward passes; choose from {', '.join(COMPUTED)}"
         )
     if needs_teacher(needs) and teacher is None:
         raise ValueError(f"teacher: {', '.join(needs)} needs the teacher's prompts, and none were given")
-    wanted = [name for name in _COMPUTED if name in needs]
+    wanted = [name for name in COMPUTED if name in needs]
     found = {name: torch.zeros(completions.mask.shape, device=completions.mask.device) for name in wanted}
     if wanted:
-        rows = torch.ones_like(completions.mask[:, 0]) if row_B is None else row_B
-        index = rows.nonzero()[:, 0]
-        batches = [index[i : i + batch_size] for i in range(0, len(index), batch_size)]
-        spare = [index.new_zeros(1)] * max(0, num_batches - len(batches)) if len(rows) else []
-        scorer = _Scorer(model, completions, student, teacher, wanted, temperature)
-        scorer.teacher_weights = teacher_weights
-        scorer.head_context = head_context or (lambda _: nullcontext())
+        shown = teacher if isinstance(teacher, Prompts) else student
+        batches = _batches(completions, row_B, batch_size, shown if share_prompts else None)
+        spare = [completions.ids.new_zeros(1)] * (num_batches - len(batches)) if len(completions.mask) else []
+        scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
         with evaluating(model):
-            for batch in batches:
-                for name, values in scorer(batch).items():
-                    found[name][batch] = values
-            for batch in spare:
-                scorer(batch)
+            for number, batch in enumerate(batches + spare):
+                keep = scorer.kept(batch)
+                student_ND = teacher_ND = None
+                if needs_student(wanted):
+                    own = student_states is None
+                    student_ND = scorer.student(student, batch, keep) if own else student_states(batch, keep)
+                if isinstance(teacher, TeacherStates):
+                    teacher_ND, scorer.teacher_head = teacher.hidden(batch, keep), teacher.head
+                elif teacher is not None and needs_teacher(wanted):
+                    teacher_ND = scorer.teacher(teacher, batch, keep)
+                values = scorer.statistics(wanted, batch, keep, student_ND, teacher_ND)
+                if number < len(batches):
+                    for name, value in values.items():
+                        found[name][batch] = value
     return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), **found)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """Dropout off, which would make the same token diverge from itself; each module's own mode afterwards."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in training.items():
-            module.training = was_training
+@torch.no_grad()
+def teacher_states(
+    model: nn.Module,
+    completions: Completions,
+    teacher: Prompts,
+    *,
+    temperature: float = 1.0,
+    teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
+    head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
+    row_B: Bool[Tensor, " B"] | None = None,
+    batch_size: int = 8,
+    share_prompts: bool = False,
+) -> TeacherStates:
+    """The teacher's pass of ``score`` by itself, for a ``score`` of the same completions and rows, or fewer.
+
+    For who has to run it before the student's forward: other weights can only be lent before a graph has saved
+    the student's. Only the hidden states of trained tokens are kept.
+    """
+    scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
+    rows_B = torch.ones_like(completions.mask[:, 0]) if row_B is None else row_B
+    kept = KeptStates(completions.mask & rows_B[:, None])
+    with evaluating(model):
+        for batch in _batches(completions, row_B, batch_size, teacher if share_prompts else None):
+            keep = scorer.kept(batch)
+            kept.take(batch, keep, scorer.teacher(teacher, batch, keep))
+    return TeacherStates(hidden=kept, head=scorer.teacher_head)
+
+
+def _batches(
+    completions: Completions, row_B: Bool[Tensor, " B"] | None, batch_size: int, shared: Prompts | None = None
+) -> list[Int[Tensor, " N"]]:
+    """The rows to score in batches: those of one prompt together where sharing it pays, else by length.
+
+    The longest come first: what runs out of memory does so at once.
+    """
+    mask = completions.mask
+    index = torch.arange(len(mask), device=mask.device) if row_B is None else row_B.nonzero()[:, 0]
+    if len(index) > batch_size:
+        length = torch.where(mask[index], torch.arange(mask.shape[1], device=mask.device) + 1, 0).amax(-1)
+        order = length.argsort(descending=True, stable=True)
+        if shared is not None:
+            plan = shared_prompts(shared.ids_BP[index], shared.attention_BP[index], int(length.max()))
+            if plan is not None:
+                order = torch.tensor(plan[1], device=mask.device).argsort(stable=True)
+        index = index[order]
+    return [index[i : i + batch_size] for i in range(0, len(index), batch_size)]
+
+
+def _no_context(model: nn.Module) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 class _Scorer:
-    """One batch of rows through the student, and through the teacher if anybody asked for it."""
-
-    teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None
-    head_context: Callable[[nn.Module], AbstractContextManager[Any]]
+    """The passes of one batch of rows, and what the head makes of their hidden states."""
 
     def __init__(
         self,
         model: nn.Module,
         completions: Completions,
-        student: Prompts,
-        teacher: Prompts | None,
-        wanted: Sequence[str],
         temperature: float,
+        teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None,
+        head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None,
+        share_prompts: bool,
     ) -> None:
-        self.model, self.completions, self.student, self.teacher = model, completions, student, teacher
-        self.wanted, self.temperature = wanted, temperature
-        self._teacher_head: Head | None = None
+        self.model, self.completions, self.temperature = model, completions, temperature
+        self.teacher_weights = teacher_weights
+        self.head_context = head_context or _no_context
+        self.share_prompts = share_prompts
+        self.teacher_head: Head | None = None
 
-    def __call__(self, batch: Int[Tensor, " N"]) -> dict[str, Tensor]:
+    def kept(self, batch: Int[Tensor, " N"]) -> Bool[Tensor, "N W"]:
+        """The trained tokens; columns after the last of them predict nothing that is read."""
         mask = self.completions.mask[batch]
-        # Columns after the last trained token of the batch predict nothing that is read.
-        width = int((mask.any(0).nonzero().max() + 1).item()) if mask.any() else 1
-        keep, token = mask[:, :width], self.completions.ids[batch][:, :width]
-        student = teacher = None
-        if needs_student(self.wanted):
-            student = self._hidden(self.student, batch, width)[keep]
-        if self.teacher is not None and needs_teacher(self.wanted):
-            with nullcontext() if self.teacher_weights is None else self.teacher_weights(self.model):
-                teacher = self._hidden(self.teacher, batch, width)[keep]
-                if self.teacher_weights is not None and self._teacher_head is None and self._head_is_trained:
-                    # A copy: once the weights are handed back, the parameter is the student's again.
-                    with self.head_context(self.model):
-                        self._teacher_head = _copied(head_of(self.model, self.temperature))
+        return mask[:, : int((mask.any(0).nonzero().max() + 1).item()) if mask.any() else 1]
+
+    def student(self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Tensor:
+        return self._hidden(prompts, batch, keep)
+
+    def teacher(self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Tensor:
+        with nullcontext() if self.teacher_weights is None else self.teacher_weights(self.model):
+            hidden = self._hidden(prompts, batch, keep)
+            if self.teacher_weights is not None and self.teacher_head is None and self._head_is_trained:
+                # A copy: once the weights are handed back, the parameter is the student's again.
+                with self.head_context(self.model):
+                    self.teacher_head = copied(head_of(self.model, self.temperature))
+        return hidden
+
+    def statistics(
+        self,
+        wanted: Sequence[str],
+        batch: Int[Tensor, " N"],
+        keep: Bool[Tensor, "N W"],
+        student: Float[Tensor, "M D"] | None,
+        teacher: Float[Tensor, "M D"] | None,
+    ) -> dict[str, Float[Tensor, "N T"]]:
+        token = self.completions.ids[batch][:, : keep.shape[1]][keep]
         with self.head_context(self.model):
             head = head_of(self.model, self.temperature)
-            further = [name for name in self.wanted if name in DIVERGENCES]
-            plain = [name for name in self.wanted if name not in further]
+            further = [name for name in wanted if name in DIVERGENCES]
+            plain = [name for name in wanted if name not in further]
             values: dict[str, Tensor] = {}
             if plain and student is None:
                 # Only the teacher's log-prob is asked for: it takes the student's seat.
                 assert teacher is not None
-                alone = token_statistics(teacher, token[keep], self._teacher_head or head)
+                alone = token_statistics(teacher, token, self.teacher_head or head)
                 values = {"teacher_logprob": alone.student_logprob}
             elif plain and student is not None:
                 other = teacher if needs_teacher(plain) else None
-                both = token_statistics(student, token[keep], head, other, self._teacher_head)
+                both = token_statistics(student, token, head, other, self.teacher_head)
                 values = {name: getattr(both, name) for name in plain}
             if further:
-                values |= divergences(student, head, teacher, self._teacher_head, names=further)
-        pad = (0, mask.shape[1] - width)
+                values |= divergences(student, head, teacher, self.teacher_head, names=further)
+        pad = (0, self.completions.mask.shape[1] - keep.shape[1])
         return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
 
     @property
@@ -202,113 +315,27 @@ class _Scorer:
         inner: Any = unwrapped(self.model)
         return any(p.requires_grad for p in inner.get_output_embeddings().parameters())
 
-    def _hidden(self, prompts: Prompts, batch: Tensor, width: int) -> Float[Tensor, "N W D"]:
-        attention = prompts.attention_BP[batch]
+    def _hidden(
+        self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]
+    ) -> Float[Tensor, "M D"]:
+        width, attention = keep.shape[1], prompts.attention_BP[batch]
         begin = int(attention.any(0).nonzero().min().item()) if attention.any() else 0
-        return hidden_states(
-            self.model,
-            torch.cat([prompts.ids_BP[batch][:, begin:], self.completions.ids[batch][:, :width]], 1),
-            torch.cat([attention[:, begin:], self.completions.attention[batch][:, :width]], 1),
-            num_tokens=width,
-        )
+        prompt, attention = prompts.ids_BP[batch][:, begin:], attention[:, begin:]
+        ids, attended = self.completions.ids[batch][:, :width], self.completions.attention[batch][:, :width]
+        hidden = None
+        if self.share_prompts:
+            hidden = states_after_shared_prompts(
+                self.model,
+                partial(listened_forward, self.model),
+                prompt,
+                attention,
+                ids,
+                attended,
+            )
+        if hidden is None:
+            both = torch.cat([prompt, ids], 1), torch.cat([attention, attended], 1)
+            hidden = hidden_states(self.model, *both, num_tokens=width)
+        return hidden[keep]  # a copy, so that the prompt's hidden states are freed
 
 
-def hidden_states(
-    model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"], num_tokens: int
-) -> Float[Tensor, "B T D"]:
-    """The last hidden states that predict the last ``num_tokens`` tokens, through the model's own ``forward``.
-
-    The head is asked for one position only (``logits_to_keep=1``), so no full logits are built. Raises
-    ``ValueError`` if the backbone cannot be found.
-    """
-    return predicting_positions(last_states(model, ids_BS, attention_BS), num_tokens)
-
-
-def last_states(
-    model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"]
-) -> Float[Tensor, "B S D"]:
-    """The last hidden states of every token, before the head; ``ValueError`` if the backbone cannot be found."""
-    captured: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        captured.append(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
-
-    handle = backbone_of(model).register_forward_hook(keep)
-    try:
-        model(input_ids=ids_BS, attention_mask=attention_BS, use_cache=False, logits_to_keep=1)
-    finally:
-        handle.remove()
-    return captured[-1]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT)."""
-    for attribute in ("module", "_orig_mod"):
-        while isinstance(getattr(model, attribute, None), nn.Module):
-            model = cast(nn.Module, getattr(model, attribute))
-    peft_base: Any = getattr(model, "get_base_model", None)
-    return cast(nn.Module, peft_base()) if callable(peft_base) else model
-
-
-def backbone_of(model: nn.Module) -> nn.Module:
-    """The part of the language model that yields hidden states: everything before the head."""
-    inner = unwrapped(model)
-    backbone: Any = getattr(inner, "base_model", None)
-    if not isinstance(backbone, nn.Module) or backbone is inner:
-        raise ValueError(
-            f"model: {type(inner).__name__} has no `base_model` that yields hidden states; give a transformers "
-            "causal language model"
-        )
-    return backbone
-
-
-def head_of(model: nn.Module, temperature: float) -> Head:
-    """The model's head, with the logit scale and soft-cap that its config names.
-
-    Cohere multiplies by ``logit_scale``, Granite and MiniCPM divide by ``logits_scaling`` (HyperCLOVA X
-    multiplies by it), Falcon-H1 has ``lm_head_multiplier``, Muse Glimmer ``output_multiplier``; Gemma 2 bends
-    by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered. Raises ``ValueError`` for a
-    head under an adapter.
-    """
-    inner: Any = unwrapped(model)
-    layer: Any = inner.get_output_embeddings()
-    if hasattr(layer, "lora_A") or hasattr(layer, "modules_to_save"):
-        raise ValueError(
-            f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
-            "give the logits; leave it out of target_modules and modules_to_save"
-        )
-    config: Any = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
-    factors = [
-        getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
-    ]
-    scale = next((float(factor) for factor in factors if factor is not None), None)
-    divisor = getattr(config, "logits_scaling", None)
-    if scale is None and divisor is not None:
-        scale = float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
-    softcap = getattr(config, "final_logit_softcapping", None)
-    bias = getattr(layer, "bias", None)
-    return Head(
-        weight_VD=_gathered(layer.weight),
-        bias_V=None if bias is None else _gathered(bias),
-        scale=1.0 if scale is None else scale,
-        softcap=None if softcap is None else float(softcap),
-        temperature=temperature,
-    )
-
-
-def _gathered(weight: Any) -> Tensor:
-    full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return cast(Tensor, full).detach()
-
-
-def _copied(head: Head) -> Head:
-    return Head(
-        weight_VD=head.weight_VD.clone(),
-        bias_V=None if head.bias_V is None else head.bias_V.clone(),
-        scale=head.scale,
-        softcap=head.softcap,
-        temperature=head.temperature,
-    )
-
-
-assert set(_COMPUTED) < set(SIGNAL_NAMES)
+assert set(COMPUTED) < set(SIGNAL_NAMES)

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.score import Completions, Prompts, evaluating, last_states
+from gear_rl.signals.forwards import evaluating, last_states
+from gear_rl.signals.score import Completions, Prompts
 
 _NOWHERE = 1e12
 """Cost of a place that pads a short window: nothing is ever sent there, and a float32 still holds it."""
@@ -141,7 +142,7 @@ def completion_states(
 ) -> Float[Tensor, "B T D"]:
     """The last hidden states *of* the last ``num_tokens`` tokens, through the model's own ``forward``.
 
-    ``signals.score.hidden_states`` gives those that predict them, one position earlier. The head is asked for
+    ``signals.forwards.hidden_states`` gives those that predict them, one position earlier. The head is asked for
     one position only. Raises ``ValueError`` if the backbone cannot be found.
     """
     return last_states(model, ids_BS, attention_BS)[:, ids_BS.shape[1] - num_tokens :]

@@ -1,0 +1,284 @@
+"""``gear bench step``: a method's whole training step over GRPO's, the trainers taking turns step by step."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
+from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
+from gear_rl.cli.bench import BASE
+from gear_rl.cli.doctor import versions
+from gear_rl.cli.errors import InputError
+from gear_rl.cli.train import make_trainer, use_few_threads
+
+PARTS = ("generation", "student", "teacher", "head", "credit", "loss", "backward")
+"""Where a step's time goes: sampling; of the credit a student's pass of its own, the teacher's, the head with
+both, and the rest; TRL's loss and its derivative. Rewards, optimizer and trainer are in none of them."""
+
+
+def bench_step(
+    credit: str | dict[str, Any],
+    *,
+    task: str = "chain",
+    tier: str = "default",
+    steps: int = 6,
+    repeats: int = 5,
+    rollouts: int = 64,
+    trainer: dict[str, Any] | None = None,
+    console: Console,
+) -> dict[str, Any]:
+    """What a training step of the method costs over one of plain GRPO, and in which part of the step.
+
+    Two trainers are alive in one process, with the same seed and the same data, and take turns after every
+    single step, so that whatever else the machine does falls on both. GRPO has no credit pass at all, not an
+    empty one. A repeat's ratio is that of the sums over its steps; the first step warms up and does not count.
+    Shares are of GRPO's step, in CPU seconds. ``trainer`` are further settings of the method's trainer.
+    """
+    if repeats < 1 or steps < 2:
+        raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
+    name = credit if isinstance(credit, str) else str(credit["name"])
+    settings = PUBLISHED.get(name, {}) | (trainer or {})
+    threads = use_few_threads()
+    rows: list[tuple[_Clock, _Clock]] = []
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        work = bar.add_task(f"measuring {name}", total=repeats)
+        for repeat in range(repeats):
+            rows.append(_both(credit, settings, task, tier, steps, rollouts, repeat))
+            bar.advance(work)
+    cpu = [sum(own.cpu) / sum(base.cpu) for base, own in rows]
+    wall = [sum(own.wall) / sum(base.wall) for base, own in rows]
+    pairs = [b / a for base, own in rows for a, b in zip(base.cpu, own.cpu, strict=True)]
+    total = sum(sum(base.cpu) for base, _ in rows)
+    shares = {
+        part: [round(sum(clock.parts[part] for clock in side) / total, 3) for side in zip(*rows, strict=True)]
+        for part in PARTS
+    }
+    return {
+        "what": f"CPU seconds of a training step of {name} over those of GRPO, median of the repeats",
+        "method": name,
+        "task": task,
+        "tier": tier,
+        "steps": steps,
+        "repeats": repeats,
+        "rollouts_per_step": rollouts,
+        "threads": threads,
+        "credit": credit,
+        "engine": settings,
+        "ratio": round(statistics.median(cpu), 3),
+        "least": round(min(cpu), 3),
+        "most": round(max(cpu), 3),
+        "ratio_of_steps": [round(quartile, 3) for quartile in _quartiles(pairs)],
+        "ratio_wall": round(statistics.median(wall), 3),
+        "grpo_cpu_seconds_per_step": round(total / (repeats * (steps - 1)), 4),
+        "shares_of_grpo_step": {
+            part: {"grpo": base, name: own, "more": round(own - base, 3)}
+            for part, (base, own) in shares.items()
+        },
+        "versions": versions(),
+    }
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    return statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds of each counted step of a trainer, and of its parts without what is inside them."""
+
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    counts: bool = False
+    inside: list[float] = field(default_factory=list)
+    """Of each part that is open, the seconds of the parts inside it."""
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*args: Any, **options: Any) -> Any:
+            begin = time.process_time()
+            self.inside.append(0.0)
+            try:
+                return call(*args, **options)
+            finally:
+                spent = time.process_time() - begin
+                own = spent - self.inside.pop()
+                if self.inside:
+                    self.inside[-1] += spent
+                if self.counts:
+                    self.parts[part] += own
+
+        return measured
+
+
+class _Baton:
+    """Lets one of two threads run, from the beginning of a step to the beginning of its next one."""
+
+    def __init__(self, first: int) -> None:
+        self._turn = first
+        self._gone: set[int] = set()
+        self._changed = threading.Condition()
+
+    def wait(self, me: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn == me)
+
+    def pass_on(self, me: int, for_good: bool = False) -> None:
+        with self._changed:
+            if for_good:
+                self._gone.add(me)
+            if 1 - me not in self._gone:
+                self._turn = 1 - me
+            self._changed.notify_all()
+
+
+class _Turns(TrainerCallback):
+    """Passes the baton between two steps and reads the clock while this trainer has it."""
+
+    def __init__(self, me: int, baton: _Baton, clock: _Clock) -> None:
+        self._me, self._baton, self._clock = me, baton, clock
+        self._begin: tuple[float, float] | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stop()
+        self._baton.pass_on(self._me)
+        self._baton.wait(self._me)
+        self._clock.counts = self._begin is not None or state.global_step > 0
+        self._begin = time.process_time(), time.perf_counter()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stop()
+        self._clock.counts = False
+
+    def _stop(self) -> None:
+        if self._begin is not None and self._clock.counts:
+            self._clock.cpu.append(time.process_time() - self._begin[0])
+            self._clock.wall.append(time.perf_counter() - self._begin[1])
+
+
+def _both(
+    credit: str | dict[str, Any],
+    settings: dict[str, Any],
+    task: str,
+    tier: str,
+    steps: int,
+    rollouts: int,
+    repeat: int,
+) -> tuple[_Clock, _Clock]:
+    """The clocks of GRPO and of the method after one run of both."""
+    clocks, baton, errors = (_Clock(), _Clock()), _Baton(first=repeat % 2), list[BaseException]()
+    threads = torch.get_num_threads()
+    # Both are judged alike, by what the method wants to be judged by.
+    reward = REWARDS.get(credit if isinstance(credit, str) else credit["name"]) if task == "chain" else None
+    with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, ExitStack() as stack:
+        trainers = [
+            make_trainer(
+                arena_config(
+                    task,
+                    tier,
+                    method,
+                    seed=repeat,
+                    steps=steps,
+                    output_dir=f"{folder}/{me}",
+                    rollouts_per_step=rollouts,
+                    reward=reward,
+                    **more,
+                )
+            )
+            for me, (method, more) in enumerate(((BASE, {}), (credit, settings)))
+        ]
+        # Not the method that does nothing, but nothing: TRL's advantages as they are.
+        trainers[0]._spread = _untouched
+        for me, trainer in enumerate(trainers):
+            for printer in (PrinterCallback, ProgressCallback):
+                trainer.remove_callback(printer)
+            trainer.add_callback(_Turns(me, baton, clocks[me]))
+            stack.enter_context(_parts_timed(trainer, clocks[me]))
+        stack.enter_context(_passes_timed(clocks[1]))
+
+        def run(me: int) -> None:
+            torch.set_num_threads(threads)  # every thread has a number of its own
+            try:
+                baton.wait(me)
+                trainers[me].train()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                baton.pass_on(me, for_good=True)
+
+        both = [threading.Thread(target=run, args=(me,)) for me in (0, 1)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return clocks
+
+
+def _untouched(inputs: list[dict[str, Any]], output: dict[str, Any]) -> Any:
+    return output["advantages"]
+
+
+@contextmanager
+def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
+    """The trainer's own calls, by its clock."""
+    backward = trainer.accelerator.backward
+    trainer._generate = clock.timed("generation", trainer._generate)
+    trainer._compute_loss = clock.timed("loss", trainer._compute_loss)
+    trainer._spread = clock.timed("credit", trainer._spread)
+    trainer.accelerator.backward = clock.timed("backward", backward)
+    try:
+        yield
+    finally:
+        trainer.accelerator.backward = backward
+
+
+@contextmanager
+def _passes_timed(clock: _Clock) -> Generator[None]:
+    """The passes of the credit, of whatever trainer: GRPO has none."""
+    from gear_rl.engines.trl_late import LateCredit
+    from gear_rl.signals.score import _Scorer
+
+    places = (
+        (LateCredit, "teach", "credit"),
+        (LateCredit, "settle", "credit"),
+        (_Scorer, "student", "student"),
+        (_Scorer, "teacher", "teacher"),
+        (_Scorer, "statistics", "head"),
+    )
+    kept = [getattr(owner, name) for owner, name, _ in places]
+    for (owner, name, part), call in zip(places, kept, strict=True):
+        setattr(owner, name, clock.timed(part, call))
+    try:
+        yield
+    finally:
+        for (owner, name, _), call in zip(places, kept, strict=True):
+            setattr(owner, name, call)
+
+
+def step_table(found: dict[str, Any]) -> Table:
+    """Where the step's time goes, for the terminal."""
+    name = found["method"]
+    title = (
+        f"{found['task']}/{found['tier']}, {found['rollouts_per_step']} rollouts a step: {name} costs "
+        f"{found['ratio']:.2f} of GRPO's step ({found['least']:.2f} to {found['most']:.2f})"
+    )
+    table = Table(title=title)
+    for column in ("part of the step", "GRPO", name, "more"):
+        table.add_column(column, justify="left" if column == "part of the step" else "right")
+    for part, row in found["shares_of_grpo_step"].items():
+        table.add_row(part, f"{row['grpo']:.1%}", f"{row[name]:.1%}", f"{row['more']:+.1%}")
+    return table

@@ -1,0 +1,117 @@
+"""The student's hidden states out of forwards that TRL runs anyway, and when they are as good as our own.
+
+TRL asks ``_get_per_token_logps_and_entropies`` for log-probabilities: after the rollouts where it needs old ones,
+and in every loss. Whoever listens to its backbone meanwhile needs no student pass. Knows no method.
+"""
+
+# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from gear_rl.engines.trl_checks import SHARDED
+from gear_rl.signals.forwards import backbone_of
+from gear_rl.signals.score import KeptStates
+from gear_rl.tensor.logits import predicting_positions
+
+
+class StudentPass:
+    """The hidden states that predict each token of some completions, kept while TRL's forwards go by."""
+
+    def __init__(self, attention: Bool[Tensor, "B T"]) -> None:
+        self.states = KeptStates(attention)
+        self.logprob: Tensor | None = None
+        """What TRL made of the same forwards."""
+        self._rows, self._sound = 0, True
+
+    @torch.no_grad()
+    def take(self, hidden_BSD: Float[Tensor, "n S D"]) -> None:
+        """The next rows' last hidden states, prompt included."""
+        attention, end = self.states.mask, self._rows + len(hidden_BSD)
+        self._sound &= end <= len(attention) and hidden_BSD.shape[1] > attention.shape[1]
+        if self._sound:
+            batch = torch.arange(self._rows, end, device=attention.device)
+            part = predicting_positions(hidden_BSD.detach(), attention.shape[1])
+            self.states.take(batch, attention[batch], part[attention[batch]])
+        self._rows = end
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row came by, once."""
+        return self._sound and self._rows == len(self.states.mask)
+
+
+def listened(
+    call: Callable[..., Any], model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, StudentPass | None]:
+    """What TRL's ``call`` gives, and the hidden states that it went through; None where not all were heard."""
+    if len(args) < 3:  # ids, attention mask, tokens to keep: another TRL may name them
+        return call(model, *args, **options), None
+    heard = StudentPass(args[1][:, -int(args[2]) :].bool())
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        heard.take(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
+
+    handle = backbone_of(model).register_forward_hook(keep)
+    try:
+        result = call(model, *args, **options)
+    finally:
+        handle.remove()
+    heard.logprob = result[0]
+    return result, heard if heard.whole else None
+
+
+def shares(trainer: Any) -> bool:
+    """Whether the student's hidden states in TRL's forwards are those of a pass of our own.
+
+    Not where a forward in training mode differs from one that scores (dropout, noise, batch statistics), and not
+    where it was never run: sharded weights, Liger's kernels, ``torch.compile``, images.
+    """
+    args = trainer.args
+    return (
+        args.student_pass == "auto"
+        and trainer._sharding not in SHARDED
+        and not args.use_liger_kernel
+        and not args.torch_compile
+        and not getattr(args, "neftune_noise_alpha", None)
+        and not getattr(trainer, "_is_vlm", False)
+        and is_deterministic(trainer.model)
+    )
+
+
+def makes_old_pass(trainer: Any) -> bool:
+    """Whether TRL computes the log-probabilities of its rollouts before it trains on them."""
+    args = trainer.args
+    corrects = bool(getattr(trainer, "use_vllm", False)) and bool(
+        getattr(trainer, "vllm_importance_sampling_correction", False)
+    )
+    return (
+        corrects or args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
+    )
+
+
+def is_deterministic(model: nn.Module) -> bool:
+    """Whether a forward in training mode is the same as in evaluation: no dropout, no noise, no batch statistics.
+
+    >>> is_deterministic(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.0)))
+    True
+    >>> is_deterministic(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1)))
+    False
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return False
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return False
+        # transformers keeps the rate of a functional dropout, or of a router's noise, as a plain number.
+        for name, value in vars(module).items():
+            noisy = any(word in name for word in ("drop", "jitter", "noise"))
+            if noisy and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                return False
+    return True

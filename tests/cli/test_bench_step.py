@@ -1,0 +1,115 @@
+"""gear bench step: two trainers take turns, and the parts of their steps add up."""
+
+import json
+import threading
+
+import pytest
+from rich.console import Console
+
+from cli.commands import gear, untouched
+from gear_rl.cli import bench_step as bench
+from gear_rl.cli.train import quiet_libraries
+
+
+@pytest.fixture(scope="module")
+def found():
+    turns = []
+    original = bench._Turns.on_step_begin
+
+    def watched(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        turns.append(self._me)
+
+    with untouched(None), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bench._Turns, "on_step_begin", watched)
+        quiet_libraries(Console(quiet=True))
+        measured = bench.bench_step(
+            "gear", tier="easy", steps=3, repeats=2, rollouts=8, console=Console(quiet=True)
+        )
+    return measured, turns
+
+
+def test_the_trainers_take_turns_and_another_begins_every_time(found):
+    assert found[1] == [0, 1] * 3 + [1, 0] * 3
+
+
+def test_the_ratio_is_of_whole_steps_and_its_parts_are_parts_of_it(found):
+    measured = found[0]
+    assert 0 < measured["least"] <= measured["ratio"] <= measured["most"]
+    low, middle, high = measured["ratio_of_steps"]
+    assert 0 < low <= middle <= high
+    assert measured["grpo_cpu_seconds_per_step"] > 0
+    shares = measured["shares_of_grpo_step"]
+    assert set(shares) == set(bench.PARTS)
+    assert 0.5 < sum(row["grpo"] for row in shares.values()) <= 1.001
+    assert sum(row["gear"] for row in shares.values()) <= measured["most"] + 0.001
+    for part in ("generation", "loss", "backward"):
+        assert shares[part]["grpo"] > 0 and shares[part]["gear"] > 0
+    for part in ("student", "teacher", "head", "credit"):
+        assert shares[part]["grpo"] == 0.0, "GRPO has none"
+    assert shares["student"]["gear"] == 0.0, "it is TRL's own"
+    for part in ("teacher", "head", "credit"):
+        assert shares[part]["gear"] > 0
+
+
+def test_the_table_shows_every_part(found):
+    table = bench.step_table(found[0])
+    assert table.row_count == len(bench.PARTS)
+    assert f"{found[0]['ratio']:.2f} of GRPO's step" in str(table.title)
+
+
+def test_a_part_inside_another_is_counted_once(monkeypatch):
+    now = iter([0.0, 1.0, 5.0, 6.0])
+    monkeypatch.setattr(bench.time, "process_time", lambda: next(now))
+    clock = bench._Clock(counts=True)
+    inner = clock.timed("teacher", lambda: None)
+    clock.timed("credit", inner)()
+    assert clock.parts["teacher"] == 4.0 and clock.parts["credit"] == 2.0
+
+
+def test_a_trainer_that_fails_lets_the_other_end_and_is_heard_of(monkeypatch):
+    def broken(*args):
+        raise KeyError("no reward today")
+
+    monkeypatch.setattr("gear_rl.engines.trl_late.LateCredit.settle", broken)
+    before = threading.active_count()
+    with untouched(None), pytest.raises(KeyError, match="no reward today"):
+        bench.bench_step("gear", tier="easy", steps=2, repeats=1, rollouts=8, console=Console(quiet=True))
+    assert threading.active_count() == before
+
+
+def test_it_answers_in_json_and_in_a_file(tmp_path):
+    file = tmp_path / "step.json"
+    words = [
+        "--steps",
+        "2",
+        "--repeats",
+        "1",
+        "--rollouts",
+        "8",
+        "--tier",
+        "easy",
+        "--json",
+        "--out",
+        str(file),
+    ]
+    done = gear("bench", "step", "--method", "gear:alpha=2.0", "--student-pass", "own", *words)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert json.loads(file.read_text()) == measured
+    assert measured["method"] == "gear" and measured["credit"] == {"name": "gear", "alpha": 2.0}
+    assert measured["shares_of_grpo_step"]["student"]["gear"] > 0, "a pass of its own"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "gaer"], "no method 'gaer'"),
+        (["--rollouts", "12"], "--rollouts: 12"),
+        (["--steps", "1"], "give 2 steps or more"),
+        (["--student-pass", "none"], "student_pass: 'none' is not one of auto, own"),
+    ],
+)
+def test_bad_input_is_one_line(words, message):
+    done = gear("bench", "step", *words)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
