@@ -22,8 +22,8 @@ NEEDS = ("divergence", "student_logprob", "teacher_logprob", "student_entropy")
 SIGNALS = ("divergence", "log_ratio", "entropy", "shuffled_divergence")
 """What is looked at; a log-ratio with its sign turned, since the teacher thinks little of a wrong token."""
 OnsetOf = Callable[[Tensor, TokenSignals], tuple[Tensor, Tensor]]
-"""A method's reading of the advantages, shape (B,), and the signals: the height of every token, and the tokens that open a segment. The roof
-passes `Gear().onsets`."""
+"""A method's reading of the advantages, shape (B,), and the signals: the height of every token, and the tokens
+that open a segment. The roof passes `Gear().onsets`."""
 
 
 def localisation(
