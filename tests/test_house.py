@@ -17,11 +17,12 @@ ALLOWED = {  # room: the rooms it may import; docs/decisions/0002 says why where
     "methods": {"types", "tensor"},
     "signals": {"types", "tensor"},
     "view": {"types"},
+    "bench": {"types", "tensor", "methods", "signals"},
     "lab": {"types", "tensor", "view"},
     "engines": {"types", "tensor", "signals", "view"},
     "arena": {"types", "tensor", "signals", "view"},
     "tasks": set(),
-    "cli": {"types", "tensor", "methods", "signals", "view", "lab", "engines", "arena", "tasks"},
+    "cli": {"types", "tensor", "methods", "signals", "bench", "view", "lab", "engines", "arena", "tasks"},
 }
 TORCH_ONLY = {"types", "tensor", "methods", "signals"}
 ON_REQUEST = {"signals/transport.py": {"ot"}, "tensor/fold_triton.py": {"triton"}}

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from gear_rl.cli.errors import InputError, error_console, mendable, out_console
-from gear_rl.cli.laboratory import add_laboratory
+from gear_rl.cli.laboratory import add_laboratory, bench_app
+from gear_rl.cli.speed import add_speed
 
 app = typer.Typer(
     name="gear",
@@ -337,6 +338,7 @@ def _arena_task(task: str) -> None:
 
 
 add_laboratory(app)
+add_speed(app, bench_app)
 
 if __name__ == "__main__":
     app()

@@ -1,0 +1,226 @@
+"""``gear bench signals``: log-prob, entropy and KL of every token, against bare head products and peers."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from gear_rl.bench.measure import Run, can_measure_peaks, exponent, interleaved, ratio
+from gear_rl.bench.memory import check_dtype, fresh_peak
+from gear_rl.bench.peers import (
+    COMPETITORS,
+    TILES,
+    Found,
+    Operands,
+    bare,
+    chosen,
+    errors,
+    exact,
+    operands,
+    why_missing,
+)
+
+CHECKED = 256
+"""Tokens whose numbers are compared with float64, over the whole vocabulary."""
+RANGE = 16
+"""The largest size of a scaling over its smallest."""
+SCALED = ("bare", "eager", "compiled", "trl_both", "naive")
+Say = Callable[[str], None]
+
+
+@torch.no_grad()
+def bench_signals(
+    *,
+    tokens: int = 1024,
+    hidden: int = 1024,
+    vocab: int = 151936,
+    dtype: str = "float32",
+    device: str = "cpu",
+    repeats: int = 3,
+    peers: str = "all",
+    scaling: bool = False,
+    memory: bool = True,
+    say: Say = lambda name: None,
+) -> dict[str, Any]:
+    """Cost of the signals over that of the two bare head products, beside the peers, all in one run.
+
+    Seconds are CPU seconds of one thread (between events on CUDA), the least of the repeats; the products are the
+    fastest of ``TILES``. Errors are the largest ones against float64 over the first ``CHECKED`` tokens. Peak
+    memory is measured, each in a fresh process, and None where the system cannot tell. With ``scaling`` time and
+    memory are measured over a 16-fold range of tokens and of vocabulary, and the exponents fitted. What cannot
+    run here is None, and ``why`` says why. Raises ``ValueError`` for a size, a type or a word that is none.
+    """
+    kind = check_dtype(dtype)
+    names = chosen(peers)
+    if repeats < 1:
+        raise ValueError(f"repeats: {repeats}; give 1 or more")
+    if scaling and min(tokens * 4, vocab) < RANGE:
+        raise ValueError(f"tokens: {tokens}, vocab: {vocab} are too few to be parted into {RANGE}; give more")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: 'cuda', but torch sees no GPU; leave it at cpu")
+    plain = operands(tokens, hidden, vocab, device)
+    found = plain.to(kind)
+    rounded = plain.to(torch.bfloat16)
+    why = {name: reason for name in names if (reason := why_missing(name, found))}
+    rows = _errors(names, found, why, say)
+    runs: dict[str, Run] = {
+        f"bare {t}x{v}": lambda t=t, v=v: bare(found, t, v)
+        for t, v in dict.fromkeys((min(t, tokens), min(v, vocab)) for t, v in TILES)
+    }
+    runs |= {name: lambda name=name: COMPETITORS[name].run(found) for name in rows if name != "bare"}
+    # The other type of operands, for the ratio of the two.
+    other = plain if kind == torch.bfloat16 else rounded
+    for name in ("eager", "compiled"):
+        if name in rows:
+            runs[f"{name}, other type"] = lambda name=name: COMPETITORS[name].run(other)
+            COMPETITORS[name].run(other.first(600, 8192))
+    seconds = interleaved(runs, repeats, device, say)
+    tiles = {name.removeprefix("bare "): min(seconds[name]) for name in runs if name.startswith("bare ")}
+    best = min(tiles, key=lambda tile: tiles[tile])
+    seconds["bare"] = seconds[f"bare {best}"]
+    for name, row in rows.items():
+        row |= ratio(seconds[name], seconds["bare"]) | {"seconds": round(min(seconds[name]), 4)}
+        row["extra_mb"] = None
+        if memory and can_measure_peaks(device):
+            say(f"memory of {name}")
+            row["extra_mb"] = fresh_peak(name, tokens, hidden, vocab, dtype, device).get("extra_mb")
+    result: dict[str, Any] = {
+        "what": "seconds over those of the two bare head products, least of the repeats",
+        "tokens": tokens,
+        "hidden": hidden,
+        "vocab": vocab,
+        "dtype": dtype,
+        "device": device,
+        "repeats": repeats,
+        "threads": torch.get_num_threads(),
+        "checked_tokens": min(CHECKED, tokens),
+        "best_tile": best,
+        "tiles": {tile: round(value / tiles[best], 3) for tile, value in tiles.items()},
+        "gflops_bare": round(4 * tokens * hidden * vocab / tiles[best] / 1e9, 1),
+        **_headlines(rows, seconds, kind),
+        "competitors": rows,
+        "why": why,
+    }
+    if scaling:
+        scaled = [name for name in SCALED if name in rows]
+        result |= _scaling(tokens, hidden, vocab, kind, device, repeats, scaled, best, memory, say)
+    return result
+
+
+def _errors(names: list[str], found: Operands, why: dict[str, str], say: Say) -> dict[str, dict[str, Any]]:
+    """A row for every competitor that runs, with its errors; the others' reasons go into ``why``."""
+    say("float64")
+    true = exact(found.first(CHECKED, len(found.weight_VD)))
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if name in why:
+            continue
+        competitor = COMPETITORS[name]
+        say(f"{name}, warming up")
+        got: Found = {}
+        try:
+            if name == "compiled":
+                competitor.run(found)  # the compiler's time is not the signals'
+            got = competitor.run(found.first(CHECKED, len(found.weight_VD)))
+        except (RuntimeError, ImportError) as error:
+            if name in ("bare", "eager"):
+                raise
+            why[name] = str(error).strip().splitlines()[0]
+            continue
+        row: dict[str, Any] = {
+            "label": competitor.label,
+            "gives": competitor.gives,
+            "heads": competitor.heads,
+        }
+        row |= {f"error_{number}": value for number, value in errors(got, true).items()}
+        if "kl" in got:
+            row["least_kl"] = got["kl"].min().item()
+        rows[name] = row
+    return rows
+
+
+def _headlines(
+    rows: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, list[float]], kind: torch.dtype
+) -> dict[str, Any]:
+    """The numbers that a target is set for; None where one side of a ratio could not be had."""
+
+    def get(name: str, key: str) -> Any:
+        return rows.get(name, {}).get(key)
+
+    def over(above: Any, below: Any, digits: int = 2) -> float | None:
+        return None if above is None or not below else round(above / below, digits)
+
+    def rounded(name: str) -> float | None:
+        if name not in rows:
+            return None
+        own, other = min(seconds[name]), min(seconds[f"{name}, other type"])
+        return over(*((own, other) if kind == torch.bfloat16 else (other, own)), 3)
+
+    return {
+        "ratio_eager": get("eager", "ratio"),
+        "ratio_compiled": get("compiled", "ratio"),
+        "ratio_bf16": rounded("eager"),
+        "ratio_bf16_compiled": rounded("compiled"),
+        "extra_mb": get("eager", "extra_mb"),
+        "max_error_logp": get("eager", "error_logp"),
+        "max_error_entropy": get("eager", "error_entropy"),
+        "max_error_kl": get("eager", "error_kl"),
+        "speedup_vs_trl": over(get("trl_both", "seconds"), get("eager", "seconds")),
+        "speedup_vs_trl_compiled": over(get("trl_both", "seconds"), get("compiled", "seconds")),
+        "memory_vs_trl": over(get("trl_both", "extra_mb"), get("eager", "extra_mb"), 1),
+        "memory_vs_naive": over(get("naive", "extra_mb"), get("eager", "extra_mb"), 1),
+        "exponent_t": None,
+        "exponent_v": None,
+    }
+
+
+def _scaling(
+    tokens: int,
+    hidden: int,
+    vocab: int,
+    kind: torch.dtype,
+    device: str,
+    repeats: int,
+    names: list[str],
+    best: str,
+    memory: bool,
+    say: Say,
+) -> dict[str, Any]:
+    """Seconds and peaks over a 16-fold range of tokens (an eighth of the vocabulary) and of the vocabulary."""
+    powers = [2**i for i in range(RANGE.bit_length())]
+    ranges = {
+        "t": [(tokens * 4 * p // RANGE, max(vocab // 8, 1)) for p in powers],
+        "v": [(max(tokens // 2, 1), vocab * p // RANGE) for p in powers],
+    }
+    tile = [int(size) for size in best.split("x")]
+    found: dict[str, Any] = {}
+    for axis, sizes in ranges.items():
+        runs: dict[str, Run] = {}
+        for num_tokens, num_vocab in sizes:
+            given = operands(num_tokens, hidden, num_vocab, device).to(kind)
+            for name in [name for name in names if why_missing(name, given) is None]:
+                run = partial(bare, token_tile=tile[0], vocab_tile=tile[1]) if name == "bare" else None
+                runs[f"{name} {num_tokens}x{num_vocab}"] = partial(run or COMPETITORS[name].run, given)
+        seconds = interleaved(runs, repeats, device, say)
+        rows: dict[str, Any] = {}
+        for name in names:
+            least = [min(seconds.get(f"{name} {t}x{v}", [0.0])) for t, v in sizes]
+            rows[name] = {
+                "seconds": [round(value, 5) or None for value in least],
+                "exponent": round(exponent([t * v for t, v in sizes], least), 3) if all(least) else None,
+                "extra_mb": [None] * len(sizes),
+            }
+            # A process each: ours at every size, the others at the ends; the compiler would start anew in each.
+            measured = {"eager": range(len(sizes)), "trl_both": (0, -1), "naive": (0, -1)}.get(name, ())
+            for i in measured if memory and can_measure_peaks(device) else ():
+                say(f"memory of {name} over {axis}")
+                dtype = str(kind).removeprefix("torch.")
+                peak = fresh_peak(name, sizes[i][0], hidden, sizes[i][1], dtype, device)
+                rows[name]["extra_mb"][i] = peak.get("extra_mb")
+        found[axis] = {"sizes": [{"tokens": t, "vocab": v} for t, v in sizes], "competitors": rows}
+    return {
+        "exponent_t": found["t"]["competitors"]["eager"]["exponent"],
+        "exponent_v": found["v"]["competitors"]["eager"]["exponent"],
+        "scaling": found,
+    }

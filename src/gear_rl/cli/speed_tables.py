@@ -1,0 +1,285 @@
+"""The tables and the figure of ``gear bench`` and ``gear plan``, the same for the terminal and for the page."""
+
+# matplotlib is partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gear_rl.view.picture import figure_style, write_figure
+
+_LINES = ("#808080", "#0072b2", "#56b4e9", "#d55e00", "#e69f00")
+"""Okabe and Ito, grey for the limit."""
+
+
+class Cells(NamedTuple):
+    """A table as text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    below: list[str]
+    """Sentences that belong under it."""
+
+
+def table_of(kind: str, found: Mapping[str, Any]) -> Group:
+    """The result of ``gear bench KIND`` or ``gear plan`` for the terminal."""
+    cells = CELLS[kind](found)
+    table = Table()
+    for i, column in enumerate(cells.columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in cells.rows:
+        table.add_row(*row)
+    return Group(Text(cells.title, style="bold"), table, *(Text(sentence) for sentence in cells.below))
+
+
+def markdown_of(kind: str, found: Mapping[str, Any]) -> str:
+    """The same for a page, with the command, the machine and the versions."""
+    cells = CELLS[kind](found)
+    lines = ["| " + " | ".join(cells.columns) + " |", "|---" + "|---:" * (len(cells.columns) - 1) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in cells.rows]
+    for sentence in cells.below:
+        lines += ["", sentence]
+    lines += ["", "```", found["command"], "```"]
+    if "machine" in found:
+        versions = found["versions"]
+        known = [f"{name} {versions[name]}" for name in ("torch", "trl", "transformers") if name in versions]
+        lines += ["", f"On {found['machine']}; {', '.join(known)}."]
+    return f"{cells.title}.\n\n" + "\n".join(lines) + "\n"
+
+
+def _signals(found: Mapping[str, Any]) -> Cells:
+    rows: list[tuple[str, ...]] = []
+    for row in found["competitors"].values():
+        wrong = [row[key] for key in ("error_logp", "error_entropy", "error_kl") if key in row]
+        rows.append(
+            (
+                row["label"],
+                _gives(row),
+                str(row["heads"]),
+                _spread(row),
+                "n/a" if row["extra_mb"] is None else _mb(row["extra_mb"]),
+                f"{max(wrong):.1e}" if wrong else "",
+            )
+        )
+    rows += [(_label(name), "", "", "n/a", "n/a", "") for name in found["why"]]
+    below = [f"n/a: {_label(name)}: {why}." for name, why in found["why"].items()]
+    bf16, t, v = (found[key] for key in ("ratio_bf16", "exponent_t", "exponent_v"))
+    facts = [
+        f"bf16 operands take {bf16:.2f} of the float32 time" if bf16 else "",
+        f"time grows as T^{t:.2f} and V^{v:.2f}" if t and v else "",
+        f"{found['speedup_vs_trl']:.2f} times as fast as TRL for the same three"
+        if found["speedup_vs_trl"]
+        else "",
+        f"{found['memory_vs_trl']:.0f} times less memory than TRL" if found["memory_vs_trl"] else "",
+        f"{found['memory_vs_naive']:.0f} times less than full logits" if found["memory_vs_naive"] else "",
+    ]
+    below.append("gear-rl, eager: " + "; ".join(fact for fact in facts if fact) + ".")
+    below.append(
+        "Errors: the largest against float64, of log-prob, entropy and KL of the first "
+        f"{found['checked_tokens']} tokens. Time: least of {found['repeats']} repeats over the fastest "
+        f"bare products (tile {found['best_tile']}), in brackets the least and greatest ratio of one repeat."
+    )
+    sizes = f"T = {found['tokens']}, H = {found['hidden']}, V = {found['vocab']}"
+    title = f"{sizes}, {found['dtype']}, {_where(found)}"
+    columns = ("", "gives", "head products", "time / bare", "extra MiB", "largest error")
+    return Cells(title, columns, rows, below)
+
+
+def _memory(found: Mapping[str, Any]) -> Cells:
+    sizes = [f"T = {size['tokens']}, V = {size['vocab']}" for size in found["sizes"]]
+    rows = [
+        (row["label"], _gives(row), *("n/a" if peak is None else _mb(peak) for peak in row["extra_mb"]))
+        for row in found["competitors"].values()
+    ]
+    below = [f"n/a: {row['label']}: {row['why']}." for row in found["competitors"].values() if "why" in row]
+    title = f"MiB beyond the operands, H = {found['hidden']}, {found['dtype']}, {_where(found)}"
+    return Cells(title, ("", "gives", *sizes), rows, below)
+
+
+def _segments(found: Mapping[str, Any]) -> Cells:
+    labels = {
+        "limit": "limit: read the inputs, write the outputs",
+        "local_maxima": "local_maxima",
+        "segment_ids": "segment_ids",
+        "at_segment_start": "at_segment_start",
+        "segmentation": "the whole segmentation",
+        "gear": "a whole Gear() call",
+        "python_loop": f"Python loop ({found['loop_rows']} rows)",
+    }
+    speed, least = found["mtokens_per_second"], found["least"]
+    rows = [
+        (label, f"{speed[name]:.1f}", f"{least[name]:.1f}", f"{speed['limit'] / speed[name]:.1f}")
+        for name, label in labels.items()
+    ]
+    below = [
+        f"The segmentation is {found['over_python_loop']:.0f} times as fast as the loop, and takes "
+        f"{found['over_limit']:.1f} times as long as the limit."
+    ]
+    title = f"B = {found['rows']}, T = {found['tokens']}, {_where(found)}"
+    return Cells(title, ("", "M tokens/s", "slowest repeat", "time / limit"), rows, below)
+
+
+def _plan(found: Mapping[str, Any]) -> Cells:
+    parts, step = found["seconds"], found["step"]
+    labels = {
+        "generation": "generation",
+        "old_logprob": "old log-probs",
+        "update": "forward and backward",
+        "teacher": "teacher's forward",
+        "signals": "its head product, with the signals",
+        "student": "a student pass for the signals",
+    }
+    ours = ("teacher", "signals", "student")
+    rows = [
+        (label, "" if name in ours else f"{parts[name]:.1f}", f"{parts[name]:.1f}")
+        for name, label in labels.items()
+        if parts[name] > 0
+    ]
+    given = found["designs"]["as given"]
+    rows.append(("whole step", f"{given['grpo']:.1f}", f"{given['gear']:.1f}"))
+    low, high = found["range"]
+    below = [
+        f"GEAR takes {given['ratio']:.3f} of GRPO's step, {given['ratio_without_generation']:.3f} without "
+        f"generation; {low:.3f} to {high:.3f} over the shares that one sees reported."
+    ]
+    others = [(name, each) for name, each in found["designs"].items() if name != "as given"]
+    below += [f"{name[0].upper()}{name[1:]}: {each['ratio']:.3f}." for name, each in others]
+    gib = found["fullest_gib"]
+    fits = (
+        "fits"
+        if max(value for name, value in gib.items() if name != "there") < 0.9 * gib["there"]
+        else "does not fit"
+    )
+    below.append(
+        f"Memory of a GPU: {gib['generation']:.1f} GiB while generating, {gib['update, GRPO']:.1f} in GRPO's "
+        f"update and {gib['update, GEAR']:.1f} in GEAR's, of {gib['there']:.1f}: {fits} with a tenth to spare."
+    )
+    rates = ", ".join(f"{name} {share:.2f}" for name, share in found["rates"].items())
+    below.append(f"Assumed, not measured: these shares of the data sheet: {rates}.")
+    below.append(f"Not known: {'; '.join(found['unknown'])}.")
+    below.append(_error_words(found["error"]))
+    title = (
+        f"{found['model']} ({found['params'] / 1e9:.2f}B) on {step['gpus']} x {found['gpu']}, "
+        f"{step['prompts']} x {step['group']} completions of {step['tokens']} tokens, prompts of "
+        f"{step['prompt']} and {step['teacher_prompt']}; seconds a step"
+    )
+    return Cells(title, ("", "GRPO", "GEAR"), rows, below)
+
+
+def _error_words(error: Mapping[str, Any] | None) -> str:
+    if error is None:
+        return (
+            "How far off this is has not been checked: `gear plan --calibrate --out FILE` does it on a CPU."
+        )
+    return (
+        f"Where the model could be checked, it was off by up to {error['step']:.0%} in the seconds of a step and "
+        f"{error['ratio']:.0%} in GEAR over GRPO (small models, {error['machine']}, shares fitted there); a GPU "
+        "may be further off."
+    )
+
+
+def _calibration(found: Mapping[str, Any]) -> Cells:
+    rows: list[tuple[str, ...]] = []
+    for i, row in enumerate(found["shapes"]):
+        for name, label in (("grpo", "GRPO, s"), ("gear", "GEAR, s"), ("ratio", "GEAR / GRPO")):
+            said, real = row["predicted"][name], row["measured"][name]
+            shape = row["shape"] + (" (fitted)" if i == 0 else "")
+            rows.append(
+                (
+                    shape if name == "grpo" else "",
+                    label,
+                    f"{said:.2f}",
+                    f"{real:.2f}",
+                    f"{row['error'][name]:+.0%}",
+                )
+            )
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in found["shares"].items())
+    below = [
+        f"Shares of this machine's {found['gflops']:.0f} Gflop/s, fitted on the first: {shares}. Off by up to "
+        f"{found['error_step']:.0%} in the seconds of a step and {found['error_ratio']:.0%} in GEAR over GRPO on "
+        "the others."
+    ]
+    return Cells(
+        "CPU seconds of one step, one thread", ("", "", "predicted", "measured", "error"), rows, below
+    )
+
+
+def _gives(row: Mapping[str, Any]) -> str:
+    names = {"logp": "log-prob", "kl": "KL", "jsd": "one JSD", "teacher_logp": "teacher's log-prob"}
+    shown = [name for name in row["gives"] if name != "teacher_logp" or "kl" not in row["gives"]]
+    return ", ".join(names.get(name, name) for name in shown) or "nothing"
+
+
+def _label(name: str) -> str:
+    from gear_rl.bench.peers import COMPETITORS
+
+    return COMPETITORS[name].label
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
+
+
+def _mb(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    return "one CPU thread" if found["device"] == "cpu" else found["device"]
+
+
+CELLS: dict[str, Callable[[Mapping[str, Any]], Cells]] = {
+    "signals": _signals,
+    "memory": _memory,
+    "segments": _segments,
+    "plan": _plan,
+    "calibration": _calibration,
+}
+"""How each kind of result is laid out."""
+
+
+def draw_scaling(found: Mapping[str, Any], path: Path) -> None:
+    """Time and peak memory over tokens and over vocabulary, in one figure; ``.png`` or ``.svg``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with figure_style():
+        figure: Any = Figure(figsize=(8, 6), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(2, 2, sharex="col")
+        for column, (axis, size, word) in enumerate(
+            (("t", "tokens", "tokens"), ("v", "vocab", "vocabulary"))
+        ):
+            part = found["scaling"][axis]
+            sizes = [place[size] for place in part["sizes"]]
+            for row, (key, label) in enumerate(
+                (("seconds", "seconds"), ("extra_mb", "MiB beyond the operands"))
+            ):
+                plot = axes[row][column]
+                for (name, line), colour in zip(part["competitors"].items(), _LINES, strict=False):
+                    points = [(x, y) for x, y in zip(sizes, line[key], strict=True) if y is not None]
+                    if points:
+                        plot.plot(*zip(*points, strict=True), "o-", ms=4, color=colour, label=_label(name))
+                plot.set_xscale("log", base=2)
+                plot.set_yscale("log")
+                plot.set_xticks(sizes, [str(x) for x in sizes], fontsize=8)
+                plot.minorticks_off()
+                if column == 0:
+                    plot.set_ylabel(label)
+                if row == 1:
+                    plot.set_xlabel(word)
+                for side in ("top", "right"):
+                    plot.spines[side].set_visible(False)
+            other = "vocab" if axis == "t" else "tokens"
+            held = part["sizes"][0][other]
+            axes[0][column].set_title(f"{'vocabulary' if axis == 't' else 'tokens'} {held}", fontsize=10)
+        figure.legend(
+            *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
+        )
+        write_figure(figure, path)
