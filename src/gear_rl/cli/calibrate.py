@@ -59,8 +59,9 @@ class _Seen:
     step: list[float] = field(default_factory=list)
     generation: list[float] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
-    """Tokens, padding included, in forwards with gradient, and in those without outside of generation."""
-    scored: list[int] = field(default_factory=list)
+    """Tokens, padding included, in forwards with gradient."""
+    scored: list[list[tuple[int, int]]] = field(default_factory=list)
+    """Rows and tokens of the forwards without, outside of generation."""
 
     def least(self) -> tuple[float, float]:
         """Seconds of the fastest counted step, and of its generation."""
@@ -146,13 +147,11 @@ def _steps_of(
                 say(f"{name}, {shape}")
                 seen[name].append(_train(name, shape, folder, steps))
     plain, gear = (min(run.least() for run in seen[name]) for name in METHODS)
-    trained, extra = (
-        seen["uniform"][0].trained[-1],
-        seen["gear"][0].scored[-1] - seen["uniform"][0].scored[-1],
-    )
+    trained, scored = seen["uniform"][0].trained[-1], seen["gear"][0].scored[-1]
     prompt = trained // shape.rollouts - shape.tokens
-    own_pass = extra > 1.5 * trained
-    teacher_prompt = (extra - trained * own_pass) // shape.rollouts - shape.tokens
+    teacher_prompt, shares = _teacher_prompt(scored, shape)
+    # The longest forward is the teacher's; the same width as TRL's own is a student's pass.
+    own_pass = (shape.rollouts, prompt + shape.tokens) in scored
     generation = min(plain[1], gear[1])
     measured = {
         "grpo": plain[0],
@@ -172,6 +171,7 @@ def _steps_of(
         checkpointing=False,
         old_logprob=False,
         student_pass=own_pass,
+        share_prompt=shares,
         prefill_each=True,
     )
     row: dict[str, Any] = {
@@ -180,9 +180,22 @@ def _steps_of(
         "prompt": prompt,
         "teacher_prompt": teacher_prompt,
         "student_pass": own_pass,
+        "share_prompt": shares,
         "measured": {name: round(value, 3) for name, value in measured.items()},
     }
     return row, of_config(config, "calibration"), step
+
+
+def _teacher_prompt(scored: Sequence[tuple[int, int]], shape: Shape) -> tuple[int, bool]:
+    """Tokens of the teacher's prompt, and whether the completions of a group went on from one forward of it.
+
+    >>> shape = Shape(hidden=64, layers=1, rollouts=16, tokens=9)
+    >>> _teacher_prompt([(16, 40)], shape), _teacher_prompt([(2, 31), (16, 8)], shape)
+    ((31, False), (31, True))
+    """
+    shares = (shape.rollouts, shape.tokens - 1) in scored
+    longest = max(width for _, width in scored)
+    return (longest, True) if shares else (longest - shape.tokens, False)
 
 
 def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
@@ -234,13 +247,17 @@ def _watched(trainer: Any) -> Generator[_Seen]:
             given = args[0]
         if given is None or state["generating"] or not seen.step:
             return
-        tokens = given.shape[0] * given.shape[1]
-        (seen.trained if torch.is_grad_enabled() else seen.scored)[-1] += tokens
+        rows, width = given.shape[:2]
+        if torch.is_grad_enabled():
+            seen.trained[-1] += rows * width
+        else:
+            seen.scored[-1].append((rows, width))
 
     class Clock(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-            for parts in (seen.generation, seen.trained, seen.scored):
-                parts.append(0)
+            seen.generation.append(0.0)
+            seen.trained.append(0)
+            seen.scored.append([])
             seen.step.append(-time.process_time())
 
         def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
