@@ -334,7 +334,9 @@ def test_prompts_that_the_model_cannot_take_are_set_aside(tiny_model, tmp_path):
     (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 300}))
     judge = ROWS[0] | {"prompt": [{"role": "judge", "content": "x"}, {"role": "user", "content": "y"}]}
     nobody = ROWS[0] | {"prompt": [{"role": "assistant", "content": "x"}]}
-    file = written(tmp_path, judge, ROWS[0], ROWS[4], ROWS[0] | {"correct": LONG}, nobody)
+    # 240 tokens, which fit alone, but not behind a prompt.
+    half = ROWS[4] | {"completion": LONG[: len(LONG) // 2], "fault": {"start": 0, "end": 5}}
+    file = written(tmp_path, judge, ROWS[0], half, ROWS[0] | {"correct": LONG}, nobody)
     with untouched(None):
         quiet_libraries(QUIET)
         material = marked_material(file, str(folder), console=QUIET)
