@@ -27,14 +27,14 @@ def run_block(code: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> st
     return capsys.readouterr().out
 
 
-def test_the_twelve_lines_run_and_print_what_they_say(tmp_path, capsys):
+def test_the_fourteen_lines_run_and_print_what_they_say(tmp_path, capsys):
     printed = run_block(BLOCKS[0], tmp_path, capsys)
     promised = re.search(r"# (\[[\d, ]+\])", BLOCKS[0])
     assert printed.startswith(promised[1])
-    assert len(BLOCKS[0].splitlines()) == 12
+    assert len(BLOCKS[0].splitlines()) == 14
 
 
-def test_the_twelve_lines_need_torch_and_jaxtyping_alone():
+def test_the_fourteen_lines_need_torch_and_jaxtyping_alone():
     code = BLOCKS[0] + (
         "\nimport sys\nheavy = {'trl', 'transformers', 'datasets', 'typer', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -112,7 +112,19 @@ def test_works_with_the_options_of_trl(tiny_model, tmp_path, changes):
     assert max(history(trainer, "gear/weight/max")) > 1.0
 
 
-@pytest.mark.parametrize("credit", [Gear(), Shuffled(), RandomOnsets(), Gear(estimator="k3")])
+EVERYWHERE = Gear(departures="all")
+"""Departs somewhere in every completion, whatever its advantage."""
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [
+        EVERYWHERE,
+        Shuffled(of=EVERYWHERE),
+        RandomOnsets(of=EVERYWHERE),
+        Gear(estimator="k3", departures="all"),
+    ],
+)
 def test_every_method_trains_and_keeps_the_completions_advantage(tiny_model, tmp_path, credit, monkeypatch):
     spread = []
     original = GEARTrainer._spread
@@ -391,7 +403,7 @@ def test_the_record_file_holds_what_the_loss_saw(tiny_model, tmp_path):
         assert record.prompt.startswith("<|im_start|>user\n")
         assert "is" not in record.prompt.split("assistant")[0].split("user")[1], "no privileged text"
         if record.advantage:
-            assert set(record.signals) == {"divergence", "student_entropy"}
+            assert set(record.signals) == set(Gear().needs)
             for weight, credit in zip(record.weight, record.credit, strict=True):
                 assert credit == pytest.approx(weight * record.advantage, rel=1e-4)
     lines = file.read_text().splitlines()

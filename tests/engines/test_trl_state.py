@@ -71,7 +71,7 @@ def test_feedback_that_a_reward_function_logs_is_told_to_failures(roomy, tmp_pat
         told.append(list(contexts))
         return prompts(trainer, contexts, student)
 
-    monkeypatch.setattr("gear_rl.engines.trl.teacher_prompts", watched)
+    monkeypatch.setattr("gear_rl.engines.trl_credit.teacher_prompts", watched)
     values: list[Any] = ["a<|im_end|>", {"line": 3}, None, "won"]
 
     def judge(completions, log_extra, **_):

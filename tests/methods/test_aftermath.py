@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gear_rl.methods import Gear, RandomOnsets
-from methods.completions import ANY, completion
+from methods.completions import ANY, completion, literal
 
 SLIP = completion(
     # A risky token that went well, a slip, and the two decisions after it, where the teacher is loudest.
@@ -18,10 +18,10 @@ SLIP = completion(
 
 
 def height(advantage, **settings):
-    return Gear(**settings).onsets(torch.tensor([advantage]), SLIP)[0][0].tolist()
+    return literal(**settings).onsets(torch.tensor([advantage]), SLIP)[0][0].tolist()
 
 
-def test_by_default_every_divergence_counts_in_full():
+def test_to_the_letter_every_divergence_counts_in_full():
     assert height(-1.0) == height(1.0) == [0.125, 0, 0.25, 0, 1, 0, 0.75, 0]
 
 
@@ -47,7 +47,7 @@ def test_after_a_departure_the_teacher_counts_for_less():
 
 def test_the_segment_then_begins_at_the_slip_and_not_one_decision_later():
     def begins(**settings):
-        _, onset = Gear(onset_threshold=0.6, **settings).onsets(torch.tensor([-1.0]), SLIP)
+        _, onset = literal(onset_threshold=0.6, **settings).onsets(torch.tensor([-1.0]), SLIP)
         return onset[0].nonzero().flatten().tolist()
 
     assert begins() == [4, 6]
@@ -62,10 +62,11 @@ def test_other_onset_signals_count_for_less_too(signal):
 
 def test_needs():
     pair = ("student_logprob", "teacher_logprob")
-    assert Gear().needs == ("divergence", "student_entropy")
+    assert literal().needs == ("divergence", "student_entropy")
+    assert Gear().needs == ("divergence", *pair, "student_entropy")
     for settings in ({"aftermath": 0.5}, {"departures": "with_reward"}):
-        assert Gear(**settings).needs == ("divergence", *pair, "student_entropy")
-        assert Gear(**settings, onset_rule="never").needs == ("divergence", *pair)
+        assert literal(**settings).needs == ("divergence", *pair, "student_entropy")
+        assert literal(**settings, onset_rule="never").needs == ("divergence", *pair)
 
 
 def test_the_placebo_takes_the_counted_onsets_along():
@@ -90,5 +91,17 @@ def test_bad_settings(settings, told):
         Gear(**settings)
 
 
-def test_the_advantage_is_not_read_by_default():
-    assert torch.equal(Gear().onsets(ANY, SLIP)[0], Gear().onsets(-ANY, SLIP)[0])
+def test_to_the_letter_the_advantage_is_not_read():
+    assert torch.equal(literal().onsets(ANY, SLIP)[0], literal().onsets(-ANY, SLIP)[0])
+
+
+def test_the_defaults_by_hand():
+    """In the failure 0, 0, 1, 0, 4 exp(-3 0.9^2), 0, 3 exp(-(3 0.9^4 + 4 0.9^2)): one onset, at the slip.
+
+    Its segment ends at token 4, where the student decides anew (entropy 1 of 2).
+    """
+    credit = Gear()(torch.tensor([-1.0]), SLIP)
+    later = [4 * math.exp(-3 * 0.81), 3 * math.exp(-(3 * 0.9**4 + 4 * 0.81))]
+    weight = [1, 1, 2, 2, 1 + later[0], 1, 1 + later[1], 1]
+    assert credit.advantage[0].tolist() == pytest.approx([-w * 8 / sum(weight) for w in weight])
+    assert credit.segment_id[0].tolist() == [0, 1, 2, 2, 3, 4, 5, 6]

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Gear, Uniform
+from gear_rl.methods import Uniform
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
-from methods.completions import ANY, PROPERTY, completion, gears, rollouts
+from methods.completions import ANY, PROPERTY, completion, gears, literal, rollouts
 
 ONE = torch.tensor([1.0])
 
@@ -29,7 +29,7 @@ def ids(gear, signals):
 
 D = [0.01, 0.02, 0.01, 2, 0.05, 0.02, 0.03, 0.02, 0.01, 0.9, 0.02]
 H = [0.1, 0.1, 0.2, 1.5, 0.1, 0.05, 0.1, 1.4, 0.1, 0.2, 0.1]
-EXAMPLE = Gear(onset_threshold=0.4, end_threshold=0.5, alpha=1.0)
+EXAMPLE = literal(onset_threshold=0.4, end_threshold=0.5, alpha=1.0)
 
 
 def test_the_worked_example():
@@ -69,10 +69,10 @@ def test_the_worked_example_with_entropy_drop():
 def test_the_defaults_by_hand():
     """z = 0, 1, 1/2, 0, 1/4. Token 1 is the only peak of 1/2 or more; the fork at 3 ends its segment."""
     signals = completion([1, 5, 3, 1, 2], [0, 0, 0, 4, 1])
-    assert ids(Gear(), signals) == [0, 1, 1, 2, 3]
+    assert ids(literal(), signals) == [0, 1, 1, 2, 3]
     raw = [1, 2, 2, 1, 1.25]
-    assert weights(Gear(), signals) == pytest.approx([w * 5 / 7.25 for w in raw])
-    assert Gear()(torch.tensor([-2.0]), signals).advantage[0].tolist() == pytest.approx(
+    assert weights(literal(), signals) == pytest.approx([w * 5 / 7.25 for w in raw])
+    assert literal()(torch.tensor([-2.0]), signals).advantage[0].tolist() == pytest.approx(
         [-2 * w * 5 / 7.25 for w in raw]
     )
 
@@ -80,7 +80,7 @@ def test_the_defaults_by_hand():
 # every setting, by hand; z of this row is 0, 1, 1/2, 0, 1/4 with the default scale
 
 ROW = [1, 5, 3, 1, 2]
-TOKEN_ONLY = Gear(onset_rule="never", renormalise="none")
+TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_divergence_norm(norm, z):
 def test_entropy_norm(norm, level):
     """Token 2 of 1, 1, 2, 3, 5 nats closes the segment if its level reaches the threshold, else token 3 does."""
     signals = completion([9, 0, 0, 0, 0], [1, 1, 2, 3, 5])
-    at_most = Gear(entropy_norm=norm, vocab_size=8, end_threshold=level - 1e-3)
+    at_most = literal(entropy_norm=norm, vocab_size=8, end_threshold=level - 1e-3)
     above = dataclasses.replace(at_most, end_threshold=level + 1e-3)
     assert ids(at_most, signals) == [0, 0, 1, 2, 3]
     assert ids(above, signals) == [0, 0, 0, 1, 2]
@@ -136,7 +136,7 @@ def test_estimator(estimator, d):
 
 def test_a_huge_log_ratio_stays_finite():
     signals = completion(student=[-500, -1], teacher=[-1, -500])
-    assert Gear(estimator="k3", onset_rule="never")(ONE, signals).advantage.isfinite().all()
+    assert literal(estimator="k3", onset_rule="never")(ONE, signals).advantage.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,14 @@ def test_a_huge_log_ratio_stays_finite():
 )
 def test_onset_rule(settings, onset):
     signals = completion([0, 3, 3, 3, 0, 1, 0, 4, 2], [0] * 9)
-    assert Gear(**settings).onsets(ANY, signals)[1].long().tolist() == [onset]
+    assert literal(**settings).onsets(ANY, signals)[1].long().tolist() == [onset]
 
 
 def test_a_peak_belongs_to_its_turn():
     """z = 1/4, 1/2, 1, 1/2: where the turn ends after token 1, its 1/2 is a peak too."""
     nats = [1, 2, 4, 2]
     one, two = completion(nats, [0] * 4), completion(nats, [0] * 4, turn_id=[0, 0, 1, 1])
-    gear = Gear(divergence_norm="max")
+    gear = literal(divergence_norm="max")
     assert gear.onsets(ANY, one)[1].long().tolist() == [[0, 0, 1, 0]]
     assert gear.onsets(ANY, two)[1].long().tolist() == [[0, 1, 1, 0]]
 
@@ -177,8 +177,8 @@ def test_noise_below_the_floor_opens_nothing():
     noise = torch.rand(1, 400, generator=torch.Generator().manual_seed(0)) * 1e-3
     mask = torch.ones(1, 400, dtype=torch.bool)
     signals = TokenSignals(mask=mask, divergence=noise, student_entropy=torch.zeros(1, 400))
-    assert not Gear().onsets(ANY, signals)[1].any()
-    assert Gear(onset_floor_nats=0.0).onsets(ANY, signals)[1].sum() > 20
+    assert not literal().onsets(ANY, signals)[1].any()
+    assert literal(onset_floor_nats=0.0).onsets(ANY, signals)[1].sum() > 20
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_noise_below_the_floor_opens_nothing():
 )
 def test_end_rule(settings, segment_id):
     signals = completion([0, 8, 0, 0, 0, 0, 8, 0, 0], [0, 0, 2, 1, 0, 2, 0, 1, 0])
-    assert ids(Gear(**settings), signals) == segment_id
+    assert ids(literal(**settings), signals) == segment_id
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,15 @@ def test_end_rule(settings, segment_id):
 )
 def test_no_segment_crosses_a_turn(settings, segment_id):
     signals = completion([0, 8, 0, 0, 0, 8, 0, 0], [1] * 8, turn_id=[0, 0, 0, 1, 1, 1, 1, 2])
-    assert ids(Gear(**settings), signals) == segment_id
+    assert ids(literal(**settings), signals) == segment_id
 
 
 @pytest.mark.parametrize(("aligned", "raw"), [("own", [1, 2, 2, 1, 1.25]), ("one", [1, 2, 2, 1, 1])])
 def test_aligned(aligned, raw):
     signals = completion(ROW, [0, 0, 0, 4, 1])
-    gear = Gear(aligned=aligned, renormalise="none")
+    gear = literal(aligned=aligned, renormalise="none")
     assert weights(gear, signals) == pytest.approx(raw)
-    assert weights(Gear(aligned=aligned), signals) == pytest.approx([w * 5 / sum(raw) for w in raw])
+    assert weights(literal(aligned=aligned), signals) == pytest.approx([w * 5 / sum(raw) for w in raw])
 
 
 Z = [0, 1, 1 / 2, 0, 1 / 4]
@@ -252,13 +252,13 @@ def test_renormalise():
     """Raw weights 1, 2, 3/2, 1, 5/4: sum 27/4, product 15/4."""
     raw, signals = [1, 2, 1.5, 1, 1.25], completion(ROW)
     for renormalise, divisor in (("none", 1.0), ("mean", 6.75 / 5), ("geomean", 3.75**0.2)):
-        gear = Gear(onset_rule="never", renormalise=renormalise)
+        gear = literal(onset_rule="never", renormalise=renormalise)
         assert weights(gear, signals) == pytest.approx([w / divisor for w in raw])
 
 
 def test_the_clip_comes_before_the_renormalisation():
     """1, 2, 3/2, 1, 5/4 clipped to at most 3/2 sum to 25/4."""
-    gear = Gear(onset_rule="never", clip=(0.5, 1.5))
+    gear = literal(onset_rule="never", clip=(0.5, 1.5))
     assert weights(gear, completion(ROW)) == pytest.approx([w / 1.25 for w in [1, 1.5, 1.5, 1, 1.25]])
 
 
@@ -278,7 +278,7 @@ def test_the_clip_comes_before_the_renormalisation():
     ],
 )
 def test_needs_follow_the_settings(settings, needs):
-    gear = Gear(**settings)
+    gear = literal(**settings)
     assert gear.needs == needs
     signals = TokenSignals(
         mask=torch.ones(2, 3, dtype=torch.bool), **{name: torch.rand(2, 3) for name in needs}
@@ -313,7 +313,7 @@ def test_needs_follow_the_settings(settings, needs):
 )
 def test_a_setting_out_of_its_range_is_refused_by_name(field, settings):
     with pytest.raises(ValueError, match=f"^{field}: "):
-        Gear(**settings)
+        literal(**settings)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +333,10 @@ def test_a_setting_out_of_its_range_is_refused_by_name(field, settings):
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused_by_name(field, choice):
-    gear = Gear()
+    gear = literal()
     # The type checker of the tests stops the constructor before our own check, which users rely on.
     object.__setattr__(gear, field, choice)
-    with pytest.raises(ValueError, match=f"^{field}: '{choice}' is not one of .*{getattr(Gear(), field)}"):
+    with pytest.raises(ValueError, match=f"^{field}: '{choice}' is not one of .*{getattr(literal(), field)}"):
         gear.__post_init__()
 
 
@@ -352,7 +352,7 @@ def test_a_choice_that_does_not_exist_is_refused_by_name(field, choice):
     ],
 )
 def test_a_setting_at_the_edge_of_its_range_is_taken(settings):
-    assert dataclasses.asdict(Gear(**settings)).items() >= settings.items()
+    assert dataclasses.asdict(literal(**settings)).items() >= settings.items()
 
 
 # the slow twin
@@ -503,7 +503,7 @@ def test_a_masked_token_is_no_onset_and_has_no_height(rule):
     """Whatever stands there, and also where every height reaches the threshold."""
     mask = torch.tensor([[True, False, True, True], [False, False, True, False], [False] * 4])
     signals = TokenSignals(mask=mask, divergence=torch.where(mask, 1.0, 9.0))
-    height, onset = Gear(onset_rule=rule, onset_threshold=0.0).onsets(torch.ones(3), signals)
+    height, onset = literal(onset_rule=rule, onset_threshold=0.0).onsets(torch.ones(3), signals)
     assert not (onset & ~mask).any()
     assert (height == 0).all()
 
@@ -566,14 +566,14 @@ def test_a_flat_signal_is_grpo_exactly(nats, renormalise):
         student_entropy=torch.full((2, 5), 1.3),
     )
     advantage_B = torch.tensor([0.7, -1.1])
-    found = Gear(renormalise=renormalise)(advantage_B, signals).advantage
+    found = literal(renormalise=renormalise)(advantage_B, signals).advantage
     assert torch.equal(found, Uniform()(advantage_B, signals).advantage)
 
 
 @pytest.mark.parametrize("norm", ["minmax", "max", "log1p_minmax", "robust", "none"])
 def test_one_token_keeps_its_advantage(norm):
     signals = completion([2.5], [1.0])
-    assert Gear(divergence_norm=norm)(torch.tensor([-0.3]), signals).advantage.tolist() == [
+    assert literal(divergence_norm=norm)(torch.tensor([-0.3]), signals).advantage.tolist() == [
         [pytest.approx(-0.3)]
     ]
 
@@ -581,7 +581,7 @@ def test_one_token_keeps_its_advantage(norm):
 @pytest.mark.parametrize("settings", [{"weight_function": "exp"}, {"sign_mode": "aware"}])
 def test_a_divergence_of_a_hundred_nats_stays_finite(settings):
     """exp(alpha d) overflows float32 from 89 nats; the renormalised weight is a ratio that does not."""
-    gear = Gear(divergence_norm="none", **settings)
+    gear = literal(divergence_norm="none", **settings)
     credit = gear(torch.tensor([-1.0]), completion([0.0, 100.0], [0.0, 0.0]))
     assert credit.advantage.isfinite().all()
 
@@ -589,4 +589,4 @@ def test_a_divergence_of_a_hundred_nats_stays_finite(settings):
 def test_the_quantile_rule_takes_the_token_on_the_quantile():
     """26 different divergences: 0.6 of the way along the sorted ones stands the 15th, and 10 lie above."""
     signals = completion(list(range(26)), [0.0] * 26)
-    assert Gear(onset_rule="quantile", onset_threshold=0.6).onsets(ANY, signals)[1].sum() == 11
+    assert literal(onset_rule="quantile", onset_threshold=0.6).onsets(ANY, signals)[1].sum() == 11

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
+from gear_rl.methods import RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import ANY, PROPERTY, rollouts, thresholds
+from methods.completions import ANY, PROPERTY, literal, rollouts, thresholds
 from methods.test_gear import advantages, slow_gear, turns_of
 
 ONE = torch.tensor([1.0])
@@ -47,7 +47,7 @@ SIX = signals_of(
 )
 @pytest.mark.parametrize("advantage", [2.0, -0.5])
 def test_divergence(divergence, segment_id, raw, advantage):
-    gear = Gear(divergence=divergence)
+    gear = literal(divergence=divergence)
     credit = gear(torch.tensor([advantage]), SIX)
     assert credit.segment_id[0].tolist() == segment_id
     assert credit.advantage[0].tolist() == pytest.approx([advantage * w * 6 / sum(raw) for w in raw])
@@ -56,24 +56,27 @@ def test_divergence(divergence, segment_id, raw, advantage):
 def test_the_floor_is_one_of_the_divergence_that_is_read():
     """1/2 and 1/4 nats of Jensen-Shannon; the reverse KL of 4 nats elsewhere counts for nothing."""
     for floor, onset in ((0.25, [0, 0, 1, 0, 0, 1]), (0.26, [0, 0, 0, 0, 0, 1]), (0.6, [0] * 6)):
-        found = Gear(divergence="jsd", onset_floor_nats=floor).onsets(ANY, SIX)[1]
+        found = literal(divergence="jsd", onset_floor_nats=floor).onsets(ANY, SIX)[1]
         assert found.long().tolist() == [onset]
 
 
 def test_a_segment_takes_this_divergence_also_where_the_onset_was_sought_elsewhere():
     """Entropy 0, 0, 2, 0, 0, 0 opens at 2; z of Jensen-Shannon is 1/2 there, and 1 at 5."""
     signals = dataclasses.replace(SIX, student_entropy=torch.tensor([[0.0, 0.0, 2.0, 0.0, 0.0, 0.0]]))
-    gear = Gear(divergence="jsd", onset_signal="entropy", end_rule="turn", renormalise="none")
+    gear = literal(divergence="jsd", onset_signal="entropy", end_rule="turn", renormalise="none")
     assert gear(ONE, signals).advantage.tolist() == [[1, 1, 1.5, 1.5, 1.5, 1.5]]
 
 
 @pytest.mark.parametrize("estimator", ["k3", "abs_k1"])
 def test_only_the_reverse_divergence_is_estimated_from_the_sampled_token(estimator):
-    assert Gear(divergence="reverse", estimator=estimator).needs[:2] == ("student_logprob", "teacher_logprob")
+    assert literal(divergence="reverse", estimator=estimator).needs[:2] == (
+        "student_logprob",
+        "teacher_logprob",
+    )
     for divergence in ("forward", "jsd"):
         message = f"^divergence: '{divergence}' cannot be estimated by '{estimator}'.*set estimator to 'full'"
         with pytest.raises(ValueError, match=message):
-            Gear(divergence=divergence, estimator=estimator)
+            literal(divergence=divergence, estimator=estimator)
 
 
 # where a segment ends
@@ -133,7 +136,7 @@ ENDS = signals_of(
     ],
 )
 def test_what_ends_a_segment(settings, segment_id):
-    credit = Gear(renormalise="none", **settings)(ONE, ENDS)
+    credit = literal(renormalise="none", **settings)(ONE, ENDS)
     assert credit.segment_id[0].tolist() == segment_id
     assert credit.advantage[0].tolist() == [2.0 if i == 1 else 1.0 for i in segment_id]
 
@@ -141,7 +144,7 @@ def test_what_ends_a_segment(settings, segment_id):
 def test_an_onset_in_the_middle_of_a_sentence_reaches_to_its_end():
     """Onsets at 2 and 6; sentences of four and three tokens, of which the second is cut by a turn."""
     rows = {"divergence": [0, 0, 4, 0, 0, 0, 2, 0, 0], "sentence_id": [0, 0, 0, 0, 1, 1, 1, 2, 2]}
-    gear = Gear(end_rule="sentence", renormalise="none")
+    gear = literal(end_rule="sentence", renormalise="none")
     credit = gear(ONE, signals_of(**rows))
     assert credit.segment_id[0].tolist() == [0, 1, 2, 2, 3, 4, 5, 6, 7]
     assert credit.advantage[0].tolist() == [1, 1, 2, 2, 1, 1, 1.5, 1, 1]
@@ -180,7 +183,7 @@ def test_an_onset_in_the_middle_of_a_sentence_reaches_to_its_end():
     ],
 )
 def test_needs_follow_the_settings(settings, needs):
-    gear = Gear(**settings)
+    gear = literal(**settings)
     assert gear.needs == needs
     every = {
         name: torch.tensor([LINES, SENTENCES]) if name.endswith("_id") else torch.rand(2, 6) for name in needs
@@ -202,7 +205,7 @@ def test_needs_follow_the_settings(settings, needs):
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused_by_name(field, choice, choices):
-    gear = Gear()
+    gear = literal()
     # The type checker of the tests stops the constructor before our own check, which users rely on.
     object.__setattr__(gear, field, choice)
     with pytest.raises(ValueError, match=f"^{field}: '{choice}' is not one of {choices}"):
@@ -211,14 +214,14 @@ def test_a_choice_that_does_not_exist_is_refused_by_name(field, choice, choices)
 
 def test_varentropy_has_no_scale_of_the_vocabulary():
     with pytest.raises(ValueError, match="entropy_norm: 'log_vocab' is the scale of an entropy"):
-        Gear(entropy_norm="log_vocab", vocab_size=9, end_signal="student_varentropy")
+        literal(entropy_norm="log_vocab", vocab_size=9, end_signal="student_varentropy")
 
 
 # the slow twin
 
 
 beyond = st.builds(
-    Gear,
+    literal,
     divergence=st.sampled_from(["reverse", "forward", "jsd"]),
     onset_rule=st.sampled_from(["peak", "peak", "threshold", "local_max"]),
     onset_threshold=thresholds,

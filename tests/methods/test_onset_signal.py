@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gear_rl.methods import Gear, RandomOnsets
-from methods.completions import ANY, completion
+from gear_rl.methods import RandomOnsets
+from methods.completions import ANY, completion, literal
 
 ONE = torch.tensor([1.0])
 
@@ -51,7 +51,7 @@ def six_tokens(turn_id=None):
     ],
 )
 def test_onset_signal(settings, onset):
-    assert Gear(**settings).onsets(ANY, six_tokens())[1].long().tolist() == [onset]
+    assert literal(**settings).onsets(ANY, six_tokens())[1].long().tolist() == [onset]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_onset_signal(settings, onset):
     ],
 )
 def test_segments_to_the_end_of_the_turn(signal, turn_id, segment_id, raw):
-    gear = Gear(onset_signal=signal, end_rule="turn", renormalise="none")
+    gear = literal(onset_signal=signal, end_rule="turn", renormalise="none")
     credit = gear(ONE, six_tokens(turn_id))
     assert credit.segment_id[0].tolist() == segment_id
     assert credit.advantage[0].tolist() == pytest.approx(raw)
@@ -96,12 +96,12 @@ def test_segments_to_the_end_of_the_turn(signal, turn_id, segment_id, raw):
     ],
 )
 def test_needs_follow_the_onset_signal(settings, needs):
-    assert Gear(**settings).needs == needs
+    assert literal(**settings).needs == needs
 
 
 def test_the_placebo_moves_these_onsets_too():
     """The one onset opens, wherever it lands, a segment that reaches to the end."""
-    gear = Gear(onset_signal="log_ratio", end_rule="turn", renormalise="none")
+    gear = literal(onset_signal="log_ratio", end_rule="turn", renormalise="none")
     seen = set()
     for seed in range(40):
         ids = RandomOnsets(of=gear, seed=seed)(ONE, six_tokens()).segment_id[0].tolist()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, gears, rollouts
+from methods.completions import PROPERTY, completion, gears, literal, rollouts
 
-TO_THE_END = Gear(end_rule="turn", renormalise="none")
+TO_THE_END = literal(end_rule="turn", renormalise="none")
 
 
 def test_an_onset_by_hand():
@@ -60,7 +60,7 @@ def two_onsets(num_rows=600, num_tokens=7):
 
 def test_both_onsets_open_a_segment_wherever_they_land():
     """With ends fixed at one token, the two heaviest tokens of every row are the moved onsets."""
-    gear = Gear(end_rule="fixed_length", max_segment_tokens=1)
+    gear = literal(end_rule="fixed_length", max_segment_tokens=1)
     signals = two_onsets()
     found = RandomOnsets(of=gear)(torch.ones(600), signals).advantage
     plain = gear(torch.ones(600), signals).advantage
@@ -75,7 +75,7 @@ def test_the_end_rule_works_from_the_new_places():
     signals = completion([0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0])
     ends = {0: 2, 1: 2, 2: 4, 3: 4, 4: 6, 5: 6}
     for seed in range(40):
-        credit = RandomOnsets(of=Gear(renormalise="none"), seed=seed)(torch.tensor([1.0]), signals)
+        credit = RandomOnsets(of=literal(renormalise="none"), seed=seed)(torch.tensor([1.0]), signals)
         weight = credit.advantage[0].tolist()
         begin = weight.index(2.0)
         assert weight == [2.0 if begin <= t < ends[begin] else 1.0 for t in range(6)]
@@ -83,14 +83,18 @@ def test_the_end_rule_works_from_the_new_places():
 
 def test_seeds_move_the_onsets_apart():
     signals = two_onsets(5)
-    first = RandomOnsets(seed=1)(torch.ones(5), signals)
-    assert torch.equal(first.segment_id, RandomOnsets(seed=1)(torch.ones(5), signals).segment_id)
-    assert not torch.equal(first.segment_id, RandomOnsets(seed=2)(torch.ones(5), signals).segment_id)
+    first = RandomOnsets(of=literal(), seed=1)(torch.ones(5), signals)
+    assert torch.equal(
+        first.segment_id, RandomOnsets(of=literal(), seed=1)(torch.ones(5), signals).segment_id
+    )
+    assert not torch.equal(
+        first.segment_id, RandomOnsets(of=literal(), seed=2)(torch.ones(5), signals).segment_id
+    )
 
 
 def test_a_completion_without_an_onset_is_gears():
     signals = completion([1.0, 0.995, 1.0], [0.0, 1.0, 0.0])
-    quiet = Gear(onset_floor_nats=2.0)
+    quiet = literal(onset_floor_nats=2.0)
     found, plain = RandomOnsets(of=quiet)(torch.tensor([1.0]), signals), quiet(torch.tensor([1.0]), signals)
     assert torch.equal(found.advantage, plain.advantage)
     assert torch.equal(found.segment_id, plain.segment_id)
@@ -98,4 +102,4 @@ def test_a_completion_without_an_onset_is_gears():
 
 def test_needs_what_its_gear_needs():
     assert RandomOnsets().needs == Gear().needs
-    assert RandomOnsets(of=Gear(end_rule="turn")).needs == ("divergence",)
+    assert RandomOnsets(of=literal(end_rule="turn")).needs == ("divergence",)

@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 
 from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, rollouts
+from methods.completions import PROPERTY, completion, literal, rollouts
 
-TOKEN_ONLY = Gear(onset_rule="never", renormalise="none")
+TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
 
 
 def test_the_weights_by_hand_in_another_order():
@@ -27,8 +27,8 @@ def test_the_weights_by_hand_in_another_order():
 @given(rollouts(), st.integers(0, 50))
 def test_keeps_the_sum_and_the_multiset_of_every_completion(signals, seed):
     advantage_B = torch.tensor([1.5, -0.5, 0.0])
-    plain = Gear()(advantage_B, signals).advantage
-    credit = Shuffled(seed=seed)(advantage_B, signals)
+    plain = literal()(advantage_B, signals).advantage
+    credit = Shuffled(of=literal(), seed=seed)(advantage_B, signals)
     torch.testing.assert_close(credit.advantage.sum(-1), plain.sum(-1))
     for b in range(3):
         counts = signals.mask[b]
@@ -58,9 +58,9 @@ def test_the_place_of_the_credit_is_destroyed():
 
 def test_seeds_completions_and_steps_are_shuffled_apart():
     signals, advantage_B = long_rows(), torch.ones(40)
-    first = Shuffled(seed=1)(advantage_B, signals).advantage
-    assert torch.equal(first, Shuffled(seed=1)(advantage_B, signals).advantage)
-    assert not torch.equal(first, Shuffled(seed=2)(advantage_B, signals).advantage)
+    first = Shuffled(of=literal(), seed=1)(advantage_B, signals).advantage
+    assert torch.equal(first, Shuffled(of=literal(), seed=1)(advantage_B, signals).advantage)
+    assert not torch.equal(first, Shuffled(of=literal(), seed=2)(advantage_B, signals).advantage)
     # The moves of the ten tokens with distinct values differ from completion to completion.
     plain = TOKEN_ONLY(advantage_B, signals).advantage
     shuffled = Shuffled(of=TOKEN_ONLY)(advantage_B, signals).advantage
@@ -78,8 +78,8 @@ def test_padding_does_not_choose_another_permutation():
         wide = TokenSignals(
             mask=pad(mask, (0, 5)), divergence=pad(nats[0], (0, 5)), student_entropy=pad(nats[1], (0, 5))
         )
-        found = Shuffled()(torch.tensor([0.7]), wide).advantage[:, :num_tokens]
-        torch.testing.assert_close(found, Shuffled()(torch.tensor([0.7]), tight).advantage)
+        found = Shuffled(of=literal())(torch.tensor([0.7]), wide).advantage[:, :num_tokens]
+        torch.testing.assert_close(found, Shuffled(of=literal())(torch.tensor([0.7]), tight).advantage)
 
 
 def test_needs_what_it_shuffles():
@@ -91,7 +91,7 @@ def test_needs_what_it_shuffles():
     )
 
 
-@pytest.mark.parametrize("of", [Uniform(), Shuffled(seed=3), RandomOnsets()])
+@pytest.mark.parametrize("of", [Uniform(), Shuffled(of=literal(), seed=3), RandomOnsets(of=literal())])
 def test_shuffles_any_method(of):
     signals, advantage_B = long_rows(3, 7), torch.tensor([1.0, -2.0, 0.5])
     found = Shuffled(of=of)(advantage_B, signals).advantage

@@ -46,6 +46,11 @@ class Gear:
     threshold, the absolute floor, the end rule and threshold, the aligned rule, the weight function and its
     strength, the sign mode, the clip, the renormalisation. No default value is from the paper.
 
+    Two fields are *ours*: ``departures`` and ``aftermath`` say how much of a divergence counts. Without them the
+    segment opens one decision after a mistake, where a teacher that knows the solution disagrees loudest; with
+    them it opens at the mistake (docs/decisions/0008 has the measurements). To the letter of what is public:
+    ``departures="all", aftermath=0, end_threshold=0.5``.
+
     Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
     ``aligned="one"``; fixed-length segments ``end_rule="fixed_length", max_segment_tokens=8``; to the end of
     the turn ``end_rule="turn"``; onsets by entropy alone ``onset_signal="entropy"``; no renormalisation
@@ -61,12 +66,14 @@ class Gear:
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0, 1.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 0.1, 1.0, 0.1]]),
+    ...     student_logprob=torch.tensor([[-0.1, -0.5, 0.0, -1.0, -0.5]]),
+    ...     teacher_logprob=torch.tensor([[-0.1, -5.0, 0.0, -1.0, -2.0]]),
     ... )
-    >>> credit = Gear()(torch.tensor([1.0]), signals)
+    >>> credit = Gear()(torch.tensor([-1.0]), signals)
     >>> credit.segment_id
     tensor([[0, 1, 1, 2, 3]])
-    >>> credit.advantage
-    tensor([[0.6667, 1.3333, 1.3333, 0.6667, 1.0000]])
+    >>> credit.advantage  # of the second departure little counts: it is consistent with the first
+    tensor([[-0.7124, -1.4247, -1.4247, -0.7124, -0.7258]])
     """
 
     name: ClassVar[str] = "gear"
@@ -88,15 +95,15 @@ class Gear:
     only."""
     vocab_size: int = 0
     """Number of tokens in the vocabulary; only ``entropy_norm="log_vocab"`` reads it."""
-    departures: Departures = "all"
+    departures: Departures = "with_reward"
     """Which divergences count: ``all``, or those ``with_reward``, where the teacher's view of the sampled token
     goes with the sign of the advantage: in a failure tokens that it finds less likely than the student did, in
     a success more likely ones. Elsewhere it is taken as 0. The exact KL does not see which token was sampled."""
-    aftermath: float = 0.0
+    aftermath: float = 0.9
     """How much of the doubt that a departure casts is left one token later, 0 to 1. A divergence counts by
     ``exp(-u_t)``, ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``: a teacher that knows
-    the solution disagrees loudest with what is consistent with a mistake. 0 is the literal reading, every
-    divergence in full; 1 never forgets."""
+    the solution disagrees loudest with what is consistent with a mistake. 0 counts every divergence in full, 1
+    never forgets."""
     onset_signal: OnsetSignal = "divergence"
     """Where onsets are sought: ``divergence`` (the paper's); ``log_ratio``, by how many nats the teacher finds
     the sampled token less likely than the student did, 0 where it does not; ``entropy``, the student's. The
@@ -119,7 +126,7 @@ class Gear:
     """What ``next_fork`` and ``entropy_drop`` read: the student's entropy, the teacher's, or the student's
     varentropy, the variance of -log p: 0 where one token is certain or some are equally likely, high where likely
     and unlikely ones share the probability. The last two are the authors' future work."""
-    end_threshold: float = 0.5
+    end_threshold: float = 0.2
     """On the normalised scale of the end signal."""
     max_segment_tokens: int | None = None
     """Longest segment that an onset may open, in tokens; None for no limit."""
@@ -197,7 +204,7 @@ class Gear:
 
         Only the signs of the advantages are read, and only by ``departures="with_reward"``.
 
-        >>> Gear().onsets(torch.tensor([1.0]), TokenSignals(
+        >>> Gear(departures="all", aftermath=0.0).onsets(torch.tensor([1.0]), TokenSignals(
         ...     mask=torch.ones(1, 3, dtype=torch.bool), divergence=torch.tensor([[1.0, 3.0, 2.0]])
         ... ))
         (tensor([[0.0000, 1.0000, 0.5000]]), tensor([[False,  True, False]]))

@@ -24,6 +24,8 @@ class RandomOnsets:
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
+    ...     student_logprob=torch.tensor([[0.0, -1.0, 0.0, 0.0]]),
+    ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
     >>> RandomOnsets(seed=3)(torch.tensor([1.0]), signals).segment_id
     tensor([[0, 0, 1, 2]])

@@ -34,6 +34,8 @@ class Shuffled:
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
+    ...     student_logprob=torch.tensor([[0.0, -1.0, 0.0, 0.0]]),
+    ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
     >>> Shuffled()(torch.tensor([1.0]), signals).advantage
     tensor([[0.8000, 0.8000, 0.8000, 1.6000]])
