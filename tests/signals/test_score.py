@@ -355,6 +355,7 @@ def test_a_teacher_that_went_ahead_gives_the_same_bit_for_bit(model, batch_size,
     whole = score(model, completions, student, teacher, needs=(*EVERY, *FURTHER), **options)
     ahead = teacher_states(model, completions, teacher, **options)
     assert (ahead.head is not None) is lent
+    assert len(ahead.hidden._hidden_ND) == 3 + 4, "of the trained tokens of rows 0 and 2, and of no other"
     found = score(model, completions, student, ahead, needs=(*EVERY, *FURTHER), **options)
     for name in (*EVERY, *FURTHER):
         assert torch.equal(found.get(name), whole.get(name)), name
@@ -412,10 +413,11 @@ def test_rows_are_batched_by_length_and_stay_in_their_places(model):
 
 def test_rows_of_a_prompt_stay_together_where_it_is_shared(model):
     completions, _, _ = batch()
-    prompts = left_padded([TeacherPrompt(tuple(range(5, 25 + b % 2))) for b in (0, 1, 0)], PAD)
+    prompts = left_padded([TeacherPrompt(tuple(range(5, 25 + b))) for b in (0, 0, 1)], PAD)
     calls = []
     backbone_of(model).register_forward_pre_hook(
         lambda module, args, given: calls.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     score(model, completions, prompts, needs=["student_logprob"], batch_size=2, share_prompts=True)
-    assert calls == [(1, 20), (2, 6), (1, 21 + 2)], "rows 0 and 2 on one prompt, then row 1"
+    # By length it would be rows 2 and 0, then row 1.
+    assert calls == [(1, 20), (2, 3), (1, 21 + 7)], "rows 0 and 1 on one prompt, then row 2"
