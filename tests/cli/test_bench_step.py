@@ -8,6 +8,7 @@ from rich.console import Console
 
 from cli.commands import gear, untouched
 from gear_rl.cli import bench_step as bench
+from gear_rl.cli.speed_tables import CELLS
 from gear_rl.cli.train import quiet_libraries
 
 
@@ -53,9 +54,9 @@ def test_the_ratio_is_of_whole_steps_and_its_parts_are_parts_of_it(found):
 
 
 def test_the_table_shows_every_part(found):
-    table = bench.step_table(found[0])
-    assert table.row_count == len(bench.PARTS)
-    assert f"{found[0]['ratio']:.2f} of GRPO's step" in str(table.title)
+    table = CELLS["step"](found[0])
+    assert [row[0] for row in table.rows] == list(bench.PARTS)
+    assert f"{found[0]['ratio']:.2f} of GRPO's step" in table.title
 
 
 def test_a_part_inside_another_is_counted_once(monkeypatch):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
@@ -267,18 +266,3 @@ def _passes_timed(clock: _Clock) -> Generator[None]:
     finally:
         for (owner, name, _), call in zip(places, kept, strict=True):
             setattr(owner, name, call)
-
-
-def step_table(found: dict[str, Any]) -> Table:
-    """Where the step's time goes, for the terminal."""
-    name = found["method"]
-    title = (
-        f"{found['task']}/{found['tier']}, {found['rollouts_per_step']} rollouts a step: {name} costs "
-        f"{found['ratio']:.2f} of GRPO's step ({found['least']:.2f} to {found['most']:.2f})"
-    )
-    table = Table(title=title)
-    for column in ("part of the step", "GRPO", name, "more"):
-        table.add_column(column, justify="left" if column == "part of the step" else "right")
-    for part, row in found["shares_of_grpo_step"].items():
-        table.add_row(part, f"{row['grpo']:.1%}", f"{row[name]:.1%}", f"{row['more']:+.1%}")
-    return table

@@ -268,8 +268,9 @@ def bench_step(
     _, credit = parse_method(method)
     if rollouts < 8 or rollouts % 8:
         raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
+    from gear_rl.bench.measure import machine
     from gear_rl.cli.bench_step import bench_step as run
-    from gear_rl.cli.bench_step import step_table
+    from gear_rl.cli.speed_tables import table_of
     from gear_rl.cli.train import quiet_libraries
 
     quiet_libraries(error_console)
@@ -283,6 +284,7 @@ def bench_step(
         trainer={"student_pass": student_pass},
         console=error_console,
     )
+    found |= {"command": _command(), "machine": machine()}
     text = json.dumps(found, indent=2) + "\n"
     if out is not None:
         from gear_rl.view.records import replace_file
@@ -291,7 +293,7 @@ def bench_step(
     if as_json:
         sys.stdout.write(text)
     else:
-        out_console.print(step_table(found))
+        out_console.print(table_of("step", found))
 
 
 def _command() -> str:

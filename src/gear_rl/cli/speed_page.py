@@ -11,6 +11,7 @@ FILES = {
     "signals_bf16": ("signals", "bench_signals_bf16.json"),
     "memory": ("memory", "bench_memory.json"),
     "segments": ("segments", "bench_segments.json"),
+    "step": ("step", "bench_step.json"),
     "plan": ("plan", "plan_qwen3_4b.json"),
     "calibration": ("calibration", "plan_calibration.json"),
 }

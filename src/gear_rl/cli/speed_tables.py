@@ -125,6 +125,19 @@ def _segments(found: Mapping[str, Any]) -> Cells:
     return Cells(title, ("", "M tokens/s", "slowest repeat", "time / limit"), rows, below)
 
 
+def _step(found: Mapping[str, Any]) -> Cells:
+    name = found["method"]
+    rows = [
+        (part, f"{row['grpo']:.1%}", f"{row[name]:.1%}", f"{row['more']:+.1%}")
+        for part, row in found["shares_of_grpo_step"].items()
+    ]
+    title = (
+        f"{found['task']}/{found['tier']}, {found['rollouts_per_step']} rollouts a step: {name} costs "
+        f"{found['ratio']:.2f} of GRPO's step ({found['least']:.2f} to {found['most']:.2f})"
+    )
+    return Cells(title, ("part of the step, of GRPO's whole", "GRPO", name, "more"), rows, [])
+
+
 def _plan(found: Mapping[str, Any]) -> Cells:
     parts, step = found["seconds"], found["step"]
     labels = {
@@ -238,6 +251,7 @@ CELLS: dict[str, Callable[[Mapping[str, Any]], Cells]] = {
     "signals": _signals,
     "memory": _memory,
     "segments": _segments,
+    "step": _step,
     "plan": _plan,
     "calibration": _calibration,
 }
