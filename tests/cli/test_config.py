@@ -303,7 +303,7 @@ def test_methods_as_json():
         assert {"needs", "source", "settings", "idea", "additive", "distils"} <= row.keys()
         assert all(setting["help"] for setting in row["settings"]), row["name"]
         assert row["idea"].endswith("."), "the first line of the docstring is a whole sentence"
-    assert found["gear"]["needs"] == ["divergence", "student_entropy"]
+    assert found["gear"]["needs"] == ["divergence", "student_logprob", "teacher_logprob", "student_entropy"]
     assert found["gear"]["source"] == "arXiv:2605.11853"
     alpha = next(setting for setting in found["gear"]["settings"] if setting["name"] == "alpha")
     assert (alpha["default"], alpha["type"]) == (1.0, "float")

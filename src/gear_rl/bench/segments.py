@@ -46,7 +46,14 @@ def bench_segments(
     ids, value = segmentation(level, entropy, mask, turn)
     if ids[:loop_rows].tolist() != expected_ids or value[:loop_rows].tolist() != expected:
         raise RuntimeError("the segmentation and the loop that defines it do not agree")
-    given = TokenSignals(mask=mask, turn_id=turn, divergence=level * mask, student_entropy=entropy * mask)
+    given = TokenSignals(
+        mask=mask,
+        turn_id=turn,
+        divergence=level * mask,
+        student_entropy=entropy * mask,
+        student_logprob=-entropy * mask,
+        teacher_logprob=-(entropy + level) * mask,
+    )
     advantage_B = torch.linspace(-1, 1, rows, device=level.device)
     onset = local_maxima(level, turn) & (level >= ONSET) & mask
     boundary = segment_starts(turn) | (entropy >= FORK)
