@@ -15,6 +15,12 @@ from gear_rl.cli.train import quiet_libraries
 TINY = Shape(hidden=64, layers=1, rollouts=8, tokens=6, vocab=1024)
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal in which no line is folded."""
+    monkeypatch.setenv("COLUMNS", "220")
+
+
 @pytest.fixture(scope="module")
 def found():
     with untouched(None):

@@ -18,6 +18,12 @@ SIZES = ("--tokens", "8", "--hidden", "4", "--vocab", "64", "--repeats", "1")
 
 
 @pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal in which no line is folded."""
+    monkeypatch.setenv("COLUMNS", "220")
+
+
+@pytest.fixture(autouse=True)
 def no_compiler(monkeypatch):
     from dataclasses import replace
 
