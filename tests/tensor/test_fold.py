@@ -22,7 +22,7 @@ from gear_rl.tensor.fold import (
 )
 from gear_rl.tensor.logits import Head, token_statistics
 from tensor.rows import PROPERTY
-from tensor.test_logits import large, seeded
+from tensor.test_logits import large, seeded, small
 
 CPU = torch.device("cpu")
 COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
@@ -126,30 +126,37 @@ def test_no_divergence_is_much_below_zero_before_it_is_clamped(monkeypatch):
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_the_compiled_fold_is_the_eager_one():
-    """Built at most four times for each form, whatever the shapes: one token and one column are torch's cases."""
+    """Each of its two forms is built once; tiles of one token, and wide ones, are cases of torch's own."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     module._compiled.cache_clear()
     counters.clear()
+
+    def compare(student, teacher, token, head, **tiles):
+        both = [token_statistics(student, token, head, teacher, compiled=c, **tiles) for c in (True, False)]
+        for name in ("student_logprob", "student_entropy", "teacher_logprob", "divergence"):
+            found, expected = (getattr(x, name) for x in both)
+            if expected is not None or found is not None:
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=5e-6, equal_nan=True)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of every release another
-        for num_tokens, widths in ((3, (5, 9)), (7, (33, 4, 17)), (70, (300, 130)), (1, (40,)), (2, (6, 1))):
-            logits, teacher = pair(num_tokens, sum(widths), num_tokens)
+        for sizes, tiles in (
+            ((3, 9, 4), {}),
+            ((7, 33, 4), {"vocab_tile": 10}),  # 10, 10, 10, 3
+            ((70, 300, 4), {"token_tile": 32, "vocab_tile": 130}),  # 32, 32, 6
+            ((600, 1100, 4), {}),  # 512, 88 and 512, 512, 76
+        ):
+            student, teacher, token, weight = small(*sizes)
             for other in (teacher, None):
-                found = folded(logits, other, widths, fold_compiled)
-                expected = folded(logits, other, widths, eager)
-                torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
-        assert counters["stats"]["unique_graphs"] <= 8
+                compare(student, other, token, Head(weight_VD=weight), **tiles)
+        assert counters["stats"]["unique_graphs"] == 2
         student, teacher, token, head = large()
         student[3, 0] = math.nan
-        found = token_statistics(student, token, head, teacher_ND=teacher, compiled=True)
-        expected = token_statistics(student, token, head, teacher_ND=teacher)
-        assert counters["stats"]["unique_graphs"] <= 8
-    for name in ("student_logprob", "student_entropy", "teacher_logprob", "divergence"):
-        a, b = getattr(found, name), getattr(expected, name)
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=5e-6, equal_nan=True)
-    assert found.student_entropy.isnan().tolist() == [i == 3 for i in range(40)]
+        compare(student, teacher, token, head)
+        compare(student[:1], teacher[:1], token[:1], head, vocab_tile=4000)
+        assert counters["stats"]["unique_graphs"] == 4
 
 
 def test_no_compiler_is_said_in_one_sentence(monkeypatch):

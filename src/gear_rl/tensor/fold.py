@@ -8,6 +8,8 @@ must not be the difference of two large numbers. Two ways to take up a tile live
 
 from collections.abc import Callable
 from functools import cache
+from inspect import unwrap
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -105,12 +107,13 @@ def fold_compiled(
 ) -> None:
     """``fold`` by ``torch.compile``, in two passes over the tiles and without the spare one; these are only read.
 
-    It is built once for each of its two forms, with and without a teacher, and once more where a tile is one
-    token or one column; no other shape builds it again. torch keeps the result on disk for the next process.
+    It is built once for each of its two forms, with and without a teacher, and once more for tiles of one token,
+    of one column, or of more than 4096; no other shape builds it again. torch keeps the result on disk for the
+    next process.
     Raises ``RuntimeError`` where nothing can be compiled, as without a C++ compiler.
     """
-    # Contiguous: a slice of the sums of more tokens would be one more form to build.
-    moved = sums[:SAMPLED].contiguous()
+    # A copy: torch would build one form for sums of their own and another for a slice of more tokens' sums.
+    moved = sums[:SAMPLED].clone(memory_format=torch.contiguous_format)
     try:
         sums[:SAMPLED] = _compiled()(moved, logits_NV, teacher_NV)
     except Exception as error:
@@ -124,8 +127,10 @@ def fold_compiled(
 
 @cache
 def _compiled() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    # Dynamic from the start: the last tile of the tokens and of the vocabulary is smaller than the others.
-    return torch.compile(_folded, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+    # Dynamic from the start: the last tile of the tokens and of the vocabulary is smaller than the others. Bare,
+    # because a run-time type checker around the formula would be traced too, and its memory of sizes compared.
+    compiled = torch.compile(unwrap(_folded), dynamic=True)  # pyright: ignore
+    return cast(Callable[[Tensor, Tensor, Tensor | None], Tensor], compiled)
 
 
 def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None) -> Tensor:

@@ -91,13 +91,13 @@ def _kernel() -> Any:
                 top_t = new_top_t
             mass = shrink * mass + weight
             top = new_top
-        # The lanes' sums and those of the tiles before, all moved to one largest logit. A lane that saw nothing
-        # has mass 0, and its shift of -1e30 must not reach a product with anything that is not 0.
+        # The lanes' sums and those of the tiles before, all moved to one largest logit. In a lane that saw
+        # nothing every sum is 0 and its shift finite, so it adds 0.
         old_top = tl.load(sums)
         old_mass = tl.load(sums + sums_stride)
         old_own = tl.load(sums + 2 * sums_stride)
         end_top = tl.maximum(old_top, tl.max(top, 0))
-        shift = tl.where(mass == 0, 0.0, top - end_top)
+        shift = top - end_top
         old_shift = tl.where(old_mass > 0, old_top - end_top, 0.0)
         shrink = tl.exp(shift)
         old_shrink = tl.exp(old_shift)
@@ -111,7 +111,7 @@ def _kernel() -> Any:
             old_mass_t = tl.load(sums + 4 * sums_stride)
             old_other = tl.load(sums + 5 * sums_stride)
             end_top_t = tl.maximum(old_top_t, tl.max(top_t, 0))
-            shift_t = tl.where(mass_t == 0, 0.0, top_t - end_top_t)
+            shift_t = top_t - end_top_t
             old_shift_t = tl.where(old_mass_t > 0, old_top_t - end_top_t, 0.0)
             end_mass_t = tl.exp(old_shift_t) * old_mass_t + tl.sum(tl.exp(shift_t) * mass_t, 0)
             end_other = old_shrink * (old_other + old_mass * old_shift_t)

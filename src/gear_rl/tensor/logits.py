@@ -31,11 +31,12 @@ from gear_rl.tensor.fold import (
 )
 from gear_rl.tensor.fold_triton import fold_triton
 
-TILES = {"cpu": (512, 2**18, 2**20), "cuda": (4096, 2**26, 2**26)}
-"""By kind of device: tokens of a tile, its logits, and weights that are cast at a time where the product cannot
-read them as they are. On a CPU three tiles of 512 x 512 are 3 MiB and the weights 4: the bare products are as
-fast as anywhere, and larger tiles leave the cache when neighbours use it too (measured). On CUDA two tiles of
-4096 x 16384 are 512 MiB, little beside a model (computed, not measured)."""
+TILES = {"cpu": (512, 2**18, 2**21), "cuda": (4096, 2**26, 2**26)}
+"""By kind of device: tokens of a tile, its logits, and the weights of its slice of the vocabulary. On a CPU three
+tiles of 512 x 512 are 3 MiB: the bare products are as fast as anywhere, and larger tiles leave the cache when
+neighbours use it too. The teacher finds 8 MiB of weights in the cache where the student left them, and no more
+are cast at a time (measured). On CUDA two tiles of 4096 x 16384 are 512 MiB, little beside a model (computed, not
+measured)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,12 +280,10 @@ def tile_shape(
     ((512, 512), (9, 5000))
     """
     num_tokens, vocab = max(1, len(hidden_ND)), head.weight_VD.shape[0]
-    most, elements, wide = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
+    most, elements, weights = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
     if vocab_tile is None:
-        vocab_tile = max(1, elements // min(num_tokens, token_tile or most))
-        for weight in (head.weight_VD, teacher_head.weight_VD):
-            if weight.dtype != torch.float32 and not (hidden_ND.is_cuda and hidden_ND.dtype == weight.dtype):
-                vocab_tile = min(vocab_tile, max(1, wide // weight.shape[1]))
+        width = max(head.weight_VD.shape[1], teacher_head.weight_VD.shape[1])
+        vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights // width))
     columns = min(vocab, vocab_tile)
     # More tokens only where the vocabulary ends first: their hidden states may have to be cast as well.
     rows = token_tile or (max(most, elements // columns) if columns == vocab else most)
