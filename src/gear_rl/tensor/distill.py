@@ -64,14 +64,7 @@ def distillation_terms(
     >>> student.grad  # p (log p/q - KL)
     tensor([[ 0.2218, -0.2218]])
     """
-    teacher_head = head if teacher_head is None else teacher_head
-    vocab = head.weight_VD.shape[0]
-    for field, own, other in (
-        ("vocabulary", vocab, teacher_head.weight_VD.shape[0]),
-        ("temperature", head.temperature, teacher_head.temperature),
-    ):
-        if own != other:
-            raise ValueError(f"teacher_head: {field} {other}, but the student has {own}; use the same")
+    teacher_head, vocab = head.for_teacher(teacher_head), head.weight_VD.shape[0]
     if top_k is not None and top_k >= vocab:
         top_k = None  # nothing is left over, so there is no tail either
     head = _wide(head)
