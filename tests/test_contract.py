@@ -20,6 +20,7 @@ from gear_rl.types import (
     TokenSignals,
     distillation_of,
     is_additive,
+    is_per_completion,
 )
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
@@ -186,6 +187,22 @@ def test_other_completions_change_nothing(method, rows):
     credit, other = method(advantage_B, signals), method(advantage_B[rows], chosen(signals, rows))
     torch.testing.assert_close(other.advantage, credit.advantage[rows])
     assert torch.equal(other.segment_id, credit.segment_id[rows])
+
+
+@every_method
+def test_who_says_per_completion_looks_at_no_other(method):
+    """An engine then asks for the credit of some completions at a time, so it has to be so at these settings."""
+    alone = dataclasses.replace(method, **COMPARES.get(method.name, {}))
+    assert not is_per_completion(method) or alone == method, f"{method.name} is in COMPARES"
+    if not is_per_completion(alone):
+        pytest.skip(f"{method.name} does not say so")
+    assert not set(alone.needs) & set(ROW_SIGNALS)
+    advantage_B, signals = example()
+    credit = alone(advantage_B, signals)
+    for row in range(len(advantage_B)):
+        one = alone(advantage_B[[row]], chosen(signals, [row]))
+        torch.testing.assert_close(one.advantage[0], credit.advantage[row])
+        assert torch.equal(one.segment_id[0], credit.segment_id[row])
 
 
 @every_method

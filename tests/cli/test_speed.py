@@ -43,6 +43,10 @@ def test_signals_writes_its_file_its_table_and_its_plot(tmp_path):
     told = " ".join(done.stdout.split())  # a narrow terminal folds the lines
     assert "n/a: gear-rl, compiled: left out." in told
     assert f"time grows as T^{found['exponent_t']:.2f}" in told
+    level = CELLS["signals"](found | {"exponent_t": 0.0, "exponent_v": 0.0})
+    assert any("time grows as T^0.00 and V^0.00" in line for line in level.below)
+    unknown = CELLS["signals"](found | {"exponent_t": None, "exponent_v": None})
+    assert not any("grows" in line for line in unknown.below)
 
 
 def test_json_on_the_standard_output_is_json_alone():

@@ -72,7 +72,7 @@ def _signals(found: Mapping[str, Any]) -> Cells:
     bf16, t, v = (found[key] for key in ("ratio_bf16", "exponent_t", "exponent_v"))
     facts = [
         f"bf16 operands take {bf16:.2f} of the float32 time" if bf16 else "",
-        f"time grows as T^{t:.2f} and V^{v:.2f}" if t and v else "",
+        f"time grows as T^{t:.2f} and V^{v:.2f}" if t is not None and v is not None else "",
         f"{found['speedup_vs_trl']:.2f} times as fast as TRL for the same three"
         if found["speedup_vs_trl"]
         else "",
