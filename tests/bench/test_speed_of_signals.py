@@ -43,7 +43,7 @@ def clock(monkeypatch):
         word, _, size = name.partition(" ")
         tokens, _, vocab = size.partition("x")
         if word == "bare":  # a tile of the limit
-            return 1.0 if size == "8x64" else 4.0
+            return 1.0 if size in ("", "8x64") else 4.0
         factor = {"eager": 2.0, "trl_both": 6.0, "naive": 4.0}.get(word.rstrip(","), 3.0)
         return factor * int(tokens) * int(vocab) if vocab else factor
 
@@ -80,6 +80,21 @@ def test_the_limit_is_the_fastest_tile(no_compiler, clock, monkeypatch):
     assert found["best_tile"] == "8x64" and found["tiles"] == {"2x16": 4.0, "8x64": 1.0, "4x32": 4.0}
     assert found["competitors"]["bare"]["ratio"] == 1.0
     assert set(found["competitors"]) == {"bare", "eager"}
+
+
+def test_the_limit_is_timed_as_often_as_what_is_measured_against_it(no_compiler, monkeypatch):
+    asked = []
+
+    def interleaved(runs, repeats, *rest):
+        asked.append((list(runs), repeats))
+        return {name: [1.0] * repeats for name in runs}
+
+    monkeypatch.setattr(signals, "interleaved", interleaved)
+    bench_signals(**TINY | {"repeats": 5}, peers="none", memory=False, scaling=True)
+    (tiles, tries), (rivals, repeats), *scaling = asked
+    assert all(name.startswith("bare ") for name in tiles) and tries == signals.TRIES
+    assert {"bare", "eager"} <= set(rivals) and repeats == 5
+    assert [times for _, times in scaling] == [signals.TRIES] * 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
