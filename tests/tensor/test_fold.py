@@ -172,7 +172,7 @@ def test_no_compiler_is_said_in_one_sentence(monkeypatch):
         with pytest.raises(
             RuntimeError, match=r"compiled: .*install a C\+\+ compiler .* leave compiled=False"
         ):
-            fold_compiled(empty_sums(3, CPU), logits, None)
+            fold_compiled(empty_sums(3, CPU), logits, None, torch.zeros(3, dtype=torch.int64))
     torch._dynamo.reset()
     module._compiled.cache_clear()
 

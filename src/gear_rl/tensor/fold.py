@@ -50,10 +50,13 @@ def note_sampled(
     >>> sums[SAMPLED]
     tensor([6., 0.])
     """
-    width = logits_NV.shape[1]
-    here = (place_N >= 0) & (place_N < width)
-    found = logits_NV.gather(-1, place_N.clamp(0, width - 1)[:, None])[:, 0]
-    sums[row] = torch.where(here, found, sums[row])
+    sums[row] = _sampled(logits_NV, place_N, sums[row])
+
+
+def _sampled(logits: Tensor, place: Tensor, before: Tensor) -> Tensor:
+    width = logits.shape[1]
+    here = (place >= 0) & (place < width)
+    return torch.where(here, logits.gather(-1, place.clamp(0, width - 1)[:, None])[:, 0], before)
 
 
 def fold(
@@ -103,19 +106,23 @@ def reverse_divergence(sums: Float[Tensor, "8 N"]) -> Float[Tensor, " N"]:
 
 
 def fold_compiled(
-    sums: Float[Tensor, "8 N"], logits_NV: Float[Tensor, "N V"], teacher_NV: Float[Tensor, "N V"] | None
+    sums: Float[Tensor, "8 N"],
+    logits_NV: Float[Tensor, "N V"],
+    teacher_NV: Float[Tensor, "N V"] | None,
+    place_N: Int[Tensor, " N"],
 ) -> None:
-    """``fold`` by ``torch.compile``, in two passes over the tiles and without the spare one; these are only read.
+    """``fold`` and ``note_sampled`` by ``torch.compile``, in two passes over the tiles and without the spare one.
 
+    The tiles are only read.
     It is built once for each of its two forms, with and without a teacher, and once more for tiles of one token,
     of one column, or of more than 4096; no other shape builds it again. torch keeps the result on disk for the
     next process.
     Raises ``RuntimeError`` where nothing can be compiled, as without a C++ compiler.
     """
     # A copy: torch would build one form for sums of their own and another for a slice of more tokens' sums.
-    moved = sums[:SAMPLED].clone(memory_format=torch.contiguous_format)
+    moved = sums.clone(memory_format=torch.contiguous_format)
     try:
-        sums[:SAMPLED] = _compiled()(moved, logits_NV, teacher_NV)
+        sums.copy_(_compiled()(moved, logits_NV, teacher_NV, place_N))
     except Exception as error:
         # Which exception it is differs from release to release: Inductor's own, or one that wraps it.
         name, module = type(error).__name__, type(error).__module__
@@ -126,16 +133,17 @@ def fold_compiled(
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+def _compiled() -> Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]:
     # Dynamic from the start: the last tile of the tokens and of the vocabulary is smaller than the others. Bare,
     # because a run-time type checker around the formula would be traced too, and its memory of sizes compared.
     compiled = torch.compile(unwrap(_folded), dynamic=True)  # pyright: ignore
-    return cast(Callable[[Tensor, Tensor, Tensor | None], Tensor], compiled)
+    return cast(Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor], compiled)
 
 
-def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None) -> Tensor:
+def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None, place: Tensor) -> Tensor:
     """``fold`` as a formula: what a compiler turns into two loops over a row."""
-    top, mass, own, top_t, mass_t, other = sums.unbind()
+    top, mass, own, top_t, mass_t, other, sampled, sampled_t = sums.unbind()
+    at = unwrap(_sampled)
     new_top = torch.maximum(top, logits.amax(-1))
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
@@ -148,6 +156,6 @@ def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None) -> Tensor:
         centred_t = teacher - new_top_t[:, None]
         other = shrink * (other + mass * shift_t) + (weight * centred_t).sum(-1)
         mass_t = shift_t.exp() * mass_t + centred_t.exp().sum(-1)
-        top_t = new_top_t
-    new_mass = shrink * mass + weight.sum(-1)
-    return torch.stack([new_top, new_mass, new_own, top_t, mass_t, other])
+        top_t, sampled_t = new_top_t, at(teacher, place, sampled_t)
+    new_mass, sampled = shrink * mass + weight.sum(-1), at(logits, place, sampled)
+    return torch.stack([new_top, new_mass, new_own, top_t, mass_t, other, sampled, sampled_t])
