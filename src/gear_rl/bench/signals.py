@@ -27,7 +27,7 @@ RANGE = 16
 """The largest size of a scaling over its smallest."""
 SCALED = ("bare", "eager", "compiled", "trl_both", "naive")
 TRIES = 2
-"""Times that each tile of the bare products is tried before the fastest is taken, and most repeats of a scaling."""
+"""Times that each tile of the bare products is tried before the fastest is taken; most repeats of a scaling."""
 Say = Callable[[str], None]
 
 
@@ -47,11 +47,12 @@ def bench_signals(
 ) -> dict[str, Any]:
     """Cost of the signals over that of the two bare head products, beside the peers, all in one run.
 
-    Seconds are CPU seconds of one thread (between events on CUDA), the least of the repeats; the products are the
-    fastest of ``TILES``, tried ``TRIES`` times each beforehand. Errors are the largest ones against float64 over the first ``CHECKED`` tokens. Peak
-    memory is measured, each in a fresh process, and None where the system cannot tell. With ``scaling`` time and
-    memory are measured over a 16-fold range of tokens and of vocabulary, and the exponents fitted. What cannot
-    run here is None, and ``why`` says why. Raises ``ValueError`` for a size, a type or a word that is none.
+    Seconds are CPU seconds of one thread (between events on CUDA), the least of the repeats; the products are
+    the fastest of ``TILES``, tried ``TRIES`` times each beforehand. Errors are the largest ones against
+    float64 over the first ``CHECKED`` tokens. Peak memory is measured, each in a fresh process, and None
+    where the system cannot tell. With ``scaling`` time and memory are measured over a 16-fold range of tokens
+    and of vocabulary, and the exponents fitted. What cannot run here is None, and ``why`` says why. Raises
+    ``ValueError`` for a size, a type or a word that is none.
     """
     kind = check_dtype(dtype)
     names = chosen(peers)
@@ -66,8 +67,8 @@ def bench_signals(
     rounded = plain.to(torch.bfloat16)
     why = {name: reason for name in names if (reason := why_missing(name, found))}
     rows = _errors(names, found, why, say)
-    # The fastest tile is chosen beforehand and then timed as often as its rivals: of many draws the least would be
-    # lucky where theirs is of few.
+    # The fastest tile is chosen beforehand and then timed as often as its rivals: the least of many draws would
+    # be lucky where theirs is of few.
     shapes = dict.fromkeys((min(t, tokens), min(v, vocab)) for t, v in TILES)
     tried = interleaved(
         {f"bare {t}x{v}": lambda t=t, v=v: bare(found, t, v) for t, v in shapes}, TRIES, device, say

@@ -32,11 +32,11 @@ from gear_rl.tensor.fold import (
 from gear_rl.tensor.fold_triton import fold_triton
 
 TILES = {"cpu": (512, 2**19, 2**21), "cuda": (4096, 2**26, 2**26)}
-"""By kind of device: tokens of a tile, its logits, and the weights of its slice of the vocabulary. On a CPU three
-tiles of 512 x 1024 are 6 MiB: the bare products are as fast as anywhere, and half as many tiles as of 512 x 512
-halve what a tile costs beside them. The teacher finds 8 MiB of weights in the cache where the student left them, and no more
-are cast at a time (measured). On CUDA two tiles of 4096 x 16384 are 512 MiB, little beside a model (computed, not
-measured)."""
+"""By kind of device: tokens of a tile, its logits, and the weights of its slice of the vocabulary. On a CPU
+three tiles of 512 x 1024 are 6 MiB: the bare products are as fast as anywhere, and half as many tiles as of 512
+x 512 halve what a tile costs beside them. The teacher finds 8 MiB of weights in the cache where the student
+left them, and no more are cast at a time (measured). On CUDA two tiles of 4096 x 16384 are 512 MiB, little
+beside a model (computed, not measured)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
