@@ -117,6 +117,11 @@ def test_a_wider_teacher_narrows_the_tiles():
     assert tile_shape(torch.zeros(9, 3), head, teacher_head) == (9, 256)
 
 
+def test_weights_that_are_cast_halve_the_tiles():
+    head = Head(weight_VD=torch.zeros(5000, 3, dtype=torch.bfloat16))
+    assert tile_shape(torch.zeros(2000, 3), head, head) == (512, 512)
+
+
 @pytest.mark.parametrize(
     ("given_tiles", "found"),
     [((3, 4), (3, 4)), ((3, None), (3, 11)), ((None, 4), (7, 4)), ((99, 99), (7, 11))],

@@ -274,7 +274,8 @@ def tile_shape(
     """Tokens and vocabulary of a tile: as given, or as many as do well on the device.
 
     Few tokens are given a wider slice of the vocabulary and a small vocabulary more tokens, so that the many
-    small operations of a tile are not what it costs.
+    small operations of a tile are not what it costs. On a CPU weights that have to be cast to float32 take memory
+    of their own, and the tiles are half as large.
 
     >>> head = Head(weight_VD=torch.zeros(5000, 1))
     >>> tile_shape(torch.zeros(2000, 1), head, head), tile_shape(torch.zeros(9, 1), head, head)
@@ -282,6 +283,8 @@ def tile_shape(
     """
     num_tokens, vocab = max(1, len(hidden_ND)), head.weight_VD.shape[0]
     most, elements, weights = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
+    if not hidden_ND.is_cuda and head.weight_VD.dtype != torch.float32:
+        elements //= 2
     if vocab_tile is None:
         width = max(head.weight_VD.shape[1], teacher_head.weight_VD.shape[1])
         vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights // width))
