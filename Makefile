@@ -45,8 +45,8 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 
 picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/demo and runs/ledger
-	$(BIN)/gear view runs/demo/records.jsonl --number 233 --number 237 --picture docs/credit.svg
-	$(BIN)/gear view runs/ledger/records.jsonl --number 14 --picture docs/agent.svg
+	$(BIN)/gear view runs/demo/records.jsonl --number 12 --number 9 --picture docs/credit.svg
+	$(BIN)/gear view runs/ledger/records.jsonl --number 33 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
