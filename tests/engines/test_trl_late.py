@@ -402,7 +402,7 @@ def test_the_pass_of_another_model_is_not_taken(tiny_model, tmp_path):
     trainer._awaits = awaited.append
     ids = torch.ones(2, 5, dtype=torch.long)
     other = tiny.model(len(trainer._tokenizer))
-    with suppress(Exception):  # TRL 1.16 did not patch it, so it knows no fused head; 1.14 does not ask for one
+    with suppress(Exception):  # TRL 1.16 did not patch it: it knows no fused head. 1.14 asks for none
         trainer._get_per_token_logps_and_entropies(other, ids, ids, 2)
     assert not awaited and trainer._awaits is not None
     trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2)
