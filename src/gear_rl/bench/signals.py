@@ -76,7 +76,8 @@ def bench_signals(
     tiles = {name.removeprefix("bare "): min(times) for name, times in tried.items()}
     best = min(tiles, key=lambda tile: tiles[tile])
     token_tile, vocab_tile = (int(size) for size in best.split("x"))
-    runs: dict[str, Run] = {"bare": lambda: bare(found, token_tile, vocab_tile)}
+    fastest = partial(bare, token_tile=token_tile, vocab_tile=vocab_tile)
+    runs: dict[str, Run] = {"bare": lambda: fastest(found)}
     runs |= {name: lambda name=name: COMPETITORS[name].run(found) for name in rows if name != "bare"}
     # The other type of operands, for the ratio of the two.
     other = plain if kind == torch.bfloat16 else rounded
@@ -110,7 +111,7 @@ def bench_signals(
     }
     if scaling:
         scaled = [name for name in SCALED if name in rows]
-        result |= _scaling(tokens, hidden, vocab, kind, device, repeats, scaled, best, memory, say)
+        result |= _scaling(tokens, hidden, vocab, kind, device, repeats, scaled, fastest, memory, say)
     return result
 
 
@@ -189,7 +190,7 @@ def _scaling(
     device: str,
     repeats: int,
     names: list[str],
-    best: str,
+    fastest: Callable[[Operands], object],
     memory: bool,
     say: Say,
 ) -> dict[str, Any]:
@@ -199,15 +200,14 @@ def _scaling(
         "t": [(tokens * 4 * p // RANGE, max(vocab // 8, 1)) for p in powers],
         "v": [(max(tokens // 2, 1), vocab * p // RANGE) for p in powers],
     }
-    tile = [int(size) for size in best.split("x")]
     found: dict[str, Any] = {}
     for axis, sizes in ranges.items():
         runs: dict[str, Run] = {}
         for num_tokens, num_vocab in sizes:
             given = operands(num_tokens, hidden, num_vocab, device).to(kind)
             for name in [name for name in names if why_missing(name, given) is None]:
-                run = partial(bare, token_tile=tile[0], vocab_tile=tile[1]) if name == "bare" else None
-                runs[f"{name} {num_tokens}x{num_vocab}"] = partial(run or COMPETITORS[name].run, given)
+                run = fastest if name == "bare" else COMPETITORS[name].run
+                runs[f"{name} {num_tokens}x{num_vocab}"] = partial(run, given)
         seconds = interleaved(runs, min(repeats, TRIES), device, say)
         rows: dict[str, Any] = {}
         for name in names:
