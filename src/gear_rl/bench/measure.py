@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,17 +66,21 @@ def interleaved(
 
 
 def ratio(own: Sequence[float], base: Sequence[float]) -> dict[str, float]:
-    """Least seconds over least seconds, and the least and greatest ratio of one repeat.
+    """Least seconds over least seconds, and of the ratios of each repeat the least, the median and the greatest.
 
-    >>> ratio([2.0, 3.0], [1.0, 2.0])
-    {'ratio': 2.0, 'least': 1.5, 'most': 2.0}
+    Of what was measured more often than the other the first repeats count, those made beside each other.
+
+    >>> ratio([2.0, 3.0], [1.0, 2.0, 0.5])
+    {'ratio': 2.0, 'least': 1.5, 'median': 1.75, 'most': 2.0}
     """
-    each = [a / b for a, b in zip(own, base, strict=True)]
-    return {
-        "ratio": round(min(own) / min(base), 3),
-        "least": round(min(each), 3),
-        "most": round(max(each), 3),
+    each = [a / b for a, b in zip(own, base, strict=False)]
+    found = {
+        "ratio": min(own[: len(each)]) / min(base[: len(each)]),
+        "least": min(each),
+        "median": statistics.median(each),
+        "most": max(each),
     }
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:

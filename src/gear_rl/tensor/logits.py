@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gear_rl.tensor import bfloat16
 from gear_rl.tensor.fold import (
     MASS,
     MASS_T,
@@ -108,9 +109,9 @@ class Head:
 class TiledHead:
     """A head whose logits are written into buffers that are already there, with no gradient.
 
-    ``logits`` gives what ``Head.logits`` gives of hidden states that went through ``operand``. A weight of
-    low precision that the device cannot multiply into float32 is cast tile by tile, and only once where student
-    and teacher ask for the same tile one after the other.
+    ``logits`` gives what ``Head.logits`` gives of hidden states that went through ``operand``. A weight of low
+    precision that torch cannot multiply into float32 is packed for a kernel that can (``bfloat16.py``) or cast to
+    float32, tile by tile, and only once where student and teacher ask for the same tile one after the other.
 
     >>> tiled = TiledHead(Head(weight_VD=torch.eye(2), scale=3.0))
     >>> tiled.logits(torch.empty(2), tiled.operand(torch.tensor([[1.0, 2.0]])), 0, 2)
@@ -119,13 +120,13 @@ class TiledHead:
 
     def __init__(self, head: Head) -> None:
         self.head = head
-        self._wide: Tensor | None = None
-        self._cast_slice: tuple[int, int] | None = None
+        self._made: dict[torch.dtype, tuple[Tensor, tuple[int, int] | None]] = {}
 
     def operand(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """The hidden states as the product reads them: low precision on CUDA if the weight is, else float32."""
-        direct = hidden_ND.is_cuda and hidden_ND.dtype == self.head.weight_VD.dtype
-        return hidden_ND if direct else hidden_ND.float()
+        """The hidden states as the product reads them: of low precision where it takes them so, else float32."""
+        weight = self.head.weight_VD
+        direct = hidden_ND.is_cuda and hidden_ND.dtype == weight.dtype
+        return hidden_ND if direct or bfloat16.can_multiply(hidden_ND, weight) else hidden_ND.float()
 
     def logits(
         self, buffer: Float[Tensor, " C"], hidden_ND: Float[Tensor, "N D"], begin: int, end: int
@@ -135,8 +136,10 @@ class TiledHead:
         out = buffer[: len(hidden_ND) * (end - begin)].view(len(hidden_ND), end - begin)
         if hidden_ND.dtype == torch.float32:
             torch.mm(hidden_ND, self._weight(begin, end).t(), out=out)
-        else:
+        elif hidden_ND.is_cuda:
             torch.mm(hidden_ND, head.weight_VD[begin:end].t(), out_dtype=torch.float32, out=out)
+        else:
+            bfloat16.multiply(hidden_ND, self._pairs(begin, end), out)
         if head.bias_V is not None:
             out.add_(head.bias_V[begin:end])
         if head.scale != 1.0:
@@ -149,13 +152,29 @@ class TiledHead:
         weight = self.head.weight_VD[begin:end]
         if weight.dtype == torch.float32:
             return weight
-        if self._wide is None or self._wide.numel() < weight.numel():
-            self._wide, self._cast_slice = weight.new_empty(weight.numel(), dtype=torch.float32), None
-        wide = self._wide[: weight.numel()].view(weight.shape)
-        if self._cast_slice != (begin, end):
+        buffer, held = self._buffer(torch.float32, weight.numel())
+        wide = buffer[: weight.numel()].view(weight.shape)
+        if held != (begin, end):
             wide.copy_(weight)
-            self._cast_slice = (begin, end)
+            self._made[torch.float32] = buffer, (begin, end)
         return wide
+
+    def _pairs(self, begin: int, end: int) -> Tensor:
+        weight = self.head.weight_VD[begin:end]
+        buffer, held = self._buffer(torch.int32, weight.numel() // 2)
+        if held != (begin, end):
+            bfloat16.packed(weight, buffer)
+            self._made[torch.int32] = buffer, (begin, end)
+        return buffer[: weight.numel() // 2].view(-1, end - begin)
+
+    def _buffer(self, dtype: torch.dtype, size: int) -> tuple[Tensor, tuple[int, int] | None]:
+        """Room for so many numbers, and the slice of the vocabulary that is in it."""
+        buffer, held = self._made.get(dtype, (None, None))
+        return (
+            (torch.empty(size, dtype=dtype), None)
+            if buffer is None or buffer.numel() < size
+            else (buffer, held)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +225,10 @@ def token_statistics(
     head unless it has one of its own, of any width, over the same vocabulary and at the same temperature
     (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row only.
 
-    Logits are float32 also where the operands are not. While the operands are bfloat16 and on a CPU, torch's
-    process-wide setting for float32 products is "bf16", as their values allow; see ``bfloat16_products``.
+    Logits are float32 also where the operands are not. Where a CPU multiplies bfloat16 but torch cannot say so,
+    ``bfloat16.py`` does; the first such call takes a second to compile it. While the operands are bfloat16 and on
+    a CPU, torch's process-wide setting for float32 products is "bf16", as their values allow; see
+    ``bfloat16_products``.
 
     ``compiled`` has ``torch.compile`` build the update of the sums: a little faster, after a first call of about
     20 seconds of CPU time (``RuntimeError`` where there is no C++ compiler). On CUDA the update is one Triton
@@ -275,7 +296,8 @@ def tile_shape(
 
     Few tokens are given a wider slice of the vocabulary and a small vocabulary more tokens, so that the many
     small operations of a tile are not what it costs. On a CPU weights that have to be cast to float32 take memory
-    of their own, and the tiles are half as large.
+    of their own, and the tiles are half as large; those that are packed are as wide as a power of two, since each
+    shape has a kernel of its own.
 
     >>> head = Head(weight_VD=torch.zeros(5000, 1))
     >>> tile_shape(torch.zeros(2000, 1), head, head), tile_shape(torch.zeros(9, 1), head, head)
@@ -283,11 +305,14 @@ def tile_shape(
     """
     num_tokens, vocab = max(1, len(hidden_ND)), head.weight_VD.shape[0]
     most, elements, weights = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
-    if not hidden_ND.is_cuda and head.weight_VD.dtype != torch.float32:
+    packs = bfloat16.can_multiply(hidden_ND, head.weight_VD)
+    if not hidden_ND.is_cuda and not packs and head.weight_VD.dtype != torch.float32:
         elements //= 2
     if vocab_tile is None:
         width = max(head.weight_VD.shape[1], teacher_head.weight_VD.shape[1])
         vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights // width))
+        if packs:
+            vocab_tile = 1 << (vocab_tile.bit_length() - 1)
     columns = min(vocab, vocab_tile)
     # More tokens only where the vocabulary ends first: their hidden states may have to be cast as well.
     rows = token_tile or (max(most, elements // columns) if columns == vocab else most)
