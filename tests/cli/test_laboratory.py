@@ -21,6 +21,7 @@ from gear_rl.cli.compare import (
     verdict_table,
 )
 from gear_rl.cli.errors import InputError
+from gear_rl.cli.laboratory import compare
 from gear_rl.cli.score import arena_material, records_of, score, score_table
 from gear_rl.cli.train import quiet_libraries
 
@@ -141,6 +142,22 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
     assert [(s.name, s.seed) for s in specs] == [("uniform", 0), ("gear", 0), ("uniform", 1), ("gear", 1)]
     assert {s.steps for s in specs} == {20}, "the tier's own budget"
     assert len({s.file for s in specs}) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "tier"),
+    [({"task": "sums"}, "hard"), ({"task": "ledger"}, "default"), ({"tier": "easy"}, "easy")],
+)
+def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
+    """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
+
+    def asked(specs, *_, **__):
+        raise InputError(",".join(sorted({spec.tier for spec in specs})))
+
+    monkeypatch.setattr("gear_rl.cli.compare.run_cells", asked)
+    # gear score's default is held by the exported faults of test_marked.py.
+    with pytest.raises(InputError, match=f"^{tier}$"):
+        compare.__wrapped__(**words)
 
 
 @pytest.fixture(scope="module")

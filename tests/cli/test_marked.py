@@ -170,7 +170,7 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
     with untouched(None):
         quiet_libraries(QUIET)
         ours = score(named, marked_material(file, "arena", console=QUIET), console=QUIET)[0]
-        theirs = score(named, arena_material(n=7), console=QUIET)[0]
+        theirs = score(named, arena_material(tier="hard", n=7), console=QUIET)[0]
     assert ours["n"] == 7 and ours["other_completion"] == {"correct": 7}
     assert ours["methods"].keys() == theirs["methods"].keys()
     # The task draws the other problem that this control's teacher is told of; a file has its next line.

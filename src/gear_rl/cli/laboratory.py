@@ -17,6 +17,7 @@ from gear_rl.cli.errors import InputError, did_you_mean, error_console, mendable
 bench_app = typer.Typer(help="What a method costs, measured beside plain GRPO.", no_args_is_help=True)
 ALIASES = {"sums": "chain"}
 """Other names of the arena's tasks."""
+TIER_HELP = "How hard it is: easy, default or hard. By itself hard for chain, default for ledger."
 
 
 def add_laboratory(app: typer.Typer) -> None:
@@ -33,7 +34,7 @@ def score(
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd",
     task: Annotated[str, typer.Option(help="chain (or sums) or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    tier: Annotated[str | None, typer.Option(help=TIER_HELP)] = None,
     fault: Annotated[
         str, typer.Option(help="Of the task ledger: relation (a wrong tool) or argument (payer and payee).")
     ] = "relation",
@@ -79,6 +80,7 @@ def score(
 
     quiet_libraries(error_console)
     logging.getLogger("gear_rl").setLevel(logging.WARNING)  # every method's trainer would tell the same
+    tier = tier or _tier_of(task)
     if export is not None:
         if ALIASES.get(task, task) != "chain":
             raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export chain")
@@ -156,7 +158,7 @@ def compare(
     ] = "gear,shuffled",
     seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
     task: Annotated[str, typer.Option(help="chain (or sums) or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    tier: Annotated[str | None, typer.Option(help=TIER_HELP)] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
     ] = None,
@@ -177,7 +179,7 @@ def compare(
     specs = specs_of(
         split_methods(methods),
         task=ALIASES.get(task, task),
-        tier=tier,
+        tier=tier or _tier_of(task),
         seeds=seeds,
         steps=steps,
         n_eval=n_eval,
@@ -294,6 +296,12 @@ def bench_step(
         sys.stdout.write(text)
     else:
         out_console.print(table_of("step", found))
+
+
+def _tier_of(task: str) -> str:
+    from gear_rl.arena.tiers import LABORATORY_TIERS
+
+    return LABORATORY_TIERS.get(ALIASES.get(task, task), "default")
 
 
 def _command() -> str:
