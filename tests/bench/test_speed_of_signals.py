@@ -94,7 +94,9 @@ def test_the_limit_is_timed_as_often_as_what_is_measured_against_it(no_compiler,
     (tiles, tries), (rivals, repeats), (close, more), *scaling = asked
     assert all(name.startswith("bare ") for name in tiles) and tries == signals.TRIES
     assert {"bare", "eager"} <= set(rivals) and repeats == 5
-    assert close == ["bare", "eager"] and more == (signals.OFTEN - 1) * 5, "a few per cent need more than peers"
+    assert close == ["bare", "eager"] and more == (signals.OFTEN - 1) * 5, (
+        "a few per cent need more than peers"
+    )
     assert [times for _, times in scaling] == [signals.TRIES] * 2
 
 

@@ -36,7 +36,12 @@ def bench_signals(
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 151936,
     dtype: Annotated[str, typer.Option(help="Of the operands: float32 or bfloat16.")] = "float32",
     device: Device = "cpu",
-    repeats: Annotated[int, typer.Option(help="Measurements of each; the least counts.")] = 3,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            help="Measurements of each, of ours and the limit three times as many; the least counts."
+        ),
+    ] = 3,
     peers: Peers = "all",
     scaling: Annotated[
         bool, typer.Option(help="Also over 16-fold ranges of tokens and vocabulary; minutes more.")
