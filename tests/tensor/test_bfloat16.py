@@ -153,6 +153,19 @@ def test_without_a_compiler_there_is_none(monkeypatch, compiler):
     assert bfloat16._compiled() is None
 
 
+def test_a_torch_without_the_names_has_none(monkeypatch):
+    monkeypatch.setattr(bfloat16, "_SOURCE", bfloat16._SOURCE.replace("brgemm", "another"))
+    assert bfloat16._compiled() is None
+
+
+def test_where_nothing_can_be_written_there_is_none(monkeypatch):
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(bfloat16.tempfile, "TemporaryDirectory", full)
+    assert bfloat16._compiled() is None
+
+
 # in the tiles
 
 

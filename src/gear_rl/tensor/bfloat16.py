@@ -167,17 +167,17 @@ def _compiled() -> _Product | None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if compiler is None:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "product.cpp"), Path(folder, "product.so")
-        source.write_text(_SOURCE)
-        command = [*shlex.split(compiler), "-shared", "-fPIC", str(source), "-o", str(library)]
-        command += [f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = Path(folder, "product.cpp"), Path(folder, "product.so")
+            source.write_text(_SOURCE)
+            command = [*shlex.split(compiler), "-shared", "-fPIC", str(source), "-o", str(library)]
+            command += [f"-L{libraries}", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
-            # The file may go once it is mapped.
+            # Names are looked up at once, so that a torch without them fails here. The file may go then.
             function = ctypes.CDLL(str(library)).product
-        except (OSError, subprocess.SubprocessError, AttributeError):
-            return None
+    except (OSError, subprocess.SubprocessError, AttributeError):
+        return None
     pointer, number = ctypes.c_void_p, ctypes.c_long
     function.argtypes = [number] * 3 + [pointer, number, pointer, number, pointer, number]
     function.restype = ctypes.c_int
