@@ -73,6 +73,15 @@ def test_a_tile_of_the_weight_is_cast_once_for_student_and_teacher():
     assert sum(name == "copy_" and numel >= 3 * 5 for name, numel, *_ in recorder.calls) == 3  # 4, 4, 3 of 11
 
 
+def test_a_cast_stays_on_the_device_of_the_weight(monkeypatch):
+    """There is no second device here, so a weight says where room for it was asked for."""
+    asked, weight = [], torch.zeros(11, 6, dtype=LOW)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *_, **__: asked.append(self.dtype) or room)
+    room = torch.empty(66)
+    TiledHead(Head(weight_VD=weight)).logits(torch.empty(4), torch.zeros(2, 6), 0, 2)
+    assert asked == [LOW]
+
+
 @pytest.mark.parametrize(("taught", "tiles"), [(True, 3), (False, 2)])
 def test_the_tiles_are_made_once(taught, tiles):
     student, teacher, token, weight = small(70, 900, 3)

@@ -12,12 +12,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from gear_rl.arena.tiers import LABORATORY_TIERS
 from gear_rl.cli.errors import InputError, did_you_mean, error_console, mendable, out_console
 
 bench_app = typer.Typer(help="What a method costs, measured beside plain GRPO.", no_args_is_help=True)
 ALIASES = {"sums": "chain"}
 """Other names of the arena's tasks."""
-TIER_HELP = "How hard it is: easy, default or hard. By itself hard for chain, default for ledger."
+TIER_HELP = "How hard it is: easy, default or hard."
+OWN_TIERS = " By itself " + ", ".join(f"{tier} for {task}" for task, tier in LABORATORY_TIERS.items()) + "."
 
 
 def add_laboratory(app: typer.Typer) -> None:
@@ -34,7 +36,7 @@ def score(
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd",
     task: Annotated[str, typer.Option(help="chain (or sums) or ledger.")] = "chain",
-    tier: Annotated[str | None, typer.Option(help=TIER_HELP)] = None,
+    tier: Annotated[str | None, typer.Option(help=TIER_HELP + OWN_TIERS)] = None,
     fault: Annotated[
         str, typer.Option(help="Of the task ledger: relation (a wrong tool) or argument (payer and payee).")
     ] = "relation",
@@ -158,7 +160,7 @@ def compare(
     ] = "gear,shuffled",
     seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
     task: Annotated[str, typer.Option(help="chain (or sums) or ledger.")] = "chain",
-    tier: Annotated[str | None, typer.Option(help=TIER_HELP)] = None,
+    tier: Annotated[str | None, typer.Option(help=TIER_HELP + OWN_TIERS)] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
     ] = None,
@@ -207,7 +209,7 @@ def bench_methods(
         list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
     ] = None,
     task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    tier: Annotated[str, typer.Option(help=TIER_HELP)] = "default",
     steps: Annotated[int, typer.Option(help="Steps per run; the first does not count.")] = 4,
     repeats: Annotated[int, typer.Option(help="Runs of every method.")] = 3,
     rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
@@ -254,7 +256,7 @@ def bench_step(
         str, typer.Option(help="The method; its settings after a colon, as in gear:alpha=2.")
     ] = "gear",
     task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
+    tier: Annotated[str, typer.Option(help=TIER_HELP)] = "default",
     steps: Annotated[int, typer.Option(help="Steps of both per repeat; the first does not count.")] = 6,
     repeats: Annotated[int, typer.Option(help="How often both are trained.")] = 5,
     rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
@@ -299,8 +301,6 @@ def bench_step(
 
 
 def _tier_of(task: str) -> str:
-    from gear_rl.arena.tiers import LABORATORY_TIERS
-
     return LABORATORY_TIERS.get(ALIASES.get(task, task), "default")
 
 

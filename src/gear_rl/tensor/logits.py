@@ -5,7 +5,7 @@ position ``s`` predicts the token at ``s + 1``, so a completion of ``T`` tokens 
 positions before its last one. Knows no model, no trainer and no method: it is handed hidden states and a head.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -120,7 +120,8 @@ class TiledHead:
 
     def __init__(self, head: Head) -> None:
         self.head = head
-        self._made: dict[torch.dtype, tuple[Tensor, tuple[int, int] | None]] = {}
+        self._rooms: dict[torch.dtype, Tensor] = {}
+        self._made: dict[torch.dtype, tuple[tuple[int, int], Tensor]] = {}
 
     def operand(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """The hidden states as the product reads them: of low precision where it takes them so, else float32."""
@@ -149,32 +150,31 @@ class TiledHead:
         return out if head.temperature == 1.0 else out.div_(head.temperature)
 
     def _weight(self, begin: int, end: int) -> Tensor:
-        weight = self.head.weight_VD[begin:end]
-        if weight.dtype == torch.float32:
-            return weight
-        buffer, held = self._buffer(torch.float32, weight.numel())
-        wide = buffer[: weight.numel()].view(weight.shape)
-        if held != (begin, end):
-            wide.copy_(weight)
-            self._made[torch.float32] = buffer, (begin, end)
-        return wide
+        if self.head.weight_VD.dtype == torch.float32:
+            return self.head.weight_VD[begin:end]
+        return self._once(torch.float32, begin, end, _cast)
 
     def _pairs(self, begin: int, end: int) -> Tensor:
-        weight = self.head.weight_VD[begin:end]
-        buffer, held = self._buffer(torch.int32, weight.numel() // 2)
-        if held != (begin, end):
-            bfloat16.packed(weight, buffer)
-            self._made[torch.int32] = buffer, (begin, end)
-        return buffer[: weight.numel() // 2].view(-1, end - begin)
+        return self._once(torch.int32, begin, end, bfloat16.packed)
 
-    def _buffer(self, dtype: torch.dtype, size: int) -> tuple[Tensor, tuple[int, int] | None]:
-        """Room for so many numbers, and the slice of the vocabulary that is in it."""
-        buffer, held = self._made.get(dtype, (None, None))
-        return (
-            (torch.empty(size, dtype=dtype), None)
-            if buffer is None or buffer.numel() < size
-            else (buffer, held)
-        )
+    def _once(
+        self, dtype: torch.dtype, begin: int, end: int, make: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """A slice of the weight as ``make`` puts it into room of that type; the last one is kept."""
+        held, made = self._made.get(dtype, (None, None))
+        if made is None or held != (begin, end):
+            weight = self.head.weight_VD[begin:end]
+            size = weight.numel() if dtype == torch.float32 else weight.numel() // 2
+            room = self._rooms.get(dtype)
+            if room is None or room.numel() < size:
+                room = self._rooms[dtype] = weight.new_empty(size, dtype=dtype)
+            made = make(weight, room)
+            self._made[dtype] = (begin, end), made
+        return made
+
+
+def _cast(weight: Tensor, room: Tensor) -> Tensor:
+    return room[: weight.numel()].view(weight.shape).copy_(weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
