@@ -69,11 +69,15 @@ def test_gear_itself_is_not_grpo(grpo, tiny_model, tmp_path):
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_bit_for_bit_in_every_loss(tiny_model, tmp_path, loss_type):
-    level = "sequence" if loss_type == "luspo" else "token"
-    changes = {"loss_type": loss_type, "importance_sampling_level": level, "num_iterations": 2}
+    changes = {"loss_type": loss_type, "num_iterations": 2}
     plain = run(tmp_path, tiny_model, **changes)
     assert same(run(tmp_path, tiny_model, Gear(alpha=0), **changes), plain)
     assert not same(run(tmp_path, tiny_model, Gear(), **changes), plain)
+
+
+def test_uniform_is_grpo_with_one_ratio_for_a_completion_too(tiny_model, tmp_path):
+    changes = {"loss_type": "luspo", "importance_sampling_level": "sequence", "num_iterations": 2}
+    assert same(run(tmp_path, tiny_model, Uniform(), **changes), run(tmp_path, tiny_model, **changes))
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -99,7 +99,7 @@ def logged(trainer):
         {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8},
         {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
         {"credit_batch_size": 1, "temperature": 0.7},
-        {"gradient_checkpointing": True, "loss_type": "luspo", "importance_sampling_level": "sequence"},
+        {"gradient_checkpointing": True, "loss_type": "cispo", "importance_sampling_level": "sequence"},
         {"teacher_model_kind": "ema", "teacher_update_rate": 0.5, "teacher_prompt": "splice"},
         {"teacher_skip_first_tokens": 2, "logging_steps": 2},
         {"off_policy_mask_threshold": 0.1, "beta": 0.05},

@@ -29,8 +29,10 @@ from gear_rl.engines.tools import ToolGuard, control_pattern, defused_message
 from gear_rl.engines.trl_checks import (
     SHARDED,
     check_groups,
+    check_importance_level,
     check_reference,
     check_sharding,
+    check_signs,
     report_contexts,
 )
 from gear_rl.engines.trl_config import GEARConfig
@@ -57,7 +59,8 @@ class GEARTrainer(GRPOTrainer):
 
     Takes every argument of ``GRPOTrainer``. ``args`` is a ``GEARConfig``; ``credit`` is any
     ``CreditAssigner``. Evaluation is TRL's own: no credit is assigned there. Raises ``ValueError`` before
-    anything is loaded if the dataset has no privileged context for a method that needs a teacher.
+    anything is loaded if the dataset has no privileged context for a method that needs a teacher, or if the loss
+    would lose the tokens' credit or misread its signs (``docs/engines.md``).
     """
 
     args: GEARConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -101,6 +104,8 @@ class GEARTrainer(GRPOTrainer):
                 "teacher_prompt: 'render' cannot repeat the prompt that a rollout_func builds itself; set it to "
                 "'splice'"
             )
+        check_importance_level(credit, args.loss_type, args.importance_sampling_level)
+        check_signs(credit, args.loss_type, args.off_policy_mask_threshold)
         self.credit = credit
         self.teacher: Teacher | None = None
         self.reference: Teacher | None = None

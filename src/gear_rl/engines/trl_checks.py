@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 SHARDED = ("FSDP", "DEEPSPEED")
 """How accelerate calls the ways in which a process holds a part of the weights only."""
+CONSTANT_RATIO_LOSSES = ("cispo", "vespo")
+"""Losses whose ratio carries no gradient. Each token has its own log-prob as a factor, so token credit stays also
+where a completion has one ratio; ``docs/engines.md`` has the measurements."""
 COUNTED_ROWS = 100_000
 """Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
 
@@ -49,6 +52,62 @@ def check_reference(credit: CreditAssigner, sharding: str, peft: bool) -> None:
         raise ValueError(
             f"credit: {credit.name!r} needs reference_logprob, for which a copy of the first weights is kept, "
             f"which was never run under {sharding}; train a PEFT adapter, or take one process or DDP"
+        )
+
+
+def check_importance_level(credit: CreditAssigner, loss_type: str, level: str) -> None:
+    """Refuse a loss whose gradient sees only the sum of a completion's credit.
+
+    With one importance ratio for the completion (``level`` "sequence", as in GSPO, arXiv:2507.18071) most losses
+    of TRL multiply that ratio by the sum of the advantages: every token gets the same gradient, whatever its
+    weight. Only ``uniform`` loses nothing. A subclass of it inherits its name but may spread the credit, so the
+    class itself must bear the name. Raises ``ValueError``.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> check_importance_level(Gear(), "grpo", "token")
+    >>> check_importance_level(Gear(), "cispo", "sequence")
+    >>> check_importance_level(Gear(), "grpo", "sequence")
+    Traceback (most recent call last):
+    ValueError: importance_sampling_level: 'sequence' with loss_type 'grpo' gives all tokens of a completion the
+    same gradient, so the token credit of 'gear' would be lost; set it to 'token', or use credit 'uniform'
+    """
+    if level == "token" or loss_type in CONSTANT_RATIO_LOSSES or vars(type(credit)).get("name") == "uniform":
+        return
+    raise ValueError(
+        f"importance_sampling_level: {level!r} with loss_type {loss_type!r} gives all tokens of a completion the "
+        f"same gradient, so the token credit of {credit.name!r} would be lost; set it to 'token', or use credit "
+        "'uniform'"
+    )
+
+
+def check_signs(credit: CreditAssigner, loss_type: str, off_policy_mask_threshold: float | None) -> None:
+    """Refuse a rule of TRL's for whole completions that follows a sign, where tokens differ in theirs.
+
+    The off-policy mask (DeepSeek-V3.2) drops a completion that failed and has become unlikely; VESPO weighs a
+    completion by its ratio, in another way if it failed. TRL decides by the sign of each token's advantage, which
+    for a reweighting method is the completion's. For an additive method the mask would drop the blame of a failed
+    completion and keep its praise, and VESPO would change how the two compare. PPO's clip and SAPO's temperature
+    are rules for a token and its own ratio, so they stay what they were. Raises ``ValueError``.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> from gear_rl.methods.gigpo import Gigpo
+    >>> check_signs(Gear(), "vespo", off_policy_mask_threshold=0.1)
+    >>> check_signs(Gigpo(), "vespo", off_policy_mask_threshold=None)
+    Traceback (most recent call last):
+    ValueError: loss_type: 'vespo' weighs a completion by the sign of its advantage, but with credit 'gigpo' its
+    tokens may differ in sign; take another loss_type, or use a method that only reweights, such as 'gear'
+    """
+    if loss_type == "vespo":
+        rule, fix = "loss_type: 'vespo' weighs", "take another loss_type"
+    elif off_policy_mask_threshold is not None:
+        rule, fix = f"off_policy_mask_threshold: {off_policy_mask_threshold} drops", "set it to None"
+    else:
+        return
+    # Not `is_additive`: what a distilling method adds does not pass through the advantage.
+    if getattr(credit, "additive", False):
+        raise ValueError(
+            f"{rule} a completion by the sign of its advantage, but with credit {credit.name!r} its tokens may "
+            f"differ in sign; {fix}, or use a method that only reweights, such as 'gear'"
         )
 
 

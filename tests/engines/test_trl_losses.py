@@ -1,0 +1,225 @@
+"""Which of TRL's losses keep a method's token credit: the gradient of each token's log-probability shows it."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import tiny
+from engines.loss_grid import (
+    ADVANTAGE_B,
+    GRID,
+    LOG_RATIO,
+    MASK,
+    WEIGHT,
+    accepted,
+    gradient,
+    gradients,
+    spread,
+    trainer_of,
+)
+from engines.probing import Probe
+from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
+from gear_rl.engines.trl_checks import check_importance_level, check_signs
+from gear_rl.methods import METHODS, Crpo, Gigpo
+from gear_rl.types import TokenSignals, distillation_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+DOCUMENTED = {(loss, level): (verdict, float(a), float(b)) for loss, level, verdict, a, b in ROWS}
+
+
+def unloaded(folder: Path, credit, **changes) -> None:
+    """Make a trainer of a model that does not exist: what is refused is refused before the model is sought."""
+    GEARTrainer(
+        "no-such-model",
+        tiny.vowels,
+        GEARConfig(**tiny.settings(folder, **changes)),
+        tiny.rows(),
+        credit=credit,
+    )
+
+
+# --- one importance ratio for a completion -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("loss_type", "level"), GRID)
+def test_every_pair_is_refused_or_its_gradient_follows_the_weights(tiny_model, tmp_path, loss_type, level):
+    trainer = trainer_of(tiny_model, tmp_path, loss_type, level)
+    own = torch.where(MASK, WEIGHT, 0.0)
+    verdict, *documented = DOCUMENTED[loss_type, level]
+    assert verdict == ("accepted" if accepted(loss_type, level) else "refused")
+    for log_ratio, expected in zip((None, LOG_RATIO), documented, strict=True):
+        weighted, plain = gradients(trainer, log_ratio)
+        assert (plain[~MASK] == 0).all()
+        assert (plain[MASK] != 0).float().mean() > (0.8 if log_ratio is not None else 0.99)
+        assert spread(weighted, plain) == pytest.approx(expected, abs=0.01), "docs/engines.md"
+        if verdict == "accepted":
+            torch.testing.assert_close(weighted, own * plain, rtol=1e-3, atol=1e-6)
+        else:
+            assert spread(weighted, plain) < 0.01, "it keeps the credit, so why refuse it?"
+    changes = {"loss_type": loss_type, "importance_sampling_level": level}
+    if verdict == "accepted":
+        with pytest.raises(OSError, match="huggingface"):
+            unloaded(tmp_path, Gear(), **changes)
+    else:
+        message = (
+            f"importance_sampling_level: 'sequence' with loss_type '{loss_type}' gives all tokens of a "
+            "completion the same gradient, so the token credit of 'gear' would be lost; set it to 'token', or "
+            "use credit 'uniform'"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            unloaded(tmp_path, Gear(), **changes)
+    with pytest.raises(OSError, match="huggingface"):
+        unloaded(tmp_path, Uniform(), **changes)
+
+
+def test_the_page_lists_every_pair_once():
+    assert [row[:2] for row in ROWS] == GRID
+    assert spread(WEIGHT.nan_to_num(), MASK.float()) == pytest.approx(1.6), "the weights' own"
+
+
+def test_the_ratios_that_are_measured_reach_the_clip(tiny_model, tmp_path):
+    """Else a loss that clips would have been measured as one that does not."""
+    _, plain = gradients(trainer_of(tiny_model, tmp_path, "grpo", "token"), LOG_RATIO)
+    clipped = (plain == 0) & MASK
+    assert clipped.tolist() == [
+        [False, False, True, False, False, False, False],  # a gain, more likely by e^0.4
+        [False, False, False, True, False, False, False],  # a loss, less likely by e^-0.4
+        [False, True, False, False, False, False, False],  # e^0.2 = 1.221
+        [False, False, False, True, False, False, False],
+        [False] * 7,
+    ]
+
+
+def test_only_uniform_itself_takes_one_ratio_for_a_completion():
+    class Heir(Uniform):
+        """Inherits the name and could spread the credit."""
+
+    check_importance_level(Uniform(), "grpo", "sequence")
+    others = [cls() for name, cls in METHODS.items() if name != "uniform"]
+    assert len(others) == len(METHODS) - 1
+    for method in (*others, Shuffled(of=Uniform()), Probe(name="uniform"), Heir()):
+        check_importance_level(method, "grpo", "token")
+        check_importance_level(method, "cispo", "sequence")
+        with pytest.raises(ValueError, match="importance_sampling_level: 'sequence' with loss_type 'grpo'"):
+            check_importance_level(method, "grpo", "sequence")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"delta": 1.05},
+        {"beta": 0.05, "use_bias_correction_kl": True},
+        {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.5},
+        {"off_policy_mask_threshold": 0.1},
+        {"loss_type": "vespo", "off_policy_mask_threshold": 0.1},
+        {"mask_truncated_completions": True},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_other_options_of_the_loss_keep_the_weights(tiny_model, tmp_path, changes):
+    """A token's gradient is its weight times that of GRPO, also where the option leaves GRPO nothing."""
+    changes = {"loss_type": "dapo"} | changes
+    trainer = trainer_of(tiny_model, tmp_path, changes.pop("loss_type"), "token", **changes)
+    weighted, plain = gradients(trainer, LOG_RATIO)
+    torch.testing.assert_close(weighted, torch.where(MASK, WEIGHT, 0.0) * plain, rtol=1e-3, atol=1e-6)
+    kept = (plain != 0).any(-1)
+    if "off_policy_mask_threshold" in changes:
+        assert kept.tolist() == [True, True, True, True, False], "the unlikely failure is dropped as a whole"
+    else:
+        assert kept.all()
+    if "top_entropy_quantile" in changes:
+        assert (plain[MASK] != 0).float().mean() <= 0.51
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence"])
+def test_vllms_correction_keeps_the_weights(tiny_model, tmp_path, mode):
+    trainer = trainer_of(tiny_model, tmp_path, "dapo", "token")
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    factor = (0.3 * LOG_RATIO).exp()
+    factor = factor if mode == "token" else factor.mean(-1, keepdim=True)
+    weighted, plain = gradients(trainer, LOG_RATIO, importance_sampling_ratio=factor)
+    torch.testing.assert_close(weighted, torch.where(MASK, WEIGHT, 0.0) * plain, rtol=1e-3, atol=1e-6)
+
+
+# --- rules for a completion that follow the sign of its advantage --------------------------------------------
+
+MIXED = torch.tensor([[1.0, -1.0, 0.5, -2.0]])
+"""One completion's credit of an additive method: blame outweighs praise."""
+WHOLE = torch.ones(1, 4, dtype=torch.bool)
+
+
+def test_trls_off_policy_mask_would_keep_the_praise_of_a_failure(tiny_model, tmp_path):
+    """Why it is refused: of a completion that the mask should drop, TRL drops the negative tokens only."""
+    trainer = trainer_of(tiny_model, tmp_path, "grpo", "token", off_policy_mask_threshold=0.1)
+    unlikely = torch.full((1, 4), -0.15)  # the mean of log(old / now) is 0.15, above the threshold
+    whole = gradient(trainer, torch.full((1, 4), -0.375), unlikely, WHOLE)
+    assert (whole == 0).all(), "the published rule: a failed completion that has become unlikely is dropped"
+    found = gradient(trainer, MIXED, unlikely, WHOLE)
+    assert (found != 0).tolist() == [[True, False, True, False]]
+    assert (found.sum() < 0) and MIXED.sum() < 0, "the loss would make the failure likelier"
+
+
+def test_vespo_would_weigh_praise_and_blame_of_one_completion_differently(tiny_model, tmp_path):
+    """Why it is refused: phi(w) = e^lambda w^k e^(-lambda w), with other k and lambda for negative advantages."""
+    trainer = trainer_of(tiny_model, tmp_path, "vespo", "token")
+    half = torch.full((1, 4), math.log(0.5) / 4)
+    phi = gradient(trainer, MIXED, half, WHOLE) / gradient(trainer, MIXED, None, WHOLE)
+    praise, blame = math.exp(3 - 1.5) * 0.5**2, math.exp(2 - 1.0) * 0.5**3  # 1.120 and 0.340
+    torch.testing.assert_close(phi, torch.tensor([[praise, blame, praise, blame]]), rtol=1e-3, atol=0)
+
+
+ADDING = [name for name, cls in METHODS.items() if getattr(cls, "additive", False) is True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"loss_type": "vespo"},
+            "loss_type: 'vespo' weighs a completion by the sign of its advantage, but with credit 'gigpo' its "
+            "tokens may differ in sign; take another loss_type, or use a method that only reweights, such as "
+            "'gear'",
+        ),
+        (
+            {"off_policy_mask_threshold": 0.1},
+            "off_policy_mask_threshold: 0.1 drops a completion by the sign of its advantage, but with credit "
+            "'gigpo' its tokens may differ in sign; set it to None, or use a method that only reweights, such as "
+            "'gear'",
+        ),
+    ],
+    ids=["vespo", "mask"],
+)
+def test_an_additive_method_is_refused_where_a_sign_stands_for_the_completion(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        unloaded(tmp_path, Gigpo(), **changes)
+    with pytest.raises(OSError, match="huggingface"):
+        unloaded(tmp_path, Gear(), **changes)
+
+
+def test_which_methods_may_differ_in_sign_inside_a_completion():
+    assert set(ADDING) == {"gigpo", "mt_grpo", "igpo", "crpo"}
+    for method in (*(METHODS[name]() for name in ADDING), Shuffled(of=Crpo()), Probe(additive=True)):
+        check_signs(method, "sapo", None)
+        for rule in (("vespo", None), ("dapo", 0.0)):
+            with pytest.raises(ValueError, match="may differ in sign"):
+                check_signs(method, *rule)
+    for name, cls in METHODS.items():
+        if name not in ADDING:
+            check_signs(cls(), "vespo", 0.1)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if distillation_of(cls())])
+def test_a_distilling_methods_advantage_has_the_completions_sign(name):
+    """It counts as additive for its signals, but its term is added beside the advantage (the rest: contract)."""
+    method = METHODS[name]()
+    if hasattr(method, "strength"):
+        method = dataclasses.replace(method, strength=0.5)
+    signals = TokenSignals(mask=MASK, reference_logprob=torch.zeros(MASK.shape))
+    advantage = method(ADVANTAGE_B, signals).advantage
+    assert torch.equal(advantage.sign(), torch.where(MASK, ADVANTAGE_B.sign()[:, None], 0.0))
