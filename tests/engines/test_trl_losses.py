@@ -118,7 +118,6 @@ def test_only_uniform_itself_takes_one_ratio_for_a_completion():
         {"top_entropy_quantile": 0.5},
         {"off_policy_mask_threshold": 0.1},
         {"loss_type": "vespo", "off_policy_mask_threshold": 0.1},
-        {"mask_truncated_completions": True},
     ],
     ids=lambda changes: "-".join(changes),
 )
