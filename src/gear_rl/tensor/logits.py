@@ -5,7 +5,7 @@ position ``s`` predicts the token at ``s + 1``, so a completion of ``T`` tokens 
 positions before its last one. Knows no model, no trainer and no method: it is handed hidden states and a head.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.tensor import bfloat16
 from gear_rl.tensor.fold import (
     MASS,
     MASS_T,
@@ -110,8 +109,8 @@ class TiledHead:
     """A head whose logits are written into buffers that are already there, with no gradient.
 
     ``logits`` gives what ``Head.logits`` gives of hidden states that went through ``operand``. A weight of low
-    precision that torch cannot multiply into float32 is packed for a kernel that can (``bfloat16.py``) or cast to
-    float32, tile by tile, and only once where student and teacher ask for the same tile one after the other.
+    precision that torch cannot multiply into float32 is cast to float32, tile by tile, and only once where
+    student and teacher ask for the same tile one after the other.
 
     >>> tiled = TiledHead(Head(weight_VD=torch.eye(2), scale=3.0))
     >>> tiled.logits(torch.empty(2), tiled.operand(torch.tensor([[1.0, 2.0]])), 0, 2)
@@ -120,14 +119,13 @@ class TiledHead:
 
     def __init__(self, head: Head) -> None:
         self.head = head
-        self._rooms: dict[torch.dtype, Tensor] = {}
-        self._made: dict[torch.dtype, tuple[tuple[int, int], Tensor]] = {}
+        self._room: Tensor | None = None
+        self._cast: tuple[tuple[int, int], Tensor] | None = None
 
     def operand(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """The hidden states as the product reads them: of low precision where it takes them so, else float32."""
-        weight = self.head.weight_VD
-        direct = hidden_ND.is_cuda and hidden_ND.dtype == weight.dtype
-        return hidden_ND if direct or bfloat16.can_multiply(hidden_ND, weight) else hidden_ND.float()
+        """The hidden states as the product reads them: on CUDA of the weight's own precision, else float32."""
+        direct = hidden_ND.is_cuda and hidden_ND.dtype == self.head.weight_VD.dtype
+        return hidden_ND if direct else hidden_ND.float()
 
     def logits(
         self, buffer: Float[Tensor, " C"], hidden_ND: Float[Tensor, "N D"], begin: int, end: int
@@ -137,10 +135,8 @@ class TiledHead:
         out = buffer[: len(hidden_ND) * (end - begin)].view(len(hidden_ND), end - begin)
         if hidden_ND.dtype == torch.float32:
             torch.mm(hidden_ND, self._weight(begin, end).t(), out=out)
-        elif hidden_ND.is_cuda:
-            torch.mm(hidden_ND, head.weight_VD[begin:end].t(), out_dtype=torch.float32, out=out)
         else:
-            bfloat16.multiply(hidden_ND, self._pairs(begin, end), out)
+            torch.mm(hidden_ND, head.weight_VD[begin:end].t(), out_dtype=torch.float32, out=out)
         if head.bias_V is not None:
             out.add_(head.bias_V[begin:end])
         if head.scale != 1.0:
@@ -150,31 +146,15 @@ class TiledHead:
         return out if head.temperature == 1.0 else out.div_(head.temperature)
 
     def _weight(self, begin: int, end: int) -> Tensor:
-        if self.head.weight_VD.dtype == torch.float32:
-            return self.head.weight_VD[begin:end]
-        return self._once(torch.float32, begin, end, _cast)
-
-    def _pairs(self, begin: int, end: int) -> Tensor:
-        return self._once(torch.int32, begin, end, bfloat16.packed)
-
-    def _once(
-        self, dtype: torch.dtype, begin: int, end: int, make: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """A slice of the weight as ``make`` puts it into room of that type; the last one is kept."""
-        held, made = self._made.get(dtype, (None, None))
-        if made is None or held != (begin, end):
-            weight = self.head.weight_VD[begin:end]
-            size = weight.numel() if dtype == torch.float32 else weight.numel() // 2
-            room = self._rooms.get(dtype)
-            if room is None or room.numel() < size:
-                room = self._rooms[dtype] = weight.new_empty(size, dtype=dtype)
-            made = make(weight, room)
-            self._made[dtype] = (begin, end), made
-        return made
-
-
-def _cast(weight: Tensor, room: Tensor) -> Tensor:
-    return room[: weight.numel()].view(weight.shape).copy_(weight)
+        """A slice of the weight in float32; the last one that was cast is kept."""
+        weight = self.head.weight_VD[begin:end]
+        if weight.dtype == torch.float32:
+            return weight
+        if self._cast is None or self._cast[0] != (begin, end):
+            if self._room is None or self._room.numel() < weight.numel():
+                self._room = weight.new_empty(weight.numel(), dtype=torch.float32)
+            self._cast = (begin, end), self._room[: weight.numel()].view(weight.shape).copy_(weight)
+        return self._cast[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,10 +205,8 @@ def token_statistics(
     head unless it has one of its own, of any width, over the same vocabulary and at the same temperature
     (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row only.
 
-    Logits are float32 also where the operands are not. Where a CPU multiplies bfloat16 but torch cannot say so,
-    ``bfloat16.py`` does; the first such call takes a second to compile it. While the operands are bfloat16 and on
-    a CPU, torch's process-wide setting for float32 products is "bf16", as their values allow; see
-    ``bfloat16_products``.
+    Logits are float32 also where the operands are not. While the operands are bfloat16 and on a CPU, torch's
+    process-wide setting for float32 products is "bf16", as their values allow; see ``bfloat16_products``.
 
     ``compiled`` has ``torch.compile`` build the update of the sums: a little faster, after a first call of about
     20 seconds of CPU time (``RuntimeError`` where there is no C++ compiler). On CUDA the update is one Triton
@@ -296,8 +274,7 @@ def tile_shape(
 
     Few tokens are given a wider slice of the vocabulary and a small vocabulary more tokens, so that the many
     small operations of a tile are not what it costs. On a CPU weights that have to be cast to float32 take memory
-    of their own, and the tiles are half as large; those that are packed are as wide as a power of two, since each
-    shape has a kernel of its own.
+    of their own, and the tiles are half as large.
 
     >>> head = Head(weight_VD=torch.zeros(5000, 1))
     >>> tile_shape(torch.zeros(2000, 1), head, head), tile_shape(torch.zeros(9, 1), head, head)
@@ -305,14 +282,11 @@ def tile_shape(
     """
     num_tokens, vocab = max(1, len(hidden_ND)), head.weight_VD.shape[0]
     most, elements, weights = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
-    packs = bfloat16.can_multiply(hidden_ND, head.weight_VD)
-    if not hidden_ND.is_cuda and not packs and head.weight_VD.dtype != torch.float32:
+    if not hidden_ND.is_cuda and head.weight_VD.dtype != torch.float32:
         elements //= 2
     if vocab_tile is None:
         width = max(head.weight_VD.shape[1], teacher_head.weight_VD.shape[1])
         vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights // width))
-        if packs:
-            vocab_tile = 1 << (vocab_tile.bit_length() - 1)
     columns = min(vocab, vocab_tile)
     # More tokens only where the vocabulary ends first: their hidden states may have to be cast as well.
     rows = token_tile or (max(most, elements // columns) if columns == vocab else most)
@@ -324,9 +298,10 @@ def bfloat16_products(*operands: Tensor | None) -> Generator[None]:
     """In this block float32 products on a CPU may round to bfloat16, if that is what all the operands are.
 
     Of operands that are cast to float32 only to be multiplied nothing is rounded then, and sums and results are
-    float32. oneDNN's kernels take over: bfloat16 arithmetic where the processor has AMX, float32 elsewhere. A
-    torch without the setting makes its ordinary product. The setting is the process's: another thread's products
-    are under it for as long as the block lasts. It is restored on the way out, also by an error.
+    float32. oneDNN's kernels take over: bfloat16 arithmetic where the processor has AMX, float32 elsewhere. The
+    setting is documented with torch's MKLDNN backend, since torch 2.9; an older torch makes its ordinary product.
+    It holds for the whole process: another thread's products are under it for as long as the block lasts. It is
+    restored on the way out, also by an error.
 
     >>> x = torch.ones(1, 2, dtype=torch.bfloat16)
     >>> with bfloat16_products(x):
