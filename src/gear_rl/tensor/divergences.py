@@ -138,7 +138,7 @@ def _normalisers(
     for begin, end in steps:
         logits = tiles.logits(buffers[0], hidden, begin, end)
         fold(sums, logits, None, buffers[1][: logits.numel()].view_as(logits))
-    return sums[TOP], sums[MASS].log(), sums[OWN] / sums[MASS]
+    return sums[TOP].float(), sums[MASS].log().float(), (sums[OWN] / sums[MASS]).float()
 
 
 def _forward_terms(p: Tensor, q: Tensor, ratio: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A distribution is known by its largest logit so far, the sum of ``exp(logit - largest)`` and sums of those
 weights times centred logits; all are moved when the largest logit moves. Centred, because a small divergence
-must not be the difference of two large numbers. Two ways to take up a tile live here, plain PyTorch and
+must not be the difference of two large numbers. In float64, because a tile adds to what hundreds of tiles
+have added before; within a tile everything is float32. Two ways to take up a tile live here, plain PyTorch and
 ``torch.compile``; ``fold_triton.py`` is the third. Knows no head, no model, no trainer and no method.
 """
 
@@ -13,7 +14,7 @@ from inspect import unwrap
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 TOP, MASS, OWN, TOP_T, MASS_T, OTHER, SAMPLED, SAMPLED_T = range(8)
@@ -28,19 +29,19 @@ _NO_COMPILER = (
 )
 
 
-def empty_sums(num_tokens: int, device: torch.device) -> Float[Tensor, "8 N"]:
-    """The sums over no vocabulary at all.
+def empty_sums(num_tokens: int, device: torch.device) -> Float64[Tensor, "8 N"]:
+    """The sums over no vocabulary at all, float64.
 
-    >>> empty_sums(1, torch.device("cpu"))[TOP:OWN, 0]
-    tensor([-inf, 0.])
+    >>> empty_sums(1, torch.device("cpu"))[TOP:OWN, 0].tolist()
+    [-inf, 0.0]
     """
-    sums = torch.zeros(8, num_tokens, device=device)
+    sums = torch.zeros(8, num_tokens, dtype=torch.float64, device=device)
     sums[TOP] = sums[TOP_T] = -torch.inf
     return sums
 
 
 def note_sampled(
-    sums: Float[Tensor, "8 N"],
+    sums: Float64[Tensor, "8 N"],
     row: int,
     logits_NV: Float[Tensor, "N V"],
     place_N: Int[Tensor, " N"],
@@ -49,8 +50,8 @@ def note_sampled(
 
     >>> sums = empty_sums(2, torch.device("cpu"))
     >>> note_sampled(sums, SAMPLED, torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([1, -3]))
-    >>> sums[SAMPLED]
-    tensor([6., 0.])
+    >>> sums[SAMPLED].tolist()
+    [6.0, 0.0]
     """
     sums[row] = _sampled(logits_NV, place_N, sums[row])
 
@@ -58,11 +59,11 @@ def note_sampled(
 def _sampled(logits: Tensor, place: Tensor, before: Tensor) -> Tensor:
     width = logits.shape[1]
     here = (place >= 0) & (place < width)
-    return torch.where(here, logits.gather(-1, place.clamp(0, width - 1)[:, None])[:, 0], before)
+    return torch.where(here, logits.gather(-1, place.clamp(0, width - 1)[:, None])[:, 0].to(before), before)
 
 
 def fold(
-    sums: Float[Tensor, "8 N"],
+    sums: Float64[Tensor, "8 N"],
     logits_NV: Float[Tensor, "N V"],
     teacher_NV: Float[Tensor, "N V"] | None,
     spare_NV: Float[Tensor, "N V"],
@@ -76,7 +77,7 @@ def fold(
     >>> sums, spare = empty_sums(1, torch.device("cpu")), torch.empty(1, 2)
     >>> for logit in (0.0, 1.0):
     ...     fold(sums, torch.full((1, 2), logit), None, spare)
-    >>> sums[MASS].div(2).log()  # 1 + exp(-1)
+    >>> sums[MASS].div(2).log().float()  # 1 + exp(-1)
     tensor([0.3133])
     """
     top, mass, own, top_t, mass_t, other = sums[:SAMPLED]
@@ -84,12 +85,12 @@ def fold(
     # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
-    weight = torch.mul(logits_NV.sub_(new_top[:, None]), _LOG2_E, out=spare_NV).exp2_()
+    weight = torch.mul(logits_NV.sub_(new_top[:, None].float()), _LOG2_E, out=spare_NV).exp2_()
     own.add_(mass * shift).mul_(shrink).add_(logits_NV.mul_(weight).sum(-1))
     if teacher_NV is not None:
         new_top_t = torch.maximum(top_t, teacher_NV.amax(-1))
         shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
-        weight_t = torch.mul(teacher_NV.sub_(new_top_t[:, None]), _LOG2_E, out=logits_NV).exp2_()
+        weight_t = torch.mul(teacher_NV.sub_(new_top_t[:, None].float()), _LOG2_E, out=logits_NV).exp2_()
         mass_t.mul_(shift_t.exp()).add_(weight_t.sum(-1))
         other.add_(mass * shift_t).mul_(shrink).add_(teacher_NV.mul_(weight).sum(-1))
         top_t.copy_(new_top_t)
@@ -97,20 +98,20 @@ def fold(
     top.copy_(new_top)
 
 
-def reverse_divergence(sums: Float[Tensor, "8 N"]) -> Float[Tensor, " N"]:
+def reverse_divergence(sums: Float64[Tensor, "8 N"]) -> Float64[Tensor, " N"]:
     """KL(student || teacher) of sums over the whole vocabulary, in nats; rounding may leave it just below 0.
 
     >>> sums = empty_sums(1, torch.device("cpu"))
     >>> even = torch.zeros(1, 2)  # one half each; the student has 4/5 and 1/5
     >>> fold(sums, torch.tensor([[3.0, 0.0]]).log1p(), even, torch.empty(1, 2))
-    >>> reverse_divergence(sums)
+    >>> reverse_divergence(sums).float()
     tensor([0.1927])
     """
     return sums[OWN] / sums[MASS] - sums[OTHER] / sums[MASS] - sums[MASS].log() + sums[MASS_T].log()
 
 
 def fold_compiled(
-    sums: Float[Tensor, "8 N"],
+    sums: Float64[Tensor, "8 N"],
     logits_NV: Float[Tensor, "N V"],
     teacher_NV: Float[Tensor, "N V"] | None,
     place_N: Int[Tensor, " N"],
@@ -151,13 +152,13 @@ def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None, place: Tensor)
     new_top = torch.maximum(top, logits.amax(-1))
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
-    centred = logits - new_top[:, None]
+    centred = logits - new_top[:, None].float()
     weight = (centred * _LOG2_E).exp2()
     new_own = shrink * (own + mass * shift) + (weight * centred).sum(-1)
     if teacher is not None:
         new_top_t = torch.maximum(top_t, teacher.amax(-1))
         shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
-        centred_t = teacher - new_top_t[:, None]
+        centred_t = teacher - new_top_t[:, None].float()
         other = shrink * (other + mass * shift_t) + (weight * centred_t).sum(-1)
         mass_t = shift_t.exp() * mass_t + (centred_t * _LOG2_E).exp2().sum(-1)
         top_t, sampled_t = new_top_t, at(teacher, place, sampled_t)

@@ -10,7 +10,8 @@ imported only when a tile is folded. Knows no head, no model, no trainer and no 
 from functools import cache
 from typing import Any, no_type_check
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 _BLOCK = 2048
@@ -18,14 +19,14 @@ _BLOCK = 2048
 
 
 def fold_triton(
-    sums: Float[Tensor, "8 N"],
+    sums: Float64[Tensor, "8 N"],
     logits_NV: Float[Tensor, "N V"],
     teacher_NV: Float[Tensor, "N V"] | None,
     block: int = _BLOCK,
 ) -> None:
     """Take up one tile of logits into the sums, in place; the tiles are only read.
 
-    What ``fold`` does, to the last bits: the lanes of a row are summed apart and joined at the end of the tile.
+    What ``fold`` does, but in float32, and the lanes of a row are summed apart and joined at the end of the tile.
     Triton must be installed, and the tensors be on its device or in its interpreter (``TRITON_INTERPRET=1``).
     Rows of a tile are ``teacher_NV.stride(0)`` apart, its columns are neighbours.
     """
@@ -34,18 +35,20 @@ def fold_triton(
         return
     taught = teacher_NV is not None
     teacher = teacher_NV if teacher_NV is not None else logits_NV
+    moved = sums.to(torch.float32, memory_format=torch.contiguous_format)
     _kernel()[(num_tokens,)](
-        sums,
+        moved,
         logits_NV,
         teacher,
         width,
-        sums.stride(0),
+        moved.stride(0),
         logits_NV.stride(0),
         teacher.stride(0),
         TAUGHT=taught,
         BLOCK=block,
         num_warps=8,
     )
+    sums.copy_(moved)
 
 
 @cache

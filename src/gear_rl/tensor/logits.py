@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from gear_rl.tensor.fold import (
@@ -30,13 +30,17 @@ from gear_rl.tensor.fold import (
     reverse_divergence,
 )
 from gear_rl.tensor.fold_triton import fold_triton
+from gear_rl.tensor.tiles import cpu_tile, l2_bytes
 
-TILES = {"cpu": (512, 2**19, 2**21), "cuda": (4096, 2**26, 2**26)}
-"""By kind of device: tokens of a tile, its logits, and the weights of its slice of the vocabulary. On a CPU
-three tiles of 512 x 1024 are 6 MiB: the bare products are as fast as anywhere, and half as many tiles as of 512
-x 512 halve what a tile costs beside them. The teacher finds 8 MiB of weights in the cache where the student
-left them, and no more are cast at a time (measured). On CUDA two tiles of 4096 x 16384 are 512 MiB, little
-beside a model (computed, not measured)."""
+_CUDA_TILE = (4096, 2**26)
+"""Tokens of a tile and its logits: two tiles of 4096 x 16384 are 512 MiB, little beside a model (computed, not
+measured)."""
+_CAST_TILE = (512, 2**18)
+"""The same on a CPU where the weights are cast to float32, which takes memory of its own; every slice of them is
+cast once for so many tokens."""
+_WEIGHTS = {"cpu": 2**21, "cuda": 2**26}
+"""Weights of a tile's slice of the vocabulary, at most. On a CPU the teacher finds 8 MiB of weights in the cache
+where the student left them, and no more are cast at a time (measured)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +202,7 @@ def token_statistics(
 ) -> TokenStatistics:
     """Log-prob and entropy of every token, and with a teacher its log-prob and KL(student || teacher).
 
-    Exact over the whole vocabulary, float32, in one pass: the sums are updated tile by tile, and are centred
+    Exact over the whole vocabulary, float32, in one pass: the sums are float64, updated tile by tile, and centred
     on the running maximum, so that a small divergence is not the difference of two large numbers. Three tiles of
     ``token_tile * vocab_tile`` floats are made once and used again, whatever N and V are; None for either is the
     size that was measured best on the device. The divergence is clamped at 0. The teacher uses the student's
@@ -250,16 +254,17 @@ def token_statistics(
     return _statistics(sums, teacher_ND is not None)
 
 
-def _statistics(sums: Float[Tensor, "8 N"], taught: bool) -> TokenStatistics:
+def _statistics(sums: Float64[Tensor, "8 N"], taught: bool) -> TokenStatistics:
     log_mass, mean_own = sums[MASS].log(), sums[OWN] / sums[MASS]
     logprob, entropy = sums[SAMPLED] - sums[TOP] - log_mass, log_mass - mean_own
     if not taught:
-        return TokenStatistics(student_logprob=logprob, student_entropy=entropy)
+        return TokenStatistics(student_logprob=logprob.float(), student_entropy=entropy.float())
+    teacher_logprob = sums[SAMPLED_T] - sums[TOP_T] - sums[MASS_T].log()
     return TokenStatistics(
-        student_logprob=logprob,
-        student_entropy=entropy,
-        teacher_logprob=sums[SAMPLED_T] - sums[TOP_T] - sums[MASS_T].log(),
-        divergence=reverse_divergence(sums).clamp(min=0),
+        student_logprob=logprob.float(),
+        student_entropy=entropy.float(),
+        teacher_logprob=teacher_logprob.float(),
+        divergence=reverse_divergence(sums).clamp(min=0).float(),
     )
 
 
@@ -269,24 +274,30 @@ def tile_shape(
     teacher_head: Head,
     token_tile: int | None = None,
     vocab_tile: int | None = None,
+    l2: int | None = None,
 ) -> tuple[int, int]:
     """Tokens and vocabulary of a tile: as given, or as many as do well on the device.
 
     Few tokens are given a wider slice of the vocabulary and a small vocabulary more tokens, so that the many
-    small operations of a tile are not what it costs. On a CPU weights that have to be cast to float32 take memory
-    of their own, and the tiles are half as large.
+    small operations of a tile are not what it costs. On a CPU the size follows from that of the L2 cache (``l2``
+    in bytes, None for this machine's; see ``cpu_tile``), unless the weights have to be cast to float32.
 
     >>> head = Head(weight_VD=torch.zeros(5000, 1))
-    >>> tile_shape(torch.zeros(2000, 1), head, head), tile_shape(torch.zeros(9, 1), head, head)
-    ((512, 1024), (9, 5000))
+    >>> tile_shape(torch.zeros(2000, 1), head, head, l2=2**20)
+    (512, 1024)
+    >>> tile_shape(torch.zeros(9, 1), head, head, l2=2**20)
+    (9, 5000)
     """
-    num_tokens, vocab = max(1, len(hidden_ND)), head.weight_VD.shape[0]
-    most, elements, weights = TILES["cuda" if hidden_ND.is_cuda else "cpu"]
-    if not hidden_ND.is_cuda and head.weight_VD.dtype != torch.float32:
-        elements //= 2
+    num_tokens, (vocab, width) = max(1, len(hidden_ND)), head.weight_VD.shape
+    weights = _WEIGHTS["cuda" if hidden_ND.is_cuda else "cpu"] // max(width, teacher_head.weight_VD.shape[1])
+    if hidden_ND.is_cuda:
+        most, elements = _CUDA_TILE
+    elif head.weight_VD.dtype != torch.float32:
+        most, elements = _CAST_TILE
+    else:
+        most, elements = cpu_tile(l2_bytes() if l2 is None else l2)
     if vocab_tile is None:
-        width = max(head.weight_VD.shape[1], teacher_head.weight_VD.shape[1])
-        vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights // width))
+        vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights))
     columns = min(vocab, vocab_tile)
     # More tokens only where the vocabulary ends first: their hidden states may have to be cast as well.
     rows = token_tile or (max(most, elements // columns) if columns == vocab else most)
