@@ -29,6 +29,7 @@ from gear_rl.tensor.fold import (
     note_sampled,
     reverse_divergence,
 )
+from gear_rl.tensor.fold_checked import CheckedFold
 from gear_rl.tensor.fold_triton import fold_triton
 from gear_rl.tensor.tiles import cpu_tile, l2_bytes
 
@@ -214,7 +215,9 @@ def token_statistics(
 
     ``compiled`` has ``torch.compile`` build the update of the sums: a little faster, after a first call of about
     20 seconds of CPU time (``RuntimeError`` where there is no C++ compiler). On CUDA the update is one Triton
-    kernel where triton is installed, unless ``compiled`` asks for the other.
+    kernel where triton is installed, unless ``compiled`` asks for the other; its first tile in a process is
+    compared with the eager update, which takes its place, with one ``RuntimeWarning``, where the two differ by
+    more than rounding.
 
     >>> head = Head(weight_VD=torch.eye(2))
     >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()  # probabilities 4/5 and 1/5
@@ -228,8 +231,8 @@ def token_statistics(
     student_tiles = TiledHead(head)
     teacher_tiles = student_tiles if teacher_head is head else TiledHead(teacher_head)
     vocab, device = head.weight_VD.shape[0], student_ND.device
-    with_triton = device.type == "cuda" and not compiled and find_spec("triton") is not None
-    num_buffers = (1 if teacher_ND is None else 2) + (not compiled and not with_triton)
+    kernel = None if compiled else kernel_for(device)
+    num_buffers = (1 if teacher_ND is None else 2) + (not compiled and kernel is None)
     buffers = [torch.empty(rows * columns, device=device) for _ in range(num_buffers)]
     sums = empty_sums(len(token_N), device)
     with bfloat16_products(student_ND, teacher_ND, head.weight_VD, teacher_head.weight_VD):
@@ -247,11 +250,22 @@ def token_statistics(
                 note_sampled(here, SAMPLED, logits, place)
                 if logits_t is not None:
                     note_sampled(here, SAMPLED_T, logits_t, place)
-                if with_triton:
-                    fold_triton(here, logits, logits_t)
+                if kernel is not None:
+                    kernel(here, logits, logits_t)
                 else:
                     fold(here, logits, logits_t, buffers[-1][: logits.numel()].view_as(logits))
     return _statistics(sums, teacher_ND is not None)
+
+
+_TRITON_FOLD = CheckedFold(fold_triton, "the Triton fold")
+
+
+def kernel_for(device: torch.device) -> CheckedFold | None:
+    """The kernel that takes up a tile on that device: Triton's on CUDA where triton is installed, else None.
+
+    One for the whole process, so that it is compared with the eager fold once.
+    """
+    return _TRITON_FOLD if device.type == "cuda" and find_spec("triton") is not None else None
 
 
 def _statistics(sums: Float64[Tensor, "8 N"], taught: bool) -> TokenStatistics:
