@@ -81,6 +81,9 @@ class TokenSignals:
     opposite outcome, in mean lengths of a hidden state; 0 where there is none."""
 
     # Turns and text.
+    token_id: Int[Tensor, "B T"] | None = None
+    """The sampled token's number in the vocabulary; -1 where the mask is False. The same on every processor, so
+    placebos draw their places from it."""
     turn_reward: Float[Tensor, "B T"] | None = None
     """The environment's reward for the turn that emitted y_t, on every token of the turn; the completion's own
     reward is not among them."""
@@ -112,17 +115,19 @@ class TokenSignals:
                 raise ValueError(f"{name} carries a gradient; detach it: signals are constants of the loss")
 
     def get(self, name: str) -> Tensor:
-        """The signal ``name``; ``ValueError`` if the engine was not asked to compute it.
+        """The signal ``name``; ``ValueError`` if it is not there.
 
         >>> TokenSignals(mask=torch.ones(1, 1, dtype=torch.bool)).get("divergence")
         Traceback (most recent call last):
-        ValueError: signal 'divergence' was not computed; list it in the method's `needs`
+        ValueError: signal 'divergence' was not computed; list it in `needs`, or give TokenSignals(divergence=...)
         """
         if name not in SIGNAL_NAMES:
             raise ValueError(f"no signal is called {name!r}; the signals are {', '.join(SIGNAL_NAMES)}")
         value: Tensor | None = getattr(self, name)
         if value is None:
-            raise ValueError(f"signal {name!r} was not computed; list it in the method's `needs`")
+            raise ValueError(
+                f"signal {name!r} was not computed; list it in `needs`, or give TokenSignals({name}=...)"
+            )
         return value
 
 
@@ -323,6 +328,6 @@ def is_per_completion(method: CreditAssigner) -> bool:
 
     A method says so by an attribute ``per_completion = True``, or a property where it depends on the settings. An
     engine may then ask for the credit of some completions at a time, with signals out of other forwards, which
-    differ in their last bits: a placebo whose draw hangs on these bits does not say so.
+    differ in their last bits: what draws at random by these bits must not say so.
     """
     return bool(getattr(method, "per_completion", False))

@@ -144,6 +144,7 @@ def torn() -> tuple[torch.Tensor, TokenSignals]:
         anchor_id=torch.where(mask, per_turn(torch.randint(0, 2, (12, 11), generator=g)), -1),
         answer_confidence=per_turn(torch.rand(12, 11, generator=g)),
         sentence_id=torch.where(mask, torch.arange(11) // 2, -1),
+        token_id=torch.where(mask, torch.randint(150_000, (12, 11), generator=g), -1),
     )
 
 

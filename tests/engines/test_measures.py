@@ -56,7 +56,9 @@ def test_nothing_scored_leaves_the_means_out():
 def every_signal(num_rows=4, num_tokens=3):
     """All signals, of 1 everywhere; the last token of each row is masked."""
     mask = torch.tensor([[True, True, False]]).expand(num_rows, num_tokens)
-    kinds = dict.fromkeys(("group_B", "answer_region", "anchor_id", "sentence_id", "line_id"), torch.int64)
+    kinds = dict.fromkeys(
+        ("group_B", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"), torch.int64
+    )
     values = {name: torch.ones(num_rows, num_tokens, dtype=kinds.get(name)) for name in SIGNAL_NAMES}
     values |= {name: torch.ones(num_rows, dtype=kinds.get(name)) for name in ("group_B", "reward_B")}
     values["rewards_BR"] = torch.ones(num_rows, 2)
@@ -69,7 +71,7 @@ def floats(signals):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
-    assert len(floats(every_signal())) == len(SIGNAL_NAMES) - 5
+    assert len(floats(every_signal())) == len(SIGNAL_NAMES) - 6
     for name in floats(every_signal()):
         signals = every_signal()
         getattr(signals, name)[(1,) if name == "reward_B" else (1, 1)] = value
@@ -100,7 +102,7 @@ def test_without_a_row_the_others_have_no_such_sibling():
         assert torch.equal(getattr(found, field.name)[kept], getattr(signals, field.name)[kept])
     for name in ("mask", *floats(signals)):
         assert not getattr(found, name)[absent_B].any(), name
-    for name in ("turn_id", "answer_region", "anchor_id", "sentence_id", "line_id"):
+    for name in ("turn_id", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"):
         assert (getattr(found, name)[absent_B] == -1).all(), name
     assert found.group_B.tolist() == [1, 9, 1, 9]
     bare = without(TokenSignals(mask=signals.mask), absent_B, alone=9)

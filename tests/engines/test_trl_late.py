@@ -9,7 +9,7 @@ from peft import LoraConfig
 from torch import nn
 
 from engines import tiny
-from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
+from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.engines import trl_late, trl_share
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.signals import prefix
@@ -126,12 +126,16 @@ def test_credit_in_the_loss_is_the_credit_before_it(
         Gear(alpha=0.0),
         Gear(end_rule="line", divergence="forward"),
         EntropyForks(scope="completion"),
+        Shuffled(seed=3),
+        RandomOnsets(seed=3),
     ],
-    ids=["rlsd", "alpha0", "further", "forks"],
+    ids=["rlsd", "alpha0", "further", "forks", "shuffled", "random_onsets"],
 )
 def test_with_every_kind_of_signal(tiny_model, tmp_path, monkeypatch, waited, credit):
-    agree(*both(tmp_path, monkeypatch, tiny_model, credit))
+    found = both(tmp_path, monkeypatch, tiny_model, credit)
+    agree(*found)
     assert len(waited) == 2
+    assert not any("token_id" in record.signals for record in found[2]), "a record has its ids already"
 
 
 @pytest.mark.parametrize("kind", ["live", "base", "sync"])
@@ -300,7 +304,7 @@ class Subclass(GEARTrainer):
         (Gear(estimator="k3", end_rule="turn", onset_rule="never"), {"num_iterations": 2}),
         (EntropyForks(), {}),
         (Rlcsd(), {}),
-        (Shuffled(), {}),
+        (Shuffled(of=Rlcsd()), {}),
         (Sdpg(weight=0.5), {}),
         (Uniform(), {}),
     ],

@@ -72,6 +72,16 @@ def test_text_signals(desk):
     assert signals.sentence_id.amax(-1)[2] == 1 and signals.line_id.amax(-1)[5] == 0
 
 
+def test_the_ids_of_the_sampled_tokens(desk):
+    found = asked(desk, "token_id")
+    signals, ids = found.shown[1], found.completions.ids
+    assert signals.token_id.dtype == torch.int64
+    assert torch.equal(signals.token_id[found.mask], ids[found.mask])
+    assert (signals.token_id[~found.mask] == -1).all(), "tool output is none of them"
+    between = ~found.mask & (found.mask.cumsum(-1) > 0) & (found.mask.flip(-1).cumsum(-1).flip(-1) > 0)
+    assert between.any(), "else nothing is shown"
+
+
 def test_a_pattern_of_the_users_finds_the_answer(desk):
     found = asked(desk, "answer_region", answer_pattern=r"(No|Hm)")
     region, ids = found.shown[1].answer_region, found.completions.ids
@@ -345,7 +355,7 @@ def test_resuming_without_the_reference_says_so(tiny_model, tmp_path):
 FORWARDS = {
     (): 0,
     ("group_B", "reward_B", "rewards_BR", "turn_reward", "anchor_id"): 0,
-    ("answer_region", "sentence_id", "line_id"): 0,
+    ("answer_region", "sentence_id", "line_id", "token_id"): 0,
     ("student_logprob", "student_entropy"): 2,  # eight rows, four at a time
     ("teacher_logprob",): 2,
     ("reference_logprob",): 2,

@@ -29,7 +29,7 @@ quarters = st.integers(0, 12).map(lambda i: i / 4)
 
 
 def completion(divergence=None, entropy=None, *, turn_id=None, student=None, teacher=None):
-    """The signals of one completion without a masked token, from lists."""
+    """The signals of one completion without a masked token, from lists; its tokens are 0, 1, 2, ..."""
     given = {
         "divergence": divergence,
         "student_entropy": entropy,
@@ -39,7 +39,7 @@ def completion(divergence=None, entropy=None, *, turn_id=None, student=None, tea
     row = {name: torch.tensor([values], dtype=torch.float32) for name, values in given.items() if values}
     mask = torch.ones_like(next(iter(row.values())), dtype=torch.bool)
     turns = None if turn_id is None else torch.tensor([turn_id])
-    return TokenSignals(mask=mask, turn_id=turns, **row)
+    return TokenSignals(mask=mask, turn_id=turns, token_id=torch.arange(mask.shape[1])[None], **row)
 
 
 @st.composite
@@ -63,6 +63,7 @@ def rollouts(draw, max_tokens: int = 9) -> TokenSignals:
     return TokenSignals(
         mask=mask,
         turn_id=turn_id,
+        token_id=torch.where(mask, table(st.integers(0, 9), torch.int64), -1),
         divergence=nats[0],
         student_entropy=nats[1],
         student_logprob=-nats[2],

@@ -50,12 +50,15 @@ def test_as_many_onsets_and_the_same_divergences(gear, signals, seed, aligned):
 
 
 def two_onsets(num_rows=600, num_tokens=7):
-    """Onsets at 0 and 3, and faint noise that makes every row another row."""
-    noise = torch.rand(num_rows, num_tokens, generator=torch.Generator().manual_seed(1)) * 0.1
+    """Onsets at 0 and 3 among faint noise, in rows of other tokens."""
+    g = torch.Generator().manual_seed(1)
+    noise = torch.rand(num_rows, num_tokens, generator=g) * 0.1
+    ids = torch.randint(150_000, (num_rows, num_tokens), generator=g)
     noise[:, 0] += 4.0
     noise[:, 3] += 2.5
     mask = torch.ones(num_rows, num_tokens, dtype=torch.bool)
-    return TokenSignals(mask=mask, divergence=noise, student_entropy=torch.ones(num_rows, num_tokens))
+    entropy = torch.ones(num_rows, num_tokens)
+    return TokenSignals(mask=mask, token_id=ids, divergence=noise, student_entropy=entropy)
 
 
 def test_both_onsets_open_a_segment_wherever_they_land():
@@ -81,7 +84,7 @@ def test_the_end_rule_works_from_the_new_places():
         assert weight == [2.0 if begin <= t < ends[begin] else 1.0 for t in range(6)]
 
 
-def test_seeds_move_the_onsets_apart():
+def test_seeds_and_steps_move_the_onsets_apart():
     signals = two_onsets(5)
     first = RandomOnsets(of=literal(), seed=1)(torch.ones(5), signals)
     assert torch.equal(
@@ -90,6 +93,8 @@ def test_seeds_move_the_onsets_apart():
     assert not torch.equal(
         first.segment_id, RandomOnsets(of=literal(), seed=2)(torch.ones(5), signals).segment_id
     )
+    later = RandomOnsets(of=literal(), seed=1).at_step(1)(torch.ones(5), signals)
+    assert not torch.equal(first.segment_id, later.segment_id)
 
 
 def test_a_completion_without_an_onset_is_gears():
@@ -101,5 +106,5 @@ def test_a_completion_without_an_onset_is_gears():
 
 
 def test_needs_what_its_gear_needs():
-    assert RandomOnsets().needs == Gear().needs
-    assert RandomOnsets(of=literal(end_rule="turn")).needs == ("divergence",)
+    assert RandomOnsets().needs == (*Gear().needs, "token_id")
+    assert RandomOnsets(of=literal(end_rule="turn")).needs == ("divergence", "token_id")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Gear, RandomOnsets, Rlsd, Shuffled, Uniform
+from gear_rl.methods import Gear, Rlsd, Shuffled, Uniform
 from gear_rl.types import CreditAssigner, Scheduled, TokenSignals
 from methods.completions import PROPERTY, completion, rollouts
 
@@ -154,13 +154,13 @@ def test_when_the_schedule_has_run_out_no_signal_is_asked_for():
 
 def test_only_methods_with_a_schedule_are_scheduled():
     assert isinstance(Rlsd(), Scheduled) and isinstance(Rlsd().at_step(3), CreditAssigner)
-    assert not any(isinstance(method, Scheduled) for method in (Uniform(), Gear(), RandomOnsets()))
+    assert not any(isinstance(method, Scheduled) for method in (Uniform(), Gear()))
 
 
 @pytest.mark.parametrize("step", [0, 25, 50])
 def test_its_shuffle_decays_with_it_and_moves_the_same_credit(step):
     placebo = Shuffled(of=Rlsd(), seed=3).at_step(step)
-    assert placebo == Shuffled(of=Rlsd().at_step(step), seed=3)
+    assert placebo == Shuffled(of=Rlsd().at_step(step), seed=3, step=step)
     g = torch.Generator().manual_seed(0)
     signals = completion(student=(-torch.rand(30, generator=g)).tolist(), teacher=[-0.5] * 30)
     advantage_B = torch.tensor([1.0])
@@ -169,10 +169,9 @@ def test_its_shuffle_decays_with_it_and_moves_the_same_credit(step):
     assert moved.advantage.equal(plain.advantage) == (step == 50), "and elsewhere, as long as there is any"
 
 
-def test_the_shuffle_of_a_method_without_a_schedule_stays_itself():
-    placebo = Shuffled(of=Gear(), seed=1)
-    assert placebo.at_step(7) is placebo
-    assert Shuffled(of=placebo).at_step(7) == Shuffled(of=placebo)
+def test_the_shuffle_of_a_method_without_a_schedule_moves_on_alone():
+    assert Shuffled(of=Gear(), seed=1).at_step(7) == Shuffled(of=Gear(), seed=1, step=7)
+    assert Shuffled(of=Shuffled()).at_step(7) == Shuffled(of=Shuffled(step=7), step=7)
     assert Shuffled(of=Shuffled(of=Rlsd())).at_step(25).of.of.strength == 0.25
 
 

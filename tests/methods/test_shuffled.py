@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
-from gear_rl.types import TokenSignals
+from gear_rl.methods import Gear, RandomOnsets, Rlsd, Shuffled, Uniform
+from gear_rl.types import Scheduled, TokenSignals
 from methods.completions import PROPERTY, completion, literal, rollouts
 
 TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
@@ -42,7 +42,8 @@ def long_rows(num_rows=40, num_tokens=30):
     g = torch.Generator().manual_seed(0)
     nats = torch.rand(2, num_rows, num_tokens, generator=g)
     mask = torch.ones(num_rows, num_tokens, dtype=torch.bool)
-    return TokenSignals(mask=mask, divergence=nats[0] * 3, student_entropy=nats[1])
+    ids = torch.randint(150_000, (num_rows, num_tokens), generator=g)
+    return TokenSignals(mask=mask, token_id=ids, divergence=nats[0] * 3, student_entropy=nats[1])
 
 
 def test_the_place_of_the_credit_is_destroyed():
@@ -61,11 +62,63 @@ def test_seeds_completions_and_steps_are_shuffled_apart():
     first = Shuffled(of=literal(), seed=1)(advantage_B, signals).advantage
     assert torch.equal(first, Shuffled(of=literal(), seed=1)(advantage_B, signals).advantage)
     assert not torch.equal(first, Shuffled(of=literal(), seed=2)(advantage_B, signals).advantage)
+    later = Shuffled(of=literal(), seed=1).at_step(1)(advantage_B, signals).advantage
+    assert not torch.equal(first, later)
     # The moves of the ten tokens with distinct values differ from completion to completion.
     plain = TOKEN_ONLY(advantage_B, signals).advantage
     shuffled = Shuffled(of=TOKEN_ONLY)(advantage_B, signals).advantage
     moves = {tuple(plain[b].argsort()[shuffled[b].argsort().argsort()].tolist()) for b in range(40)}
     assert len(moves) == 40
+
+
+def test_equal_completions_of_a_step_are_shuffled_alike():
+    """The fifth token weighs most in either row; it goes to one place, and to others at other steps."""
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    divergence = torch.rand(2, 30, generator=torch.Generator().manual_seed(0))
+    divergence[:, 4] = 3.0
+    signals = TokenSignals(mask=mask, token_id=torch.arange(30).expand(2, -1), divergence=divergence)
+    places = set()
+    for step in range(9):
+        one, other = (
+            Shuffled(of=TOKEN_ONLY).at_step(step)(torch.ones(2), signals).advantage.argmax(-1).tolist()
+        )
+        assert one == other
+        places.add(one)
+    assert len(places) > 4
+
+
+@pytest.mark.parametrize("ulps", [1, -1, 8])
+@pytest.mark.parametrize("placebo", [Shuffled(of=TOKEN_ONLY, seed=3), RandomOnsets(of=literal(), seed=3)])
+def test_the_last_bits_of_the_signals_move_nothing(placebo, ulps):
+    """Processors differ in the last bits of every float signal; a placebo's places must not."""
+
+    def nudged(x):
+        return (x.view(torch.int32) + ulps).view(torch.float32) if x.is_floating_point() else x
+
+    signals, advantage_B = long_rows(), torch.ones(40)
+    values = {f.name: getattr(signals, f.name) for f in dataclasses.fields(signals)}
+    other = TokenSignals(**{name: nudged(x) for name, x in values.items() if x is not None})
+    found, again = placebo(advantage_B, signals), placebo(advantage_B, other)
+    assert torch.equal(found.segment_id, again.segment_id)
+    # Sorted, the weights are 0.003 apart in the mean: those of another permutation differ by far more.
+    torch.testing.assert_close(found.advantage, again.advantage, atol=1e-5, rtol=0)
+
+
+def test_without_the_tokens_it_says_so():
+    signals = dataclasses.replace(long_rows(2), token_id=None)
+    for placebo in (Shuffled(of=literal()), RandomOnsets(of=literal())):
+        with pytest.raises(ValueError, match=r"'token_id' was not computed; .* give TokenSignals\(token_id="):
+            placebo(torch.ones(2), signals)
+
+
+def test_the_schedule_of_what_it_shuffles_goes_on():
+    rlsd = Rlsd(decay_steps=10)
+    later = Shuffled(of=rlsd, seed=2).at_step(5)
+    assert later == Shuffled(of=rlsd.at_step(5), seed=2, step=5)
+    assert later.at_step(7).step == 7 and Shuffled().at_step(4) == Shuffled(step=4)
+    assert isinstance(RandomOnsets(), Scheduled) and RandomOnsets(seed=2).at_step(4) == RandomOnsets(
+        seed=2, step=4
+    )
 
 
 def test_padding_does_not_choose_another_permutation():
@@ -74,20 +127,25 @@ def test_padding_does_not_choose_another_permutation():
     for num_tokens in range(20, 60):
         nats = torch.rand(2, 1, num_tokens, generator=g)
         mask = torch.ones(1, num_tokens, dtype=torch.bool)
-        tight = TokenSignals(mask=mask, divergence=nats[0], student_entropy=nats[1])
+        ids = torch.arange(num_tokens)[None]
+        tight = TokenSignals(mask=mask, token_id=ids, divergence=nats[0], student_entropy=nats[1])
         wide = TokenSignals(
-            mask=pad(mask, (0, 5)), divergence=pad(nats[0], (0, 5)), student_entropy=pad(nats[1], (0, 5))
+            mask=pad(mask, (0, 5)),
+            token_id=pad(ids, (0, 5), value=-1),
+            divergence=pad(nats[0], (0, 5)),
+            student_entropy=pad(nats[1], (0, 5)),
         )
         found = Shuffled(of=literal())(torch.tensor([0.7]), wide).advantage[:, :num_tokens]
         torch.testing.assert_close(found, Shuffled(of=literal())(torch.tensor([0.7]), tight).advantage)
 
 
 def test_needs_what_it_shuffles():
-    assert Shuffled(of=Uniform()).needs == ()
-    assert Shuffled().needs == Gear().needs
+    assert Shuffled(of=Uniform()).needs == ("token_id",)
+    assert Shuffled().needs == Shuffled(of=Shuffled()).needs == (*Gear().needs, "token_id")
     assert Shuffled(of=dataclasses.replace(TOKEN_ONLY, estimator="k3")).needs == (
         "student_logprob",
         "teacher_logprob",
+        "token_id",
     )
 
 

@@ -29,7 +29,7 @@ from gear_rl.types import Credit, TokenSignals, distillation_of, is_per_completi
 
 ROW = "gear_row"
 """The column that says which rollout of the batch a shuffled row is."""
-_LATE = (*COMPUTED, "sentence_id", "line_id")
+_LATE = (*COMPUTED, "sentence_id", "line_id", "token_id")
 """Signals that are the same whatever other completions they are computed with."""
 _OURS = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
 

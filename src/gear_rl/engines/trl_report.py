@@ -72,7 +72,8 @@ def record(
         seen=[
             name
             for name in trainer.credit.needs
-            if name not in ROW_SIGNALS and getattr(signals, name) is not None
+            # A record has the ids of its tokens already.
+            if name not in (*ROW_SIGNALS, "token_id") and getattr(signals, name) is not None
         ],
         scored_B=scored_B,
         fallback_B=fallback_B,

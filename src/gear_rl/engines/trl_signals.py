@@ -39,7 +39,7 @@ from gear_rl.signals.transport import num_transport_batches, transport_distances
 from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, distillation_of
 
 _TEXT_SIGNALS = ("answer_region", "sentence_id", "line_id")
-_FREE = (*_TEXT_SIGNALS, *ROW_SIGNALS, "turn_reward", "anchor_id")
+_FREE = (*_TEXT_SIGNALS, *ROW_SIGNALS, "turn_reward", "anchor_id", "token_id")
 """Signals that cost no forward pass."""
 
 
@@ -164,6 +164,8 @@ def collect(trainer: Any, needs: Sequence[str], batch: Batch) -> TokenSignals:
             stride_tokens=trainer.args.transport_stride_tokens,
             **common,
         )
+    if "token_id" in needs:
+        found["token_id"] = torch.where(completions.mask, completions.ids.long(), -1)
     if "turn_reward" in needs or "anchor_id" in needs:
         found |= turn_signals(trainer, needs, completions)
     return replace(signals, **cast(dict[str, Any], found))

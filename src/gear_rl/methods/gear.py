@@ -184,7 +184,6 @@ class Gear:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        # The divergence comes first: placebos take their key from the signal that is read first.
         signals = (_DIVERGENCES[self.divergence],) if self.estimator == "full" else _LOGPROBS
         if self._searches("log_ratio") or self.departures != "all" or self.aftermath > 0:
             signals += _LOGPROBS

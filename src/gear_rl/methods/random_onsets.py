@@ -1,6 +1,6 @@
 """The placebo of the segmentation: as many segments, in random places."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -19,32 +19,44 @@ class RandomOnsets:
     onsets and its stock of divergences; the end rule (student entropy) works as in GEAR from the new places. A
     method that does not beat this has learned nothing from *where* its segments begin.
 
+    The places are a function of the sampled tokens, the seed and the step, so they are the same on every
+    processor, and equal completions of a step with as many onsets share them. Without an engine give
+    ``TokenSignals(token_id=...)``.
+
     >>> import torch
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
+    ...     token_id=torch.tensor([[11, 12, 13, 14]]),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
     ...     student_logprob=torch.tensor([[0.0, -1.0, 0.0, 0.0]]),
     ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
-    >>> RandomOnsets(seed=3)(torch.tensor([1.0]), signals).segment_id
+    >>> RandomOnsets(seed=7)(torch.tensor([1.0]), signals).segment_id
     tensor([[0, 0, 1, 2]])
     """
 
     name: ClassVar[str] = "random_onsets"
     source: ClassVar[str] = "placebo (ours)"
+    per_completion: ClassVar[bool] = True
 
     of: Gear = Gear()
     """The GEAR whose onsets are moved."""
     seed: int = 0
-    """Which places; the completion's own divergences are hashed in, so that steps differ."""
+    """Which places."""
+    step: int = 0
+    """Optimizer step, so that steps differ; an engine sets it."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return self.of.needs
+        return (*self.of.needs, "token_id")
+
+    def at_step(self, step: int) -> "RandomOnsets":
+        """The places of optimizer step ``step``."""
+        return replace(self, step=step)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         height, onset = self.of.onsets(advantage_B, signals)
-        order = random_order(signals.get(self.of.needs[0]), signals.mask, self.seed)
+        order = random_order(signals.get("token_id"), signals.mask, self.seed, self.step)
         height, onset = moved(height, onset, order, signals.mask)
         return self.of.spread(advantage_B, signals, height, onset)

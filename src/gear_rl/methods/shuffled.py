@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,7 +10,6 @@ from gear_rl.methods.gear import Gear
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
 from gear_rl.types import (
-    ROW_SIGNALS,
     Credit,
     CreditAssigner,
     Distillation,
@@ -19,6 +17,7 @@ from gear_rl.types import (
     TokenSignals,
     distillation_of,
     is_additive,
+    is_per_completion,
 )
 
 
@@ -30,15 +29,20 @@ class Shuffled:
     learned nothing from *where* it put the credit. Every token is a segment of its own. A completion with
     fewer than two tokens is left as it is. A method with a schedule keeps it.
 
+    The permutation is a function of the sampled tokens, the seed and the step, so it is the same on every
+    processor, and equal completions of a step share it. Without an engine give ``TokenSignals(token_id=...)``.
+
+    >>> import torch
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
+    ...     token_id=torch.tensor([[11, 12, 13, 14]]),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
     ...     student_logprob=torch.tensor([[0.0, -1.0, 0.0, 0.0]]),
     ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
     >>> Shuffled()(torch.tensor([1.0]), signals).advantage
-    tensor([[0.8000, 0.8000, 0.8000, 1.6000]])
+    tensor([[0.8000, 0.8000, 1.6000, 0.8000]])
     """
 
     name: ClassVar[str] = "shuffled"
@@ -47,11 +51,18 @@ class Shuffled:
     of: CreditAssigner = Gear()
     """The method whose credit is shuffled."""
     seed: int = 0
-    """Which permutation; the signal that the method reads first is hashed in, so that steps differ."""
+    """Which permutations."""
+    step: int = 0
+    """Optimizer step, so that steps differ; an engine sets it."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return self.of.needs
+        return tuple(dict.fromkeys((*self.of.needs, "token_id")))
+
+    @property
+    def per_completion(self) -> bool:
+        """As the method that is shuffled."""
+        return is_per_completion(self.of)
 
     @property
     def additive(self) -> bool:
@@ -64,14 +75,13 @@ class Shuffled:
         return distillation_of(self.of)
 
     def at_step(self, step: int) -> "Shuffled":
-        """The shuffle of the method as it is at optimizer step ``step``; itself where that has no schedule."""
-        return replace(self, of=self.of.at_step(step)) if isinstance(self.of, Scheduled) else self
+        """The permutations of optimizer step ``step``, of the method as it is then."""
+        of = self.of.at_step(step) if isinstance(self.of, Scheduled) else self.of
+        return replace(self, of=of, step=step)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         credit, mask = self.of(advantage_B, signals), signals.mask
-        read = next((name for name in self.of.needs if name not in ROW_SIGNALS), None)
-        key = torch.zeros_like(credit.advantage) if read is None else signals.get(read).float()
-        order = random_order(key, mask, self.seed)
+        order = random_order(signals.get("token_id"), mask, self.seed, self.step)
         distill = credit.distill_weight
         return Credit(
             advantage=permuted(credit.advantage, order, mask),

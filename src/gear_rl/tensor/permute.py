@@ -1,8 +1,9 @@
 """Reorder the tokens of a completion at random, the same way wherever and whenever it is computed.
 
-Placebos need randomness that is a function of a seed and of the completion alone: not of the batch around it,
-not of its padding, not of the device, not of a global generator. So the random keys are a hash. Knows no
-method: it moves whatever values it is given.
+Placebos need randomness that is a function of a seed, a step and the completion's tokens alone: not of the
+batch around it, not of its padding, not of the device, not of a global generator. So the random keys are a hash,
+and one of whole numbers: the last bits of a float differ between processors. Knows no method: it moves whatever
+values it is given.
 """
 
 import torch
@@ -12,21 +13,22 @@ from torch import Tensor
 from gear_rl.tensor.masked import masked_rank
 
 
-def random_order(key: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], seed: int) -> Int[Tensor, "B T"]:
+def random_order(
+    token_id: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"], seed: int, step: int = 0
+) -> Int[Tensor, "B T"]:
     """Column numbers of each row: its True tokens in random order, then its masked ones from left to right.
 
-    The order depends on ``seed`` and on the bits of the row's True ``key`` values (so that two completions, and
-    two steps of a run, are reordered differently), and on nothing else. Give a raw signal as the key: a derived
-    value may differ in its last bit with the padding or the device.
+    The order depends on ``seed``, ``step`` and the row's True ``token_id``, in their order, and on nothing else:
+    equal completions are reordered alike, and differently at another step.
 
-    >>> key = torch.tensor([[1.0, 2.0, 3.0, 9.0]])
-    >>> random_order(key, torch.tensor([[True, True, True, False]]), seed=3)
-    tensor([[2, 0, 1, 3]])
+    >>> token_id = torch.tensor([[11, 12, 13, -1]])
+    >>> random_order(token_id, torch.tensor([[True, True, True, False]]), seed=1)
+    tensor([[1, 0, 2, 3]])
     """
     rank = masked_rank(mask)
-    bits = torch.where(mask, key, 0.0).float().contiguous().view(torch.int32).long()
-    row_key = torch.where(mask, _mix(bits ^ _mix(rank)), 0).sum(-1, keepdim=True)
-    token_key = _mix(_mix(rank + 1) ^ _mix(row_key + _mix(torch.full_like(row_key, seed))))
+    row_key = torch.where(mask, _mix(token_id ^ _mix(rank)), 0).sum(-1, keepdim=True)
+    chosen = _mix(_mix(torch.full_like(row_key, seed)) + step)
+    token_key = _mix(_mix(rank + 1) ^ _mix(row_key + chosen))
     # The largest int64 sends masked tokens to the end; a stable sort keeps them from left to right.
     return torch.where(mask, token_key >> 1, torch.iinfo(torch.int64).max).sort(dim=-1, stable=True).indices
 
