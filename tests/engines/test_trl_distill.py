@@ -39,6 +39,7 @@ def ready(trainer, term):
     trainer.credit = Term(term)
     trainer.current_gradient_accumulation_steps = 2
     trainer.model.train()
+    _ = trainer._padding_moves
     trainer._metrics["train"].clear()
     return trainer
 

@@ -360,12 +360,13 @@ def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
         {"_sharding": "FSDP"},
         {"_sharding": "DEEPSPEED"},
         {"_is_vlm": True},
+        {"_padding_moves": True},
     ],
     ids=lambda change: "-".join(f"{name}={value}" for name, value in change.items()),
 )
 def test_what_was_never_run_keeps_a_pass_of_its_own(change):
     args = {"student_pass": "auto", "use_liger_kernel": False, "torch_compile": False}
-    trainer = {"_sharding": "NO", "_is_vlm": False, "model": nn.Linear(1, 1)}
+    trainer = {"_sharding": "NO", "_is_vlm": False, "_padding_moves": False, "model": nn.Linear(1, 1)}
 
     def made(changes):
         own = {name: value for name, value in changes.items() if name.startswith("_")}

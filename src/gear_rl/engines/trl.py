@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +40,11 @@ from gear_rl.engines.trl_config import GEARConfig
 from gear_rl.engines.trl_credit import asked_of, for_loss, report, settle
 from gear_rl.engines.trl_distill import attach, check_trainer, loss_with_distillation
 from gear_rl.engines.trl_late import ROW, LateCredit, may_wait
-from gear_rl.engines.trl_share import StudentPass, listened, makes_old_pass, shares
+from gear_rl.engines.trl_share import StudentPass, listened, makes_old_pass, shares, warn_of_positions
 from gear_rl.engines.trl_signals import collect, needs_context, needs_passes, of_all_processes
 from gear_rl.engines.trl_solve import solve
 from gear_rl.signals.contexts import PrivilegedFunction, check_sources
-from gear_rl.signals.forwards import unwrapped
+from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
@@ -124,6 +125,7 @@ class GEARTrainer(GRPOTrainer):
         self._evaluated: list[list[float | None]] | None = None
         self._records: RecordWriter | None = None
         self._fetches = False
+        self._warned_of_positions = False
         self._late: LateCredit | None = None
         self._awaits: Callable[[StudentPass | None], None] | None = None
         self._old_pass: StudentPass | None = None
@@ -345,6 +347,10 @@ class GEARTrainer(GRPOTrainer):
                 self.reference = CopyTeacher(self.model)
         return self.reference
 
+    @cached_property
+    def _padding_moves(self) -> bool:
+        return padding_moves_positions(self.model, self.accelerator.device)
+
     @property
     def _sharding(self) -> str:
         return str(self.accelerator.distributed_type).rpartition(".")[2]
@@ -352,6 +358,8 @@ class GEARTrainer(GRPOTrainer):
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """The advantages that TRL is handed: of every token, (B, T), or its own where the credit comes later."""
         begin = time.perf_counter()
+        if needs_passes(self.credit):
+            warn_of_positions(self, output["prompt_mask"])
         asked = asked_of(self, inputs, output)
         if may_wait(self, asked, GEARTrainer):
             self._late = LateCredit(self, asked, output, begin)
@@ -388,6 +396,8 @@ class _FollowStudent(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._ready_teacher()  # pyright: ignore[reportPrivateUsage]
         self.trainer._ready_reference()  # pyright: ignore[reportPrivateUsage]
+        if needs_passes(self.trainer.credit):
+            _ = self.trainer._padding_moves  # pyright: ignore[reportPrivateUsage]  # on every process, before any step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.teacher is not None:

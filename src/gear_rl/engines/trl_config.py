@@ -216,7 +216,8 @@ class GEARConfig(GRPOConfig):
         default="auto",
         metadata={
             "help": "Where the student's signals come from: 'auto' (forwards that TRL runs anyway, its old "
-            "log-probabilities' or its loss's, wherever that gives the same; else a pass of their own) or 'own' "
+            "log-probabilities' or its loss's, wherever that gives the same: not with dropout, nor with absolute "
+            "positions (GPT-2), which TRL counts from the padding on; else a pass of their own) or 'own' "
             "(always a pass of their own)."
         },
     )

@@ -1,8 +1,8 @@
 """The distillation term on top of TRL's own loss, for methods whose credit says how much of it where.
 
 ``attach`` puts what the loss will need beside TRL's own columns, which TRL shuffles and splits by rows;
-``loss_with_distillation`` is the loss of one micro-batch. TRL's forward of the student is listened to, not
-repeated. Knows no method: only ``distillation_of`` the one it is handed.
+``loss_with_distillation`` is the loss of one micro-batch. TRL's forward of the student is captured, and repeated
+only where left padding moves its positions. Knows no method: only ``distillation_of`` the one it is handed.
 """
 
 # TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
@@ -103,7 +103,8 @@ def loss_with_distillation(
     token means (``loss_type: dapo``): by the trained tokens of the whole generation batch over all processes, so
     that no split into micro-batches or processes changes it, whatever ``loss_type`` TRL's own loss has. A term
     or anchor that is not finite is left out and counted. ``ratio_t`` is constant: probability now over
-    probability when sampled, 1 where TRL keeps no old log-prob because they are the same.
+    probability when sampled, both TRL's, 1 where TRL keeps no old log-prob because they are the same. Where left
+    padding moves the positions of TRL's forward (GPT-2), term and anchor come from a forward of our own.
 
     The settings are those of ``trainer.credit``; a schedule speaks through the weights.
     """
@@ -116,10 +117,12 @@ def loss_with_distillation(
     teacher_ND, teacher_head = _teacher_states(trainer, batch)
     with _listening(backbone_of(model)) as heard:
         loss = own_loss(model, inputs)
-    hidden = predicting_positions(heard[-1], batch.ids.shape[1])
+    theirs = hidden = predicting_positions(heard[-1], batch.ids.shape[1])
+    if (batch.distilled.any() or batch.reference is not None) and _is_moved(trainer, inputs):
+        hidden = _student_states(trainer, batch, inputs)
     # Autocast would turn the products of the heads back into low precision.
     with torch.autocast(loss.device.type, enabled=False):
-        distilled, anchored, sums = _sums(trainer, model, batch, hidden, teacher_ND, teacher_head)
+        distilled, anchored, sums = _sums(trainer, model, batch, hidden, theirs, teacher_ND, teacher_head)
     # As TRL's own token mean: `num_items_in_batch` spans the generation batch of all processes.
     accumulation = trainer.current_gradient_accumulation_steps
     share = accumulation / trainer.args.steps_per_generation / trainer.accelerator.num_processes
@@ -186,6 +189,21 @@ def _listening(backbone: nn.Module) -> Generator[list[Tensor], None, None]:
         handle.remove()
 
 
+def _is_moved(trainer: Any, inputs: dict[str, Any]) -> bool:
+    """Whether TRL's forward of this micro-batch stands at other positions than its rows had when sampled."""
+    return not bool((inputs["prompt_mask"] > 0).all()) and bool(trainer._padding_moves)
+
+
+def _student_states(trainer: Any, batch: _Batch, inputs: dict[str, Any]) -> Float[Tensor, "B T D"]:
+    """The student's hidden states at the positions of the sampling, with their graph.
+
+    Without DDP's wrapper, as other processes may have no padding: their gradients meet in the one backward.
+    """
+    ids = torch.cat([inputs["prompt_ids"], batch.ids], 1)
+    attention = torch.cat([inputs["prompt_mask"], batch.attention], 1)
+    return hidden_states(cast(nn.Module, trainer.model), ids, attention, num_tokens=batch.ids.shape[1])
+
+
 @torch.no_grad()
 def _teacher_states(trainer: Any, batch: _Batch) -> tuple[Tensor | None, Head | None]:
     """The teacher's hidden states at the distilled tokens, and its head where that is not the student's."""
@@ -231,6 +249,7 @@ def _sums(
     model: nn.Module,
     batch: _Batch,
     hidden: Float[Tensor, "B T D"],
+    theirs: Float[Tensor, "B T D"],
     teacher_ND: Tensor | None,
     teacher_head: Head | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,8 +273,13 @@ def _sums(
         )
         factor = batch.weight[places].float()
         if given.ratio_clip is not None:
-            old = logprob if batch.old_logprob is None else batch.old_logprob[places]
-            factor = factor * importance_ratio(logprob.detach(), old.detach(), given.ratio_clip)
+            now = logprob.detach()
+            if theirs is not hidden and batch.old_logprob is not None:
+                # TRL's old log-prob stands at TRL's positions, and so must the one that it is compared with.
+                with torch.no_grad():
+                    now = token_logprobs(theirs[places], batch.ids[places], head)
+            old = now if batch.old_logprob is None else batch.old_logprob[places]
+            factor = factor * importance_ratio(now, old.detach(), given.ratio_clip)
         sound = terms.detach().isfinite() & factor.isfinite()
         # Both are replaced: 0 times what is not finite is NaN, in the backward pass as well.
         distilled = (torch.where(sound, factor, 0.0) * torch.where(sound, terms, 0.0)).sum()

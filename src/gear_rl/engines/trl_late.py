@@ -44,7 +44,6 @@ def may_wait(trainer: Any, asked: Asked, own_class: type) -> bool:
     subclass = type(trainer).__mro__[: type(trainer).__mro__.index(own_class)]
     return (
         trainer._fetches
-        and shares(trainer)
         and _loss_reads_late()
         and not any(name in vars(cls) for cls in subclass for name in _OURS)
         and args.num_iterations == 1
@@ -54,6 +53,7 @@ def may_wait(trainer: Any, asked: Asked, own_class: type) -> bool:
         and needs_student(method.needs)
         and all(name in _LATE for name in method.needs)
         and len(asked.batch.teachers) <= 1
+        and shares(trainer)
     )
 
 

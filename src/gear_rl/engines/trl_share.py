@@ -8,17 +8,20 @@ and in every loss. Whoever listens to its backbone meanwhile needs no student pa
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gear_rl.engines.trl_checks import SHARDED
 from gear_rl.signals.forwards import backbone_of
 from gear_rl.signals.score import KeptStates
 from gear_rl.tensor.logits import predicting_positions
+
+logger = logging.getLogger(__name__)
 
 
 class StudentPass:
@@ -70,8 +73,9 @@ def listened(
 def shares(trainer: Any) -> bool:
     """Whether the student's hidden states in TRL's forwards are those of a pass of our own.
 
-    Not where a forward in training mode differs from one that scores (dropout, noise, batch statistics), and not
-    where it was never run: sharded weights, Liger's kernels, ``torch.compile``, images.
+    Not where a forward in training mode differs from one that scores (dropout, noise, batch statistics), not
+    where TRL's forwards count positions from the padding on (``padding_moves_positions``), and not where it was
+    never run: sharded weights, Liger's kernels, ``torch.compile``, images.
     """
     args = trainer.args
     return (
@@ -82,7 +86,32 @@ def shares(trainer: Any) -> bool:
         and not getattr(args, "neftune_noise_alpha", None)
         and not getattr(trainer, "_is_vlm", False)
         and is_deterministic(trainer.model)
+        and not trainer._padding_moves
     )
+
+
+def warn_of_positions(trainer: Any, attention_BP: Int[Tensor, "B P"]) -> None:
+    """Log, once in a run, that TRL's loss scores these prompts at other positions than our signals are made at.
+
+    Only where padding moves positions and some process has a padded prompt; every process must call this.
+    """
+    if trainer._warned_of_positions or not trainer._padding_moves:
+        return
+    padded = trainer.accelerator.gather((attention_BP == 0).any().long()[None])
+    if not padded.any():
+        return
+    trainer._warned_of_positions = True
+    if trainer.accelerator.is_main_process:
+        logger.warning(
+            "model: %s has absolute positions, and prompts of this batch are padded on the left. TRL's loss "
+            "counts positions from the first padding token on, so it scores the tokens of a padded row at later "
+            "positions than they were sampled at; the signals of %r are made at the positions of the sampling. "
+            "The log-probabilities of the two differ there. Prompts of one length avoid this, one prompt per "
+            "process and batch of rollouts too (per_device_train_batch_size * steps_per_generation = "
+            "num_generations), or a model with rotary positions",
+            trainer.model.config.model_type,
+            trainer.credit.name,
+        )
 
 
 def makes_old_pass(trainer: Any) -> bool:

@@ -4,14 +4,20 @@ Whatever wraps the model (PEFT, DDP, FSDP 2, a patched forward) does its work; o
 no signal, no method and no trainer.
 """
 
+import inspect
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gear_rl.tensor.logits import Head, predicting_positions
+
+_MOVED = 0.02
+"""Relative change of hidden states from which positions count as moved. Measured in float32 and bfloat16: 0 for
+rotary models and ALiBi, 0.5 and more for untrained ones with absolute positions."""
 
 
 @contextmanager
@@ -47,7 +53,19 @@ def last_states(
 
 
 def listened_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
-    """The last hidden states of a forward with these arguments, and what the model itself gave."""
+    """The last hidden states of a forward with these arguments, and what the model itself gave.
+
+    With ``attention_mask`` the model gets each token's ``position_ids`` too, where it takes them: a left-padded
+    row then stands at the positions that it has alone, and that ``generate`` gave it.
+    """
+    if takes_positions(model) and "attention_mask" in given and "position_ids" not in given:
+        # After a cache the mask is longer than the ids, which are its last columns.
+        num_ids = given["input_ids"].shape[1]
+        given["position_ids"] = positions(given["attention_mask"])[:, -num_ids:]
+    return _captured_forward(model, **given)
+
+
+def _captured_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
     captured: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
@@ -61,6 +79,55 @@ def listened_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S
     return captured[-1], output
 
 
+def positions(attention_BS: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
+    """The position of every attended token, counted from 0 in each row; 0 on padding before the first.
+
+    >>> positions(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]))
+    tensor([[0, 0, 0, 1],
+            [0, 1, 2, 2]])
+    """
+    return (attention_BS.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def takes_positions(model: nn.Module) -> bool:
+    """Whether the language model's own ``forward`` names ``position_ids``, whatever wraps the model.
+
+    ``generate`` decides by the same name whether to pass them. ALiBi (BLOOM, MPT) and recurrent models (Mamba)
+    have no such argument.
+    """
+    return "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters
+
+
+@torch.no_grad()
+def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu") -> bool:
+    """Whether left padding changes what the model computes when nobody passes it ``position_ids``.
+
+    So it is with learned or sinusoidal positions that are counted from the first column (GPT-2, GPT-Neo): a
+    padded row stands at later positions than the same row alone. Rotary positions are relative, and OPT counts
+    from the attention mask by itself. Found by two forwards over rows of three paddings and one token: a token
+    that attends to itself alone has attention weight 1 wherever it stands, so that rotary angles leave no
+    rounding. Where the model is sharded, every process must call this.
+    """
+    if not takes_positions(model):
+        return False
+    inner: Any = unwrapped(model)
+    token_N = torch.arange(min(4, inner.config.get_text_config().vocab_size), device=device)
+    ids_NS = token_N[:, None].expand(-1, 4).contiguous()
+    attention_NS = torch.zeros_like(ids_NS)
+    attention_NS[:, -1] = 1
+    given: dict[str, Any] = {
+        "input_ids": ids_NS,
+        "attention_mask": attention_NS,
+        "use_cache": False,
+        "logits_to_keep": 1,
+    }
+    with evaluating(model):
+        there, here = (
+            forward(model, **given)[0][:, -1].float() for forward in (_captured_forward, listened_forward)
+        )
+    return bool((there - here).square().sum() > _MOVED**2 * here.square().sum())
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT)."""
     for attribute in ("module", "_orig_mod"):
@@ -71,7 +138,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The part of the language model that yields hidden states: everything before the head."""
+    """The part of the language model that yields hidden states: everything before the head.
+
+    OPT's own forward calls the decoder inside its backbone and not the backbone; that decoder then.
+    """
     inner = unwrapped(model)
     backbone: Any = getattr(inner, "base_model", None)
     if not isinstance(backbone, nn.Module) or backbone is inner:
@@ -79,7 +149,8 @@ def backbone_of(model: nn.Module) -> nn.Module:
             f"model: {type(inner).__name__} has no `base_model` that yields hidden states; give a transformers "
             "causal language model"
         )
-    return backbone
+    decoder: Any = getattr(backbone, "decoder", None)
+    return decoder if isinstance(decoder, nn.Module) and not hasattr(backbone, "encoder") else backbone
 
 
 def head_of(model: nn.Module, temperature: float) -> Head:
