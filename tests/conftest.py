@@ -8,6 +8,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false"
 )
 
+import jaxtyping
 import pytest
 import torch
 
@@ -20,3 +21,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     from engines import tiny
 
     return tiny.save(tmp_path_factory.mktemp("tiny-qwen3"))
+
+
+@pytest.fixture
+def unchecked():
+    """As users have it: without the checks of shapes and kinds that the tests switch on everywhere."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import jaxtyping
 import pytest
 import torch
 
@@ -17,15 +16,6 @@ from gear_rl.types import (
     distillation_of,
     is_additive,
 )
-
-
-@pytest.fixture
-def unchecked():
-    """As users have it: without the checks of shapes and kinds that the tests switch on everywhere."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -94,6 +84,7 @@ def test_falling_back_by_hand():
         ({"beta": -0.1}, r"beta: -0.1 must be 0 \(forward KL\) to 1"),
         ({"beta": math.nan}, "beta: nan"),
         ({"top_k": 0}, "top_k: 0; give 1 or more, or None"),
+        ({"top_k_of": "both"}, "top_k_of: 'both' is not one of student, teacher"),
         ({"temperature": 0.0}, "temperature: 0.0 must be a finite number above 0"),
         ({"ratio_clip": math.inf}, "ratio_clip: inf must be a finite number above 0"),
         ({"max_nats": -1.0}, "max_nats: -1.0 must be a finite number above 0"),

@@ -249,6 +249,7 @@ class Scheduled(Protocol):
 
 
 Anchor = Literal["none", "urkl", "ufkl", "rkl", "fkl"]
+TopKOf = Literal["student", "teacher"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +269,9 @@ class Distillation:
     beta: float = 1.0
     """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
     top_k: int | None = None
-    """Only the teacher's so many likeliest tokens are compared; None for the whole vocabulary."""
+    """Only so many tokens are compared, the likeliest of ``top_k_of``; None for the whole vocabulary."""
+    top_k_of: TopKOf = "teacher"
+    """Whose likeliest tokens: the ``student``'s (SDPO) or the ``teacher``'s (OPSD). The choice is a constant."""
     tail: bool = True
     """With ``top_k``: all other tokens are one more outcome. If not, the ``top_k`` are normalised to 1."""
     temperature: float = 1.0
@@ -288,6 +291,8 @@ class Distillation:
             raise ValueError(f"beta: {self.beta} must be 0 (forward KL) to 1 (reverse KL)")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k: {self.top_k}; give 1 or more, or None for the whole vocabulary")
+        if self.top_k_of not in get_args(TopKOf):
+            raise ValueError(f"top_k_of: {self.top_k_of!r} is not one of {', '.join(get_args(TopKOf))}")
         for field in ("temperature", "ratio_clip", "max_nats"):
             value: float | None = getattr(self, field)
             if value is not None and not 0.0 < value < math.inf:

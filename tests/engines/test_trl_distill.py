@@ -78,7 +78,7 @@ def slow_extra(trainer, inputs, teacher_log_q):
                 lq = (teacher_log_q[b, t] / term.temperature).log_softmax(-1)
                 p, q = lp.exp(), lq.exp()
                 if term.top_k is not None:
-                    likeliest = q.topk(term.top_k).indices
+                    likeliest = (p if term.top_k_of == "student" else q).topk(term.top_k).indices
                     p, q = p[likeliest], q[likeliest]
                     if term.tail:
                         p, q = (torch.cat([x, 1 - x.sum()[None]]) for x in (p, q))
@@ -104,6 +104,7 @@ TERMS = {
     "reverse": REVERSE,
     "jsd": Distillation(beta=0.5, temperature=1.1),
     "top_k": Distillation(beta=0.5, top_k=5, max_nats=0.05),
+    "students_top_k": Distillation(beta=0.5, top_k=5, top_k_of="student"),
     "no_tail": Distillation(beta=0.3, top_k=5, tail=False),
     "ratio": Distillation(beta=0.5, ratio_clip=2.0),
     "anchor": Distillation(beta=1.0, anchor="urkl", anchor_weight=0.3),

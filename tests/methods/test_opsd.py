@@ -76,7 +76,7 @@ def test_the_released_term():
 
 def test_the_options_of_the_released_code():
     found = Opsd(beta=0.0, top_k=50, temperature=1.0).distillation
-    assert found == Distillation(beta=0.0, top_k=50, tail=False)
+    assert found == Distillation(beta=0.0, top_k=50, top_k_of="teacher", tail=False)
 
 
 def test_the_divergence_at_the_released_temperature_by_hand():

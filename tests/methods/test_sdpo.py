@@ -12,13 +12,15 @@ from gear_rl.types import Distillation
 
 
 def test_the_released_term():
-    expected = Distillation(beta=0.5, top_k=100, tail=True, ratio_clip=2.0, temperature=1.0)
+    expected = Distillation(
+        beta=0.5, top_k=100, top_k_of="student", tail=True, ratio_clip=2.0, temperature=1.0
+    )
     assert Sdpo().distillation == expected
 
 
 def test_the_formula_of_the_paper_is_two_settings_away():
     found = Sdpo(beta=1.0, top_k=None, ratio_clip=None).distillation
-    assert found == Distillation(beta=1.0)
+    assert found == Distillation(beta=1.0, top_k_of="student")
     assert Sdpo(tail=False).distillation.tail is False
 
 
@@ -27,27 +29,64 @@ def test_top_k_with_a_tail_by_hand():
 
     m = (3/8, 1/4, 3/8); KL(q' || m) = 1/2 ln(4/3) + 1/4 ln(2/3) = KL(p' || m)
     """
-    term = Sdpo(top_k=2).distillation
+    found = term_of(Sdpo(top_k=2, top_k_of="teacher"), [1 / 4] * 4, [1 / 2, 1 / 4, 1 / 8, 1 / 8])
+    assert found == pytest.approx(math.log(4 / 3) / 2 + math.log(2 / 3) / 4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # The student's first token and the rest: p' = (1/2, 1/2), q' = (1/8, 7/8), m = (5/16, 11/16)
+        (
+            {},
+            (math.log(8 / 5) / 2 + math.log(8 / 11) / 2 + math.log(2 / 5) / 8 + math.log(14 / 11) * 7 / 8)
+            / 2,
+        ),
+        # The teacher's last token and the rest: p' = (1/8, 7/8), q' = (5/8, 3/8), m = (3/8, 5/8)
+        (
+            {"top_k_of": "teacher"},
+            (
+                math.log(1 / 3) / 8
+                + math.log(7 / 5) * 7 / 8
+                + math.log(5 / 3) * 5 / 8
+                + math.log(3 / 5) * 3 / 8
+            )
+            / 2,
+        ),
+    ],
+    ids=["released", "teacher"],
+)
+def test_whose_top_k_by_hand(settings, expected):
+    """p = (1/2, 1/4, 1/8, 1/8), q = (1/8, 1/8, 1/8, 5/8)."""
+    found = term_of(Sdpo(top_k=1, **settings), [1 / 2, 1 / 4, 1 / 8, 1 / 8], [1 / 8, 1 / 8, 1 / 8, 5 / 8])
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def term_of(method, p, q):
+    term = method.distillation
     found, _ = distillation_terms(
-        torch.zeros(1, 4),
-        torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log(),
+        torch.tensor([p]).log(),
+        torch.tensor([q]).log(),
         torch.tensor([0]),
         Head(weight_VD=torch.eye(4)),
         beta=term.beta,
         top_k=term.top_k,
+        top_k_of=term.top_k_of,
         tail=term.tail,
         temperature=term.temperature,
         max_nats=term.max_nats,
     )
-    assert found.item() == pytest.approx(math.log(4 / 3) / 2 + math.log(2 / 3) / 4, abs=1e-6)
+    return found.item()
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"strength": 1.5}, "strength: 1.5 is not a share"),
         ({"beta": -1.0}, "beta: -1.0 must be 0"),
         ({"top_k": 0}, "top_k: 0; give 1 or more"),
+        ({"top_k_of": "both"}, "top_k_of: 'both' is not one of student, teacher"),
         ({"ratio_clip": 0.0}, "ratio_clip: 0.0 must be a finite number above 0"),
     ],
 )

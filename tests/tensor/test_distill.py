@@ -25,7 +25,7 @@ def distribution(hidden, head, temperature):
     return torch.softmax(logits / head["temperature"] / temperature, 0)
 
 
-def slow_terms(student, teacher, token, head, taught, *, beta, top_k, tail, temperature):
+def slow_terms(student, teacher, token, head, taught, *, beta, top_k, tail, temperature, top_k_of="teacher"):
     """One token after the other, written from the formulas; outcome by outcome, in probabilities."""
     terms, logprobs = [], []
     for h, g, y in zip(student, teacher, token.tolist(), strict=True):
@@ -33,7 +33,8 @@ def slow_terms(student, teacher, token, head, taught, *, beta, top_k, tail, temp
         p, q = distribution(h, head, temperature), distribution(g, taught, temperature)
         outcomes = list(range(len(p)))
         if top_k is not None and top_k < len(p):
-            outcomes = sorted(outcomes, key=lambda v: -q[v].item())[:top_k]
+            likely = p if top_k_of == "student" else q
+            outcomes = sorted(outcomes, key=lambda v: -likely[v].item())[:top_k]
         ps, qs = [p[v] for v in outcomes], [q[v] for v in outcomes]
         if len(outcomes) < len(p):
             rest_p, rest_q = 1 - sum(ps), 1 - sum(qs)
@@ -96,6 +97,7 @@ terms_of = st.fixed_dictionaries(
         "beta": st.sampled_from([0.0, 0.3, 0.5, 1.0]),
         # Not 10 of 11: log(1 - sum) of a tail of 1e-5 has 0.6 % of rounding in float32, here as in SDPO's code.
         "top_k": st.sampled_from([None, 1, 3, 6, 11, 50]),
+        "top_k_of": st.sampled_from(["student", "teacher"]),
         "tail": st.booleans(),
         "temperature": st.sampled_from([0.7, 1.0, 1.1]),
     }
@@ -190,6 +192,47 @@ def test_worked_by_hand(settings, expected):
     assert logprob.item() == pytest.approx(-3 * LN2, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # The student's likeliest is the first token: p' = (1/2, 1/2), q' = (1/8, 7/8)
+        ({"top_k_of": "student", "beta": 1.0}, math.log(4) / 2 + math.log(4 / 7) / 2),
+        ({"top_k_of": "student", "beta": 0.0}, math.log(1 / 4) / 8 + math.log(7 / 4) * 7 / 8),
+        # The teacher's is the last: p' = (1/8, 7/8), q' = (5/8, 3/8)
+        ({"top_k_of": "teacher", "beta": 1.0}, math.log(1 / 5) / 8 + math.log(7 / 3) * 7 / 8),
+        ({"beta": 1.0}, math.log(1 / 5) / 8 + math.log(7 / 3) * 7 / 8),
+    ],
+)
+def test_whose_likeliest_tokens_are_compared(settings, expected):
+    """p = (1/2, 1/4, 1/8, 1/8), q = (1/8, 1/8, 1/8, 5/8), one token and the rest."""
+    student = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
+    teacher = torch.tensor([[1 / 8, 1 / 8, 1 / 8, 5 / 8]]).log()
+    found, _ = distillation_terms(student, teacher, torch.tensor([0]), HALF, top_k=1, **settings)
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_gradient_takes_the_students_choice_as_a_constant():
+    """KL(p' || q'), p' = (a, 1 - a), a = p_0: d/dx_v = (ln(a / b) - ln((1 - a) / (1 - b))) a (1[v = 0] - p_v).
+
+    a = 1/2, b = 1/8: the bracket is ln 7.
+    """
+    student = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log().requires_grad_()
+    teacher = torch.tensor([[1 / 8, 1 / 8, 1 / 8, 5 / 8]]).log()
+    terms, _ = distillation_terms(
+        student, teacher, torch.tensor([0]), HALF, top_k=1, top_k_of="student", beta=1.0
+    )
+    terms.sum().backward()
+    expected = torch.tensor([[1 / 4, -1 / 8, -1 / 16, -1 / 16]]) * math.log(7)
+    torch.testing.assert_close(student.grad, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_whose_top_k_is_neither():
+    student, teacher, token, plain = drawn(0)
+    with pytest.raises(ValueError, match="top_k_of: 'both' is not one of student, teacher"):
+        distillation_terms(student, teacher, token, as_head(plain), top_k=2, top_k_of="both")
+
+
 def test_which_of_two_different_directions_is_which():
     """p = (9/10, 1/10), q even: reverse 0.9 ln 1.8 + 0.1 ln 0.2, forward (ln 5/9 + ln 5) / 2."""
     student, teacher = torch.tensor([[0.9, 0.1]]).log(), torch.zeros(1, 2)
@@ -269,16 +312,15 @@ def test_low_precision_goes_in_and_float32_comes_out(dtype):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize(("top_k", "top_k_of"), [(None, "teacher"), (3, "teacher"), (3, "student")])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_stays_in_its_own_token(beta, top_k, bad):
+def test_what_is_not_finite_stays_in_its_own_token(beta, top_k, top_k_of, bad):
+    chosen = {"beta": beta, "top_k": top_k, "top_k_of": top_k_of}
     student, teacher, token, plain = drawn(7)
     student[1, 2], teacher[4, 0] = bad, bad
     head = trained(plain)
     student.requires_grad_()
-    terms, logprob = distillation_terms(
-        student, teacher, token, as_head(head), as_head(plain), beta=beta, top_k=top_k
-    )
+    terms, logprob = distillation_terms(student, teacher, token, as_head(head), as_head(plain), **chosen)
     assert terms.isfinite().tolist() == [True, False, True, True, False, True]
     assert logprob.isfinite().tolist() == [True, False, True, True, True, True]
     loss = (
@@ -290,7 +332,7 @@ def test_what_is_not_finite_stays_in_its_own_token(beta, top_k, bad):
     again = trained(plain)
     clean = student.detach().clone().requires_grad_()
     good = distillation_terms(
-        clean[sound], teacher[sound], token[sound], as_head(again), as_head(plain), beta=beta, top_k=top_k
+        clean[sound], teacher[sound], token[sound], as_head(again), as_head(plain), **chosen
     )[0]
     # A teacher that is not finite takes the term away, and leaves the log-prob its gradient.
     loss = good.sum() + token_logprobs(clean[half], token[half], as_head(again)).sum()
@@ -366,9 +408,9 @@ def test_a_teacher_that_cannot_be_compared_is_refused(change, message):
 # memory
 
 
-@pytest.mark.parametrize("top_k", [None, 5])
+@pytest.mark.parametrize(("top_k", "top_k_of"), [(None, "teacher"), (5, "teacher"), (5, "student")])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary(beta, top_k):
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary(beta, top_k, top_k_of):
     """Elements saved by autograd: a few numbers per token and no logits, whatever the vocabulary."""
     counts = {}
     for num_tokens in (40, 80):
@@ -383,7 +425,14 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary(be
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
                 terms, logprob = distillation_terms(
-                    student, teacher, token, as_head(plain), beta=beta, top_k=top_k, tile_elements=vocab * 7
+                    student,
+                    teacher,
+                    token,
+                    as_head(plain),
+                    beta=beta,
+                    top_k=top_k,
+                    top_k_of=top_k_of,
+                    tile_elements=vocab * 7,
                 )
             counts[num_tokens, vocab] = sum(saved)
             (terms.sum() + logprob.sum()).backward()  # the tiles are computed again

@@ -267,6 +267,7 @@ def _sums(
             head_of(model, trainer.temperature) if teacher_head is None else teacher_head,
             beta=given.beta,
             top_k=given.top_k,
+            top_k_of=given.top_k_of,
             tail=given.tail,
             temperature=given.temperature,
             max_nats=given.max_nats,

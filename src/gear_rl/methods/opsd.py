@@ -75,7 +75,9 @@ class Opsd:
 
     @property
     def _term(self) -> Distillation:
-        return Distillation(beta=self.beta, top_k=self.top_k, tail=False, temperature=self.temperature)
+        return Distillation(
+            beta=self.beta, top_k=self.top_k, top_k_of="teacher", tail=False, temperature=self.temperature
+        )
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         return Credit.distilling(advantage_B, signals.mask, self.strength)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.types import Credit, Distillation, TokenSignals
+from gear_rl.types import Credit, Distillation, TokenSignals, TopKOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class Sdpo:
     """Every token is pulled towards what the policy writes once it saw a success of its group, or feedback.
 
     Reinforcement learning via self-distillation (SDPO, arXiv:2601.20802). Each token adds ``strength * r_t D_t``
-    to the loss: ``D_t`` is the divergence of OPSD (``beta``) over the teacher's ``top_k`` likeliest tokens and,
+    to the loss: ``D_t`` is the divergence of OPSD (``beta``) over the student's ``top_k`` likeliest tokens and,
     as one more outcome, all others, ``log(1 - sum p)``; ``r_t = min(exp(log pi - log pi_old), ratio_clip)`` is
     constant, its log clamped to 20 nats. What is left of the advantage is ``A_t = (1 - strength) A``: at 1, as
     published, the reward only chooses who is shown to whom. One segment per completion.
@@ -22,8 +22,8 @@ class Sdpo:
     What the paper, its code and the engine do not agree on:
 
     * the divergence: paper reverse KL over the vocabulary (``beta=1, top_k=None``), released default the
-      Jensen-Shannon divergence, ``beta=0.5`` (the code's alpha), ``top_k=100``; ``tail=False`` is its other
-      option, the ``top_k`` normalised to 1;
+      Jensen-Shannon divergence, ``beta=0.5`` (the code's alpha), ``top_k=100`` of the student's
+      forward (``top_k_of``); ``tail=False`` is its other option, the ``top_k`` normalised to 1;
     * the teacher's weights are a moving average, in TRL ``teacher_model_kind: ema`` with
       ``teacher_update_rate: 0.05``; the "trust-region" mixture of the paper is not here;
     * what the teacher sees is the engine's: ``privileged_sources: [sibling, feedback]`` takes the solution of
@@ -58,7 +58,9 @@ class Sdpo:
     beta: float = 0.5
     """0 forward KL, 1 reverse KL (the paper's), between them the generalised Jensen-Shannon divergence."""
     top_k: int | None = 100
-    """Only the teacher's so many likeliest tokens are told apart; None for the whole vocabulary."""
+    """Only so many tokens are told apart, the likeliest of ``top_k_of``; None for the whole vocabulary."""
+    top_k_of: TopKOf = "student"
+    """Whose likeliest tokens: the ``student``'s, as in the released code, or the ``teacher``'s."""
     tail: bool = True
     """With ``top_k``: all other tokens are one more outcome. If not, the ``top_k`` are normalised to 1."""
     ratio_clip: float | None = 2.0
@@ -80,7 +82,13 @@ class Sdpo:
 
     @property
     def _term(self) -> Distillation:
-        return Distillation(beta=self.beta, top_k=self.top_k, tail=self.tail, ratio_clip=self.ratio_clip)
+        return Distillation(
+            beta=self.beta,
+            top_k=self.top_k,
+            top_k_of=self.top_k_of,
+            tail=self.tail,
+            ratio_clip=self.ratio_clip,
+        )
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         return Credit.distilling(advantage_B, signals.mask, self.strength)

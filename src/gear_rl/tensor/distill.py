@@ -8,7 +8,7 @@ does. Knows no model, no trainer and no method.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +34,7 @@ def distillation_terms(
     *,
     beta: float = 1.0,
     top_k: int | None = None,
+    top_k_of: Literal["student", "teacher"] = "teacher",
     tail: bool = True,
     temperature: float = 1.0,
     max_nats: float | None = None,
@@ -43,17 +44,18 @@ def distillation_terms(
 
     ``beta KL(q || m) + (1 - beta) KL(p || m)`` with ``m = beta q + (1 - beta) p``, ``p`` the student's and ``q``
     the teacher's distribution; KL(q || p) at ``beta=0`` (forward) and KL(p || q) at ``beta=1`` (reverse), as in
-    OPSD (arXiv:2601.18734). With ``top_k`` the outcomes are the teacher's likeliest tokens and, with ``tail``,
-    all others as one more (``log(-expm1(log sum))``, arXiv:2601.20802); without, the two are normalised to 1
-    over them. ``temperature`` divides the logits of both beside the head's own; the log-prob is at the head's
-    alone. In nats, float32 whatever goes in, at least 0 and at most ``max_nats``.
+    OPSD (arXiv:2601.18734). With ``top_k`` the outcomes are the likeliest tokens of ``top_k_of`` and, with
+    ``tail``, all others as one more (``log(-expm1(log sum))``, arXiv:2601.20802); without, the two are normalised
+    to 1 over them. The student's choice of tokens is a constant, too. ``temperature`` divides the logits of both
+    beside the head's own; the log-prob is at the head's alone. In nats, float32 whatever goes in, at least 0 and
+    at most ``max_nats``.
 
     The gradient reaches the student's hidden states, and the head's weight and bias where they want one; the
     teacher is a constant. It is exact, also where ``top_k`` or the tail stand for the vocabulary. Where a term
     hits a limit it is 0. A term that is not finite is returned as it is and its gradient is exactly 0, so that
     the caller may leave it out: 0 * inf in the backward pass would be NaN in every weight. The teacher uses
     the student's head unless it has one of its own over the same vocabulary and at the same temperature
-    (``ValueError`` otherwise).
+    (``ValueError`` otherwise, and for a ``top_k_of`` that is neither).
 
     >>> student = torch.tensor([[3.0, 0.0]]).log1p().requires_grad_()  # probabilities 4/5 and 1/5
     >>> even, head = torch.zeros(1, 2), Head(weight_VD=torch.eye(2))
@@ -64,6 +66,8 @@ def distillation_terms(
     >>> student.grad  # p (log p/q - KL)
     tensor([[ 0.2218, -0.2218]])
     """
+    if top_k_of not in ("student", "teacher"):
+        raise ValueError(f"top_k_of: {top_k_of!r} is not one of student, teacher")
     teacher_head, vocab = head.for_teacher(teacher_head), head.weight_VD.shape[0]
     if top_k is not None and top_k >= vocab:
         top_k = None  # nothing is left over, so there is no tail either
@@ -76,7 +80,7 @@ def distillation_terms(
         guarded = logits.view_as(logits) if temperature == 1.0 else logits / temperature
         with torch.no_grad():
             taught = teacher_head.logits(teacher) / temperature
-        log_p, log_q = _outcomes(guarded, taught, top_k, tail)
+        log_p, log_q = _outcomes(guarded, taught, top_k, top_k_of, tail)
         terms = torch.where(finite, _divergence(log_p, log_q, beta), torch.nan)
         sound = terms.detach().isfinite()
         if guarded.requires_grad:
@@ -150,12 +154,12 @@ def _at_token(logits: Tensor, token: Tensor, finite: Tensor) -> Tensor:
 
 
 def _outcomes(
-    logits: Tensor, taught: Tensor, top_k: int | None, tail: bool
+    logits: Tensor, taught: Tensor, top_k: int | None, top_k_of: str, tail: bool
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "N K"]]:
-    """The log-probabilities that are compared: of every token, or of the teacher's likeliest and the rest."""
+    """The log-probabilities that are compared: of every token, or of the likeliest of one side and the rest."""
     if top_k is None:
         return logits.log_softmax(-1), taught.log_softmax(-1)
-    places = taught.topk(top_k, dim=-1).indices
+    places = (logits.detach() if top_k_of == "student" else taught).topk(top_k, dim=-1).indices
     chosen = [x.gather(-1, places) for x in (logits, taught)]
     if not tail:
         return chosen[0].log_softmax(-1), chosen[1].log_softmax(-1)
