@@ -9,8 +9,9 @@ Knows no model, no trainer and no method.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -218,7 +219,8 @@ class CreditAssigner(Protocol):
     """A credit-assignment method: a pure function with its settings attached.
 
     Implementations are frozen dataclasses. The fields are the settings, the defaults are the published ones,
-    and the class is its own config: there is no second place to declare them.
+    and the class is its own config: there is no second place to declare them. What the paper or its code sets in
+    the engine (whose weights the teacher has, what it sees) may stand beside them: ``engine_settings_of``.
     """
 
     name: ClassVar[str]
@@ -336,3 +338,36 @@ def is_per_completion(method: CreditAssigner) -> bool:
     differ in their last bits: what draws at random by these bits must not say so.
     """
     return bool(getattr(method, "per_completion", False))
+
+
+def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
+    """The settings of the engine that the method's paper or released code has; empty where it has none.
+
+    A method declares them by an attribute ``engine_settings``, a mapping from the engine's names to values. An
+    engine applies each of them unless the user set that key. ``ValueError`` if it is no mapping of names; whether
+    the names and values are right is the engine's to check.
+
+    >>> class Synced:
+    ...     name, source, needs = "synced", "an example", ("divergence",)
+    ...     engine_settings = {"teacher_model_kind": "sync"}
+    ...     def __call__(self, advantage_B, signals): ...
+    >>> engine_settings_of(Synced())
+    {'teacher_model_kind': 'sync'}
+    """
+    found: Any = getattr(method, "engine_settings", {})
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in cast(Any, found)):
+        raise ValueError(
+            f"credit: engine_settings of {method.name!r} is {found!r}; give a mapping from names of settings to "
+            "values"
+        )
+    return dict(cast(Mapping[str, Any], found))
+
+
+RESERVED_METHODS: tuple[str, ...] = (
+    "reset",
+    "get_reward",
+    "privileged_context",
+    "turn_rewards",
+    "anchor_states",
+)
+"""Public methods of an environment that are no tools of the model; every other public method is one."""

@@ -1,5 +1,6 @@
 """`--smoke`: what is swapped, what is not, and what a recipe that does nothing is told."""
 
+import inspect
 import io
 import json
 import sys
@@ -11,9 +12,12 @@ import yaml
 from rich.console import Console
 
 from cli.test_config import gear
-from gear_rl.cli.config import RunConfig, load_config
+from gear_rl.cli.config import RunConfig, import_object, load_config
 from gear_rl.cli.errors import InputError
-from gear_rl.cli.smoke import SPREAD, save_tiny_model, smoke, swapped
+from gear_rl.cli.smoke import SPREAD, _example_calls, save_tiny_model, smoke, swapped
+from gear_rl.engines.tools import ToolGuard
+from gear_rl.tasks import openenv
+from gear_rl.types import RESERVED_METHODS
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]
 CALL = '{"name": "look", "arguments": {"place": "a"}}'
@@ -183,3 +187,48 @@ def test_a_recipe_that_does_nothing_or_breaks_is_told_why(tmp_path, monkeypatch,
     config = load_config(written(tmp_path, **changes))
     with pytest.raises(InputError, match=f"(?s){message}"):
         smoke(config, Console(file=io.StringIO()))
+
+
+ENVIRONMENT = """class Env:
+    def reset(self, **row): self.turns = 0
+    def get_reward(self) -> float: return float(self.turns)
+    def privileged_context(self) -> str: return "look in b"
+    def turn_rewards(self) -> list[float]: return [1.0] * self.turns
+    def anchor_states(self) -> list[str]: return ["hall"] * self.turns
+    @staticmethod
+    def add(a: int, b: int) -> int:
+        \"\"\"Add.
+
+        Args:
+            a: One.
+            b: Other.
+        \"\"\"
+        return a + b
+    def look(self, place: str) -> str:
+        \"\"\"Look.
+
+        Args:
+            place: Where.
+        \"\"\"
+        self.turns += 1
+        return f"saw {place}"
+"""
+
+
+def test_smoke_and_the_engine_list_the_same_tools_of_an_environment(tmp_path, monkeypatch):
+    """One that has every reserved method: none of them is a tool, in neither."""
+    (tmp_path / "reserved_env.py").write_text(ENVIRONMENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = recipe(environment="reserved_env:Env")
+    offered = [json.loads(call)["name"] for call in _example_calls(config)]
+    made = ToolGuard().environment(import_object("reserved_env:Env", "environment"))()
+    assert all(
+        callable(getattr(type(import_object("reserved_env:Env", "")()), name)) for name in RESERVED_METHODS
+    )
+    members = inspect.getmembers(type(made), predicate=inspect.isfunction)  # as TRL does
+    listed = [n for n, _ in members if n not in ("reset", "get_reward") and not n.startswith("_")]
+    assert offered == listed == ["add", "look"]
+    for name in RESERVED_METHODS:
+        with pytest.raises(ValueError, match=f"actions: '{name}' cannot be a tool's name"):
+            openenv.environment(dict, {name: dict})

@@ -12,6 +12,7 @@ from typing import Any
 
 from gear_rl.arena import ledger
 from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
+from gear_rl.types import RESERVED_METHODS
 
 _SCHEMA = """
 create table account (person text primary key, balance integer not null check (balance >= 0));
@@ -240,6 +241,5 @@ def tools(tier: str | LedgerTier = "default") -> list[Callable[..., Any]]:
     ['balance', 'boss', 'deputy', 'friend', 'keeper', 'owner', 'pay']
     """
     instance = environment(tier)()
-    hidden = ("reset", "get_reward", "privileged_context", "turn_rewards")
-    names = [name for name in dir(instance) if not name.startswith("_") and name not in hidden]
+    names = [name for name in dir(instance) if not name.startswith("_") and name not in RESERVED_METHODS]
     return [getattr(instance, name) for name in sorted(names)]

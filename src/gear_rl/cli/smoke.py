@@ -278,6 +278,8 @@ def _example_calls(config: RunConfig) -> list[str]:
     """One call per tool that the recipe offers, with the plainest arguments that its schema allows, as JSON."""
     from transformers.utils.chat_template_utils import get_json_schema
 
+    from gear_rl.engines.tools import tool_functions
+
     tools: list[Callable[..., Any]] = [import_object(path, "tools") for path in config.tools]
     named = config.environment
     paths = list(named.values()) if isinstance(named, dict) else [] if named is None else [named]
@@ -289,12 +291,7 @@ def _example_calls(config: RunConfig) -> list[str]:
             instance = factory()
         except Exception as error:
             raise InputError(f"environment: {path}() failed: {_where(error)}") from error
-        hidden = ("reset", "get_reward", "privileged_context")
-        tools += [
-            getattr(instance, key)
-            for key, value in _functions(type(instance)).items()
-            if not key.startswith("_") and key not in hidden and value is not None
-        ]
+        tools += [getattr(instance, key) for key in tool_functions(type(instance))]
     calls: list[str] = []
     for tool in tools:
         try:
@@ -305,12 +302,6 @@ def _example_calls(config: RunConfig) -> list[str]:
         arguments = {key: _plainest(facts) for key, facts in properties.items()}
         calls.append(json.dumps({"name": schema["name"], "arguments": arguments}))
     return calls
-
-
-def _functions(cls: type) -> dict[str, Any]:
-    import inspect
-
-    return dict(inspect.getmembers(cls, predicate=inspect.isfunction))
 
 
 def _plainest(schema: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from typing import Any, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gear_rl.signals.privileged import context_text
+from gear_rl.types import RESERVED_METHODS
 
 FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
 """How a call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size, chat
@@ -32,7 +33,6 @@ TURN_REWARDS = "turn_rewards"
 """Another that is no tool: what the environment gives each turn of the rollout it has just seen."""
 ANCHOR_STATES = "anchor_states"
 """A third: the state in which each turn of that rollout began, as text."""
-_NOT_TOOLS = ("reset", "get_reward", SECRET, TURN_REWARDS, ANCHOR_STATES)
 _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How the chat formats in use begin a call; one that did not become a call could not be parsed."""
 _ERROR = "{'error': "
@@ -159,10 +159,9 @@ class ToolGuard:
 
     def _guarded_class(self, cls: type) -> type:
         body: dict[str, Any] = {}
-        for name, function in inspect.getmembers(cls, predicate=inspect.isfunction):
-            if not name.startswith("_") and name not in _NOT_TOOLS:
-                static = isinstance(inspect.getattr_static(cls, name), staticmethod)
-                body[name] = staticmethod(self.tool(function)) if static else self.tool(function)
+        for name, function in tool_functions(cls).items():
+            static = isinstance(inspect.getattr_static(cls, name), staticmethod)
+            body[name] = staticmethod(self.tool(function)) if static else self.tool(function)
         # No slots of its own, so that an instance of the class can become one of this.
         body |= {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
         guarded = type(cls.__name__, (cls,), body)
@@ -256,6 +255,24 @@ class _NoTool:
         if instance is None:
             return self
         return self._function if self._static else types.MethodType(self._function, instance)
+
+
+def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
+    """The functions of an environment's class that the model may call: the public ones that are not reserved.
+
+    >>> class Env:
+    ...     def reset(self): ...
+    ...     def look(self): ...
+    ...     def turn_rewards(self): ...
+    >>> list(tool_functions(Env))
+    ['look']
+    """
+    members = inspect.getmembers(cls, predicate=inspect.isfunction)
+    return {
+        name: function
+        for name, function in members
+        if not name.startswith("_") and name not in RESERVED_METHODS
+    }
 
 
 def told(environment: Any, name: str) -> Any:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from gear_rl.types import RESERVED_METHODS
+
 HIDDEN_FIELDS = frozenset({"metadata"})
 """Fields of every OpenEnv action that the model does not fill in."""
 HIDDEN_OBSERVATIONS = frozenset({"metadata", "reward", "done"})
@@ -34,9 +36,8 @@ def environment(
     step, or the sum over steps. One client per environment is kept for its life, and connects at the first reset.
     """
     tools = dict(actions) if isinstance(actions, Mapping) else {"step": actions}
-    reserved = {"reset", "get_reward", "privileged_context", "turn_rewards", "anchor_states"}
     for name in tools:
-        if not name.isidentifier() or name.startswith("_") or name in reserved:
+        if not name.isidentifier() or name.startswith("_") or name in RESERVED_METHODS:
             raise ValueError(f"actions: {name!r} cannot be a tool's name; choose another")
 
     class OpenEnvEnvironment:
