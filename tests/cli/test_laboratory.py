@@ -1,6 +1,7 @@
 """gear score and gear compare: real runs, small ones."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from rich.console import Console
 from cli.commands import gear, untouched
 from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
-from gear_rl.cli.cells import finished
+from gear_rl.cli.arena_runs import accuracies, sampling_seed, task_of
+from gear_rl.cli.cells import cell_trainer, finished, run_cell
 from gear_rl.cli.compare import (
     compared,
     parse_method,
@@ -142,6 +144,7 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
     assert [(s.name, s.seed) for s in specs] == [("uniform", 0), ("gear", 0), ("uniform", 1), ("gear", 1)]
     assert {s.steps for s in specs} == {20}, "the tier's own budget"
     assert len({s.file for s in specs}) == 4
+    assert {s.samples for s in specs} == {4}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, wor
 def comparison(tmp_path_factory):
     """A run that finishes, one that cannot; interrupted after the first, so to speak, and gone on with."""
     folder = tmp_path_factory.mktemp("compare")
-    specs = specs_of(["crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
+    specs = specs_of(["crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8, samples=3)
     first = run_cells(specs[:1], folder / "cells", jobs=1, console=QUIET)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
     rows = run_cells(specs, folder / "cells", jobs=2, console=QUIET)
@@ -191,6 +194,80 @@ def test_a_failed_or_foreign_cell_is_run_again(comparison):
     assert finished(other, cells) is None
 
 
+def test_a_cell_has_the_accuracy_of_each_sampling(comparison):
+    folder, specs, rows = comparison
+    for when in ("before", "after"):
+        each = rows[0][f"accuracies_{when}"]
+        assert len(each) == 3 and rows[0][f"accuracy_{when}"] == sum(each) / 3
+        assert all(share * 8 in range(9) for share in each)
+    assert rows[0]["samples"] == rows[1]["samples"] == 3
+    more = specs_of([], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)[0]
+    assert more.file == specs[0].file and finished(more, folder / "cells") is None, (
+        "more samples: another run"
+    )
+    cell = compared(rows, command="")["comparisons"][0]["cells"][0]
+    assert cell["accuracies_after"] == rows[0]["accuracies_after"] and cell["samples"] == 3
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Two seeds, the same weights: what every evaluation of their cells drew, in order, as (seed, outcomes)."""
+    folder = tmp_path_factory.mktemp("drawn")
+    found: dict[int, list[tuple[int, tuple[float, ...]]]] = {}
+    whole = task_of("chain", "easy")
+    specs = specs_of([], task="chain", tier="easy", seeds=2, steps=1, n_eval=64, samples=2)
+    for spec in specs:
+        drawn = found[spec.seed] = []
+
+        def solve(trainer, problems, seed, drawn=drawn):
+            rewards = whole.solve(trainer, problems, seed)
+            drawn.append((seed, tuple(rewards)))
+            return rewards
+
+        with untouched(None), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "gear_rl.cli.arena_runs.task_of", lambda *_, solve=solve: replace(whole, solve=solve)
+            )
+            row = run_cell(spec, folder)
+            assert row["error"] is None, row["error"]
+    return folder, specs, found
+
+
+def test_seeds_with_the_same_weights_draw_different_answers(drawn):
+    """Else the luck of one draw would be in all of them alike, and in no interval."""
+    folder, specs, found = drawn
+    before = {seed: [outcomes for _, outcomes in found[seed][:2]] for seed in (0, 1)}
+    assert len({*before[0], *before[1]}) == 4, "neither two seeds nor two samples of a seed are alike"
+    assert [seed for seed, _ in found[0]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2, (
+        "before and after"
+    )
+    assert len([*folder.glob("before-*.json")]) == 2, "the start is measured for every seed"
+    # What is in the file of the start is what this seed drew, and another cell of the seed would draw it again.
+    for spec in specs:
+        [file] = folder.glob(f"before-*-seed{spec.seed}-samples2.json")
+        shares = [sum(outcomes) / 64 for outcomes in before[spec.seed]]
+        assert json.loads(file.read_text()) == {"accuracies": shares}
+
+
+def test_the_same_seed_draws_the_same_answers_again(drawn, tmp_path):
+    _, specs, found = drawn
+    task = task_of("chain", "easy")
+    problems = task.rows("easy", num=64, first_seed=task.held_out.start)
+    with untouched(None):
+        quiet_libraries(QUIET)
+        trainer = cell_trainer(specs[1], str(tmp_path))
+        state = torch.random.get_rng_state()
+        again = accuracies(task, trainer, problems, seed=1, samples=2)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert again == [sum(outcomes) / 64 for _, outcomes in found[1][:2]]
+
+
+def test_no_two_samplings_share_a_seed():
+    seeds = [sampling_seed(seed, number) for seed in range(100) for number in range(16)]
+    assert len({*seeds}) == len(seeds)
+    assert min(seeds) > 10_000, "and none is a seed that runs train with"
+
+
 def test_the_comparison_hangs_on_the_runs_alone(comparison):
     folder, _, rows = comparison
     found = compared(rows, command="gear compare")
@@ -212,6 +289,7 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["compare", "--methods", "gaer"], "no method 'gaer'; did you mean gear?"),
         (["compare", "--methods", "gear:alhpa=1"], "has no such setting; did you mean alpha?"),
         (["compare", "--seeds", "0"], "--seeds: 0"),
+        (["compare", "--samples", "0"], "--samples: 0; give 1 or more"),
         (["compare", "--methods", ","], "--methods: empty"),
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),

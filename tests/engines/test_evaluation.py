@@ -127,5 +127,6 @@ def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
     trainer.reward_funcs[:] = [lambda completion_ids, **_: [float(sum(ids)) for ids in completion_ids]]
     sampled = [trainer.solve(rows, seed=s) for s in (0, 0, 1)]
     assert sampled[0] == sampled[1] != sampled[2]
+    assert trainer.solve(rows) == trainer.solve(rows, seed=trainer.args.seed) != sampled[0], "the run's own"
     greedy = [trainer.solve(rows, seed=s, greedy=True) for s in (0, 1)]
     assert greedy[0] == greedy[1] != sampled[0]

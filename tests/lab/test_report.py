@@ -358,3 +358,27 @@ def test_another_format_is_refused(tmp_path):
 def test_nan_is_no_finding():
     with pytest.raises(ValueError, match="not JSON compliant"):
         findings(title="t", command="c", settings={"x": float("nan")})
+
+
+RESULTS = sorted((Path(__file__).parents[2] / "docs" / "results").glob("*/comparison.json"))
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.parent.name)
+def test_committed_findings_are_read_whatever_version_made_them(file, tmp_path):
+    """The first had one sampled answer per problem, and did not say so."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    one = found["comparisons"][0]
+    save_report(found, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"{one['n_eval']} held-out problems" in page and ("sampled answer" in page) == ("samples" in one)
+    again = compare([Cell.from_dict(row) for row in one["cells"]])
+    assert [v.words for v in again.verdicts] == [v["words"] for v in one["verdicts"]]
+    assert again.samples == one.get("samples", 1)
+
+
+def test_several_samples_are_on_the_page(tmp_path):
+    rows = cells(ENDS, samples=4)
+    save_report(findings(title="t", command="c", comparisons=[(compare(rows), rows)]), tmp_path / "r.html")
+    assert "100 held-out problems, 4 sampled answers to each." in (tmp_path / "r.html").read_text(
+        encoding="utf-8"
+    )

@@ -308,6 +308,33 @@ def test_a_cell_that_failed_needs_no_numbers():
     assert cell("gear", 0, 0.5).failure is None
 
 
+def test_a_cell_with_several_samples_and_one_of_an_earlier_version():
+    found = cell("gear", 0, 0.5, samples=2, accuracies_before=[0.25, 0.25], accuracies_after=[0.375, 0.625])
+    assert (found.samples, found.accuracies_after) == (2, (0.375, 0.625))
+    earlier = cell("gear", 0, 0.5)
+    assert (earlier.samples, earlier.accuracies_before, earlier.accuracies_after) == (1, (), ())
+    assert earlier.curve == found.curve
+    assert cell("gear", 0, None, error="killed", samples=4).samples == 1
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_more_samples_are_no_further_problems(samples):
+    """Neither rule about the baseline, nor the floor of the spread, becomes more sure of itself by them."""
+
+    def found(ends, **more):
+        return compare(cells_of({"uniform": ends, "gear": [0.5] * 3}, samples=samples, **more))
+
+    assert found([0.996] * 3).samples == samples
+    assert (
+        found([0.996] * 3).baseline_problem
+        == "the baseline saturates (0.996; 512 problems cannot tell that from 1)"
+    )
+    assert "never moves" in found([0.305] * 3).baseline_problem
+    assert found([0.307] * 3).baseline_problem is None
+    low, high = of(found([0.4] * 3), "gear").difference_interval
+    assert (high - low) / 2 == pytest.approx(4.3026527 / 512 / math.sqrt(3))
+
+
 def test_curves_with_holes_are_read():
     found = cell("gear", 0, 0.5, curves={"entropy": [1, None, math.nan, 2.5]}, extra="ignored")
     assert found.curves == {"entropy": [1.0, None, None, 2.5]}
@@ -320,6 +347,9 @@ def test_curves_with_holes_are_read():
         ({"seed": True}, "seed: True is no whole number"),
         ({"steps": 0}, "steps: 0 is no whole number from 1"),
         ({"n_eval": 0}, "n_eval: 0 is no whole number from 1"),
+        ({"samples": 0}, "samples: 0 is no whole number from 1"),
+        ({"samples": 2, "accuracies_after": [0.5]}, "accuracies_after: .* are not 2 accuracies"),
+        ({"samples": 2, "accuracies_before": [0.5, None]}, "accuracies_before: .* are not 2 accuracies"),
         ({"accuracy_after": 82.0}, "accuracy: 82.0 is no share"),
         ({"held_out": [{"step": 5, "accuracy": -0.5}]}, "accuracy: -0.5 is no share"),
         ({"held_out": [{"accuracy": 0.5}]}, "held_out step: None"),
@@ -337,6 +367,7 @@ def test_cells_that_cannot_be_compared_are_named():
         ({"tier": "hard"}, r"tier: cells of \['default', 'hard'\]"),
         ({"steps": 30}, r"steps: cells of \[20, 30\]"),
         ({"n_eval": 64}, r"n_eval: cells of \[64, 512\]"),
+        ({"samples": 4}, r"samples: cells of \[1, 4\]"),
         ({"seed": 1}, "method 'gear', seed 1: there are two cells"),
         ({"credit": "Gear(alpha=2)"}, "give each its own name"),
     ]:

@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,8 @@ class ArenaTask:
     held_out: range
     rows: Callable[..., list[dict[str, Any]]]
     fingerprint: Callable[[str, int], str]
-    solve: Callable[[Any, list[dict[str, Any]]], list[float | None]]
-    """One rollout per row through the trainer, and its reward."""
+    solve: Callable[[Any, list[dict[str, Any]], int], list[float | None]]
+    """One rollout per row through the trainer, sampled with a seed, and its reward."""
     settings: dict[str, Any]
     """Of the run and of the trainer."""
 
@@ -66,7 +67,32 @@ def _chain() -> ArenaTask:
         held_out=chain.HELD_OUT,
         rows=chain.rows,
         fingerprint=chain.fingerprint,
-        solve=lambda trainer, rows: [*accuracy(trainer.model, trainer.processing_class, rows)],
+        solve=lambda trainer, rows, seed: [
+            *accuracy(trainer.model, trainer.processing_class, rows, seed=seed)
+def sampling_seed(seed: int, number: int) -> int:
+    """The seed that sampling ``number`` of a run's evaluations is drawn with, from 0 to 2^31 - 1.
+
+    Another for every run and every number, and none that a run trains with: those are small numbers.
+
+    >>> [sampling_seed(0, 0), sampling_seed(0, 1), sampling_seed(1, 0)]
+    [1265397694, 888842379, 727488016]
+    """
+    digest = hashlib.sha256(f"evaluation {seed} {number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def accuracies(
+    task: ArenaTask, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
+) -> list[float]:
+    """The share of the problems that are solved, in each of ``samples`` samplings of the run with that seed."""
+    return [
+        sum(reward or 0.0 for reward in task.solve(trainer, problems, sampling_seed(seed, number)))
+        / len(problems)
+        for number in range(samples)
+    ]
+
+
+        ],
         settings={"reward": "arena"},
     )
 
@@ -79,7 +105,7 @@ def _ledger() -> ArenaTask:
         held_out=ledger.HELD_OUT,
         rows=ledger.rows,
         fingerprint=ledger.fingerprint,
-        solve=lambda trainer, rows: trainer.solve(rows),
+        solve=lambda trainer, rows, seed: trainer.solve(rows, seed=seed),
         settings={"environment": "arena"},
     )
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from gear_rl.view.records import replace_file
@@ -32,6 +33,8 @@ class Spec:
     seed: int
     steps: int
     n_eval: int
+    samples: int
+    """Answers to every held-out problem, before and after."""
     n_between: int
     """Held-out problems of the evaluations on the way."""
     engine: dict[str, Any]
@@ -62,7 +65,7 @@ def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
 
 def failed(spec: Spec, error: str) -> dict[str, Any]:
     """A cell without numbers."""
-    names = ("task", "tier", "seed", "steps", "n_eval")
+    names = ("task", "tier", "seed", "steps", "n_eval", "samples")
     return {
         "method": spec.name,
         **{name: getattr(spec, name) for name in names},
@@ -85,17 +88,38 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     return row
 
 
-def _once(file: Path, measure: Callable[[], float]) -> float:
-    """The number in the file; measured and written if there is none.
+def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
+    """The numbers in the file; measured and written if there are none.
 
-    Runs that begin from the same weights have the same accuracy before. Two that measure at once write the same.
+    Runs of one seed begin with the same weights and draw the same answers before the first step. Two that measure
+    at once write the same.
     """
     try:
-        return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"])
+        return [float(share) for share in json.loads(file.read_text(encoding="utf-8"))["accuracies"]]
     except (OSError, ValueError, KeyError, TypeError):
         found = measure()
-        replace_file(file, (json.dumps({"accuracy": found}) + "\n").encode())
+        replace_file(file, (json.dumps({"accuracies": found}) + "\n").encode())
         return found
+
+
+def cell_trainer(spec: Spec, scratch: str) -> Any:
+    """The trainer of a cell, with the engine's settings that the spec has recorded."""
+    from gear_rl.cli.arena_runs import REWARDS, arena_config
+    from gear_rl.cli.train import make_trainer
+
+    return make_trainer(
+        arena_config(
+            spec.task,
+            spec.tier,
+            spec.credit,
+            seed=spec.seed,
+            steps=spec.steps,
+            output_dir=scratch,
+            reward=REWARDS.get(str(spec.credit.get("name"))) if spec.task == "chain" else None,
+            per_device_eval_batch_size=128,
+            **spec.engine,
+        )
+    )
 
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
@@ -107,32 +131,18 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     use_few_threads()
     from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-    from gear_rl.cli.arena_runs import REWARDS, arena_config, task_of
+    from gear_rl.cli.arena_runs import accuracies, task_of
     from gear_rl.cli.config import build_method
-    from gear_rl.cli.train import make_trainer
 
     task = task_of(spec.task, spec.tier)
     problems = task.rows(spec.tier, num=spec.n_eval, first_seed=task.held_out.start)
-    reward = REWARDS.get(str(spec.credit.get("name"))) if spec.task == "chain" else None
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
-        trainer = make_trainer(
-            arena_config(
-                spec.task,
-                spec.tier,
-                spec.credit,
-                seed=spec.seed,
-                steps=spec.steps,
-                output_dir=scratch,
-                reward=reward,
-                per_device_eval_batch_size=128,
-                **spec.engine,
-            )
-        )
+        trainer = cell_trainer(spec, scratch)
         for printer in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(printer)
 
-        def accuracy(count: int) -> float:
-            return sum(reward or 0.0 for reward in task.solve(trainer, problems[:count])) / count
+        def measured() -> list[float]:
+            return accuracies(task, trainer, problems, seed=spec.seed, samples=spec.samples)
 
         points: list[dict[str, float]] = []
         every = -(-spec.steps // POINTS)
@@ -140,19 +150,23 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         class Between(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 if state.global_step % every == 0 and state.global_step < state.max_steps and spec.n_between:
-                    value = accuracy(spec.n_between)
+                    some = problems[: spec.n_between]
+                    [value] = accuracies(task, trainer, some, seed=spec.seed)
                     points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
 
         trainer.add_callback(Between())
         held_out = task.fingerprint(spec.tier, spec.n_eval)
-        before = _once(folder / f"before-{held_out[:16]}.json", lambda: accuracy(spec.n_eval))
+        stem = f"before-{held_out[:16]}-seed{spec.seed}-samples{spec.samples}"
+        before = _once(folder / f"{stem}.json", measured)
         trainer.train()
-        after = accuracy(spec.n_eval)
+        after = measured()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         "credit": repr(build_method(spec.credit)),
-        "accuracy_before": before,
-        "accuracy_after": after,
+        "accuracy_before": fmean(before),
+        "accuracy_after": fmean(after),
+        "accuracies_before": before,
+        "accuracies_after": after,
         "held_out": points,
         "held_out_sha256": held_out,
         "curves": {name: [entry.get(key) for entry in steps] for name, key in CURVES.items()},

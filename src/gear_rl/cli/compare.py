@@ -25,6 +25,8 @@ from gear_rl.view.records import replace_file
 
 BASELINE = "uniform"
 
+SAMPLES = 4
+"""Answers to every held-out problem where the user does not say."""
 
 def split_methods(text: str) -> list[str]:
     """The methods of a list with commas; what follows a colon and has no name of its own is a setting.
@@ -79,7 +81,14 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def specs_of(
-    methods: Sequence[str], *, task: str, tier: str, seeds: int, steps: int | None, n_eval: int
+    methods: Sequence[str],
+    *,
+    task: str,
+    tier: str,
+    seeds: int,
+    steps: int | None,
+    n_eval: int,
+    samples: int = SAMPLES,
 ) -> list[Spec]:
     """Every cell, seed by seed, so that whatever was run when it is interrupted can be compared already."""
     chosen = task_of(task, tier)
@@ -90,6 +99,8 @@ def specs_of(
     if not 1 <= n_eval <= len(chosen.held_out):
         raise InputError(f"--n-eval: {n_eval}; there are {len(chosen.held_out)} held-out problems")
     named = parse_methods(methods)
+    if samples < 1:
+        raise InputError(f"--samples: {samples}; give 1 or more answers to every held-out problem")
     named = {BASELINE: {"name": BASELINE}} | named
     for credit in named.values():
         build_method(credit)
@@ -102,6 +113,7 @@ def specs_of(
             seed=seed,
             steps=chosen.demos[tier].steps if steps is None else steps,
             n_eval=n_eval,
+            samples=samples,
             n_between=min(128, -(-n_eval // 4)),
             engine=PUBLISHED.get(str(credit["name"]), {}),
         )
@@ -169,7 +181,7 @@ def compared(rows: Sequence[dict[str, Any]], *, command: str) -> dict[str, Any]:
 
     cells = [Cell.from_dict(row | {"seconds": None}) for row in rows]
     first = rows[0]
-    settings = {name: first[name] for name in ("task", "tier", "steps", "n_eval")}
+    settings = {name: first[name] for name in ("task", "tier", "steps", "n_eval", "samples")}
     settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
     return findings(
         title=f"Does it help? {first['task']}/{first['tier']}",
@@ -193,7 +205,8 @@ def verdict_table(found: dict[str, Any]) -> Table:
     """The verdicts, for the terminal."""
     one = found["comparisons"][0]
     table = Table(
-        title=f"{one['task']}/{one['tier']}: {one['steps']} steps, {one['n_eval']} held-out problems"
+        title=f"{one['task']}/{one['tier']}: {one['steps']} steps, {one['n_eval']} held-out problems, "
+        f"{one['samples']} sampled answers each"
     )
     for column in ("method", "after", "difference", f"{one['level']:.0%} interval", "verdict"):
         table.add_column(column, justify="right" if column in ("after", "difference") else "left")

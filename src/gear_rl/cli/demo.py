@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.cli.arena_runs import arena_config, task_of
+from gear_rl.cli.arena_runs import accuracies, arena_config, task_of
 from gear_rl.cli.config import build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError
@@ -78,7 +78,7 @@ def demo(
     problems = chosen.rows(tier, num=n_eval, first_seed=chosen.held_out.start)
 
     def held_out(count: int) -> float:
-        return sum(reward or 0.0 for reward in chosen.solve(trainer, problems[:count])) / count
+        return accuracies(chosen, trainer, problems[:count], seed=seed)[0]
 
     console.print(
         f"[bold]gear demo[/]: {task} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} steps of "

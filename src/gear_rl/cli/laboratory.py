@@ -165,6 +165,7 @@ def compare(
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
     ] = None,
     n_eval: Annotated[int, typer.Option(help="Held-out problems before and after each run.")] = 512,
+    samples: Annotated[int, typer.Option(help="Sampled answers to each of them, before and after.")] = 4,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
     out: Annotated[
         Path, typer.Option(help="Folder: one file per run, comparison.json, report.html and plots.")
@@ -185,6 +186,7 @@ def compare(
         seeds=seeds,
         steps=steps,
         n_eval=n_eval,
+        samples=samples,
     )
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")

@@ -279,12 +279,13 @@ class GEARTrainer(GRPOTrainer):
         rows: Sequence[Mapping[str, Any]],
         *,
         greedy: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         advance: Callable[[int], None] | None = None,
     ) -> list[float | None]:
         """The reward of one rollout per row, tools and environments included; nothing is trained or logged.
 
-        ``advance`` is called with the number of rows that each batch has finished.
+        Sampled with ``seed``, or the run's own: the same seed draws the same rollouts again. ``advance`` is
+        called with the number of rows that each batch has finished.
         """
         return solve(self, rows, greedy=greedy, seed=seed, advance=advance)
 

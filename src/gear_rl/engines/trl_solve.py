@@ -17,13 +17,14 @@ def solve(
     rows: Sequence[Mapping[str, Any]],
     *,
     greedy: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[float | None]:
     """The reward of one rollout per row, in order; the same on every process, which share the work.
 
-    Sampled at the trainer's temperature, or greedy. The random state of the training is left as it was, and so
-    are its metrics. ``advance`` is told the number of rows done after each batch.
+    Sampled at the trainer's temperature with ``seed`` (None for the run's own), or greedy. The random state of
+    the training is left as it was, and so are its metrics. ``advance`` is called with the number of rows that
+    each batch has finished.
     """
     found: list[float | None] = []
     size, world, rank = (
@@ -31,7 +32,7 @@ def solve(
         int(trainer.accelerator.num_processes),
         int(trainer.accelerator.process_index),
     )
-    with _solving(trainer, greedy, seed):
+    with _solving(trainer, greedy, int(trainer.args.seed) if seed is None else seed):
         for first in range(0, len(rows), size * world):
             block = [dict(row) for row in rows[first : first + size * world]]
             share = -(-len(block) // world)

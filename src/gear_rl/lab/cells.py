@@ -27,8 +27,13 @@ class Cell:
     """Optimizer steps that the run was to take."""
     n_eval: int
     """Held-out problems of ``accuracy_before`` and ``accuracy_after``."""
+    samples: int
+    """Sampled answers to each of these problems; 1 in files of earlier versions."""
     accuracy_before: float | None
     accuracy_after: float | None
+    accuracies_before: tuple[float, ...]
+    """Of each sampling by itself; their mean is ``accuracy_before``. Empty in files of earlier versions."""
+    accuracies_after: tuple[float, ...]
     held_out: tuple[tuple[int, float], ...]
     """Step and accuracy of the evaluations on the way, on fewer problems, in the order of the steps."""
     curves: dict[str, list[float | None]]
@@ -48,7 +53,7 @@ class Cell:
         Traceback (most recent call last):
         ValueError: cell lacks tier, method, credit, seed, steps, n_eval, ...; run it again
         """
-        missing = [f.name for f in fields(cls) if f.name not in row]
+        missing = [f.name for f in fields(cls) if f.name not in row and f.name not in _LATER]
         if row.get("error") is not None:
             missing = [name for name in missing if name in ("task", "tier", "method", "seed", "steps")]
         if missing:
@@ -57,11 +62,15 @@ class Cell:
         points = [(_whole("held_out step", e.get("step")), _share(e.get("accuracy"))) for e in evaluations]
         curves = cast(Mapping[str, list[object]], row.get("curves") or {})
         error = row.get("error")
+        samples = _whole("samples", row.get("samples", 1), least=1) if error is None else 1
         return cls(
             **{name: str(row.get(name, "")) for name in ("task", "tier", "method", "credit")},
             seed=_whole("seed", row["seed"]),
             steps=_whole("steps", row["steps"], least=1),
             n_eval=_whole("n_eval", row.get("n_eval"), least=1) if error is None else 0,
+            samples=samples,
+            accuracies_before=_shares("accuracies_before", row.get("accuracies_before"), samples),
+            accuracies_after=_shares("accuracies_after", row.get("accuracies_after"), samples),
             accuracy_before=_share(row.get("accuracy_before")),
             accuracy_after=_share(row.get("accuracy_after")),
             held_out=tuple((step, share) for step, share in sorted(points, key=_step) if share is not None),
@@ -85,6 +94,17 @@ class Cell:
             return ()
         inside = dict(point for point in self.held_out if 0 < point[0] < self.steps)
         return ((0, self.accuracy_before), *inside.items(), (self.steps, self.accuracy_after))
+
+
+_LATER = ("samples", "accuracies_before", "accuracies_after")
+"""Fields that the files of earlier versions have not."""
+
+
+def _shares(name: str, values: object, count: int) -> tuple[float, ...]:
+    found = tuple(_share(value) for value in cast(list[object], values or []))
+    if found and (len(found) != count or None in found):
+        raise ValueError(f"{name}: {values!r} are not {count} accuracies, one per sample; run the cell again")
+    return cast(tuple[float, ...], found)
 
 
 def _step(point: tuple[int, float | None]) -> int:

@@ -87,6 +87,8 @@ class Comparison:
     steps: int
     n_eval: int | None
     """Held-out problems per run; None if no run finished."""
+    samples: int | None
+    """Sampled answers to each of them; None if no run finished."""
     level: float
     family: int
     """Methods that were compared with the baseline, failed ones included; what p is corrected for."""
@@ -107,15 +109,17 @@ def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEV
 
     A method is "better" or "worse" if the interval of its paired difference in final accuracy excludes 0. The
     intervals are Student's and corrected over all methods together, so a comparison in which no method differs
-    says so with probability ``level`` at least. The luck of sampling the held-out answers is in every seed's
-    accuracy, and so in the intervals, already. Which problems were held out is not: all runs share them, and the
-    verdict is about them.
+    says so with probability ``level`` at least. Every seed draws answers of its own to the held-out problems, so
+    the luck of that sampling spreads the seeds' accuracies and is in the intervals already; more samples to a
+    problem make it smaller. Which problems were held out is in no interval: all runs share them, and the verdict
+    is about them.
 
     No verdict with fewer than 3 paired seeds; where the baseline ends so high that ``n_eval`` problems cannot
     tell it from 1 (at or above ``0.05 ** (1 / n_eval)``, the least accuracy that answers all of them right once
     in twenty times); or where its end is not above its own start (one-sided, 5 %, with the binomial noise
-    of the start, which its runs share). Failed runs are left out of the numbers and listed. ``ValueError`` for
-    cells that cannot be compared.
+    of one answer to each problem for the start). Several samples of a problem count as one in both rules: they
+    are no further problems. Failed runs are left out of the numbers and listed. ``ValueError`` for cells that
+    cannot be compared.
 
     >>> row = dict(task="chain", tier="easy", credit="", steps=9, n_eval=100, held_out=[], curves={}, seconds=1.0)
     >>> def run(method, seed, end):
@@ -143,6 +147,7 @@ def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEV
         baseline=baseline,
         steps=cells[0].steps,
         n_eval=n_eval,
+        samples=_one("samples", {cell.samples for cell in cells if cell.failure is None}),
         level=level,
         family=given.family,
         seeds=seeds,
@@ -209,8 +214,9 @@ def _baseline_problem(cells: list[Cell]) -> str | None:
     n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
     if end >= 0.05 ** (1 / n):
         return f"the baseline saturates ({end:.3f}; {n} problems cannot tell that from 1)"
-    # All runs begin with the same weights: the luck of the start is shared and does not average out. Two right
-    # and two wrong answers are added to it, or a start of 0 would have no noise.
+    # The luck of the start counts once, as if all runs had drawn the same one answer to each problem. In cells of
+    # earlier versions they have; elsewhere the noise is less. Two right and two wrong answers are added to it, or
+    # a start of 0 would have no noise.
     share = (start * n + 2) / (n + 4)
     noise = math.sqrt(float(np.var(after, ddof=1)) / len(cells) + share * (1 - share) / n)
     if end - start <= float(special.stdtrit(len(cells) - 1, 0.95)) * noise:
