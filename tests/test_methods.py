@@ -7,7 +7,7 @@ from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from cli.commands import untouched
-from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
+from gear_rl.cli.arena_runs import REWARDS, arena_config
 from gear_rl.cli.train import make_trainer, quiet_libraries
 from gear_rl.methods import METHODS
 from gear_rl.types import distillation_of
@@ -28,7 +28,6 @@ def history_of(name: str, folder, **changes):
 
 def _history_of(name: str, folder, changes):
     quiet_libraries(Console(stderr=True, quiet=True))
-    settings = PUBLISHED.get(name, {}) | changes
     trainer = make_trainer(
         arena_config(
             "ledger" if name in AGENTS else "chain",
@@ -40,7 +39,7 @@ def _history_of(name: str, folder, changes):
             rollouts_per_step=8 if name in AGENTS else 16,
             reward=REWARDS.get(name),
             record_file=str(folder / "records.jsonl"),
-            **settings,
+            **changes,
         )
     )
     for printer in (PrinterCallback, ProgressCallback):

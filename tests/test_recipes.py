@@ -191,7 +191,7 @@ MISTAKES = [
     ),
     (
         "math",
-        "teacher_model_kind: live",
+        "#: teacher_model_kind: live",
         "teacher_model_kind: alive",
         "teacher_model_kind: 'alive' is not one of",
     ),

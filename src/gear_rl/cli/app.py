@@ -134,7 +134,7 @@ def methods(
     from gear_rl.cli.config import settings_of
     from gear_rl.cli.errors import did_you_mean
     from gear_rl.methods import METHODS
-    from gear_rl.types import distillation_of, is_additive
+    from gear_rl.types import distillation_of, engine_settings_of, is_additive
 
     if name is not None and name not in METHODS:
         raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")
@@ -148,6 +148,7 @@ def methods(
             "source": cls.source,
             "additive": is_additive(cls()),
             "distils": distillation_of(cls()) is not None,
+            "engine": engine_settings_of(cls()),
         }
         for key, cls in chosen.items()
     ]
@@ -173,6 +174,10 @@ def methods(
             choices = f" [{' | '.join(setting['choices'])}]" if setting["choices"] else ""
             table.add_row(setting["name"], str(setting["default"]), escape((setting["help"] or "") + choices))
     out_console.print(table)
+    if name is not None and rows[0]["engine"]:
+        words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())
+        words = f"Engine settings as published, applied unless you set them: {words}"
+        out_console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -12,24 +12,6 @@ from gear_rl.arena.tiers import DEMOS, LEDGER_DEMOS, TASKS, Demo
 from gear_rl.cli.config import RunConfig
 from gear_rl.cli.errors import InputError, did_you_mean
 
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "rlsd": {"teacher_model_kind": "sync", "teacher_sync_steps": 10},
-    "serl": {"teacher_model_kind": "sync", "teacher_sync_steps": 10},
-    "rlcsd": {
-        "teacher_model_kind": "sync",
-        "teacher_sync_steps": 10,
-        "teacher_contrast": "sibling",
-        "privileged_sources": ["sibling"],
-    },
-    "opsd": {"teacher_model_kind": "base"},
-    "sdpo": {
-        "teacher_model_kind": "ema",
-        "teacher_update_rate": 0.05,
-        "privileged_sources": ["sibling", "feedback"],
-        "success_reward": 0.5,
-    },
-}
-"""Settings of the engine that a method's paper or released code has, beside the method's own."""
 REWARDS: dict[str, list[str]] = {"crpo": ["arena", "gear_rl.arena.chain:steps_reward"]}
 """Rewards on the task chain for methods that need more than one."""
 
@@ -69,6 +51,24 @@ def _chain() -> ArenaTask:
         fingerprint=chain.fingerprint,
         solve=lambda trainer, rows, seed: [
             *accuracy(trainer.model, trainer.processing_class, rows, seed=seed)
+        ],
+        settings={"reward": "arena"},
+    )
+
+
+def _ledger() -> ArenaTask:
+    from gear_rl.arena import ledger
+
+    return ArenaTask(
+        demos=LEDGER_DEMOS,
+        held_out=ledger.HELD_OUT,
+        rows=ledger.rows,
+        fingerprint=ledger.fingerprint,
+        solve=lambda trainer, rows, seed: trainer.solve(rows, seed=seed),
+        settings={"environment": "arena"},
+    )
+
+
 def sampling_seed(seed: int, number: int) -> int:
     """The seed that sampling ``number`` of a run's evaluations is drawn with, from 0 to 2^31 - 1.
 
@@ -90,24 +90,6 @@ def accuracies(
         / len(problems)
         for number in range(samples)
     ]
-
-
-        ],
-        settings={"reward": "arena"},
-    )
-
-
-def _ledger() -> ArenaTask:
-    from gear_rl.arena import ledger
-
-    return ArenaTask(
-        demos=LEDGER_DEMOS,
-        held_out=ledger.HELD_OUT,
-        rows=ledger.rows,
-        fingerprint=ledger.fingerprint,
-        solve=lambda trainer, rows, seed: trainer.solve(rows, seed=seed),
-        settings={"environment": "arena"},
-    )
 
 
 def arena_config(

@@ -14,10 +14,12 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
+from gear_rl.cli.arena_runs import REWARDS, arena_config
+from gear_rl.cli.config import build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.train import make_trainer, use_few_threads
+from gear_rl.types import engine_settings_of
 
 BASE = "uniform"
 """Plain GRPO, which every other method is measured against."""
@@ -38,7 +40,7 @@ def bench_methods(
     Every repeat trains each method from the shipped checkpoint with the same seed, GRPO among them, in an order
     that is turned from repeat to repeat; the first step warms up and does not count. All runs are in one
     process, one after the other. A method runs with the settings of the engine that its paper has
-    (``PUBLISHED``). ``credit_share`` is the share of the time that is spent in the credit pass itself; what a
+    (``engine``). ``credit_share`` is the share of the time that is spent in the credit pass itself; what a
     distillation term adds to the update is in the ratio only.
     """
     if repeats < 1 or steps < 2:
@@ -66,7 +68,7 @@ def bench_methods(
             "most": round(max(ratios), 3),
             "credit_share": round(statistics.median(credit[name]), 3),
             "seconds_per_step": round(statistics.median(seconds[name]), 4),
-            "engine": PUBLISHED.get(name, {}),
+            "engine": engine_settings_of(build_method(name)),
         }
     return {
         "what": "seconds per training step over those of uniform (GRPO), median of the repeats",
@@ -84,7 +86,6 @@ def bench_methods(
 def _steps_of(name: str, task: str, tier: str, steps: int, rollouts: int, seed: int) -> tuple[float, float]:
     """Mean seconds of a step after the first, and the share of them that the credit pass took."""
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder:
-        more = PUBLISHED.get(name, {})
         reward = REWARDS.get(name) if task == "chain" else None
         trainer = make_trainer(
             arena_config(
@@ -96,7 +97,6 @@ def _steps_of(name: str, task: str, tier: str, steps: int, rollouts: int, seed: 
                 output_dir=folder,
                 rollouts_per_step=rollouts,
                 reward=reward,
-                **more,
             )
         )
         for printer in (PrinterCallback, ProgressCallback):

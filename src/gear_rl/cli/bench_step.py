@@ -17,11 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config
+from gear_rl.cli.arena_runs import REWARDS, arena_config
 from gear_rl.cli.bench import BASE
+from gear_rl.cli.config import build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.train import make_trainer, use_few_threads
+from gear_rl.types import engine_settings_of
 
 PARTS = ("generation", "student", "teacher", "head", "credit", "loss", "backward")
 """Where a step's time goes: sampling; of the credit a student's pass of its own, the teacher's, the head with
@@ -49,7 +51,7 @@ def bench_step(
     if repeats < 1 or steps < 2:
         raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
     name = credit if isinstance(credit, str) else str(credit["name"])
-    settings = PUBLISHED.get(name, {}) | (trainer or {})
+    settings = engine_settings_of(build_method(credit)) | (trainer or {})
     threads = use_few_threads()
     rows: list[tuple[_Clock, _Clock]] = []
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:

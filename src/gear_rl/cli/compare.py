@@ -16,17 +16,18 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gear_rl.cli.arena_runs import PUBLISHED, task_of
+from gear_rl.cli.arena_runs import task_of
 from gear_rl.cli.cells import Spec, failed, finished, read_cell
 from gear_rl.cli.config import build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError
+from gear_rl.types import engine_settings_of
 from gear_rl.view.records import replace_file
 
 BASELINE = "uniform"
-
 SAMPLES = 4
 """Answers to every held-out problem where the user does not say."""
+
 
 def split_methods(text: str) -> list[str]:
     """The methods of a list with commas; what follows a colon and has no name of its own is a setting.
@@ -98,12 +99,11 @@ def specs_of(
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
     if not 1 <= n_eval <= len(chosen.held_out):
         raise InputError(f"--n-eval: {n_eval}; there are {len(chosen.held_out)} held-out problems")
-    named = parse_methods(methods)
     if samples < 1:
         raise InputError(f"--samples: {samples}; give 1 or more answers to every held-out problem")
+    named = parse_methods(methods)
     named = {BASELINE: {"name": BASELINE}} | named
-    for credit in named.values():
-        build_method(credit)
+    published = {name: engine_settings_of(build_method(credit)) for name, credit in named.items()}
     return [
         Spec(
             name=name,
@@ -115,7 +115,7 @@ def specs_of(
             n_eval=n_eval,
             samples=samples,
             n_between=min(128, -(-n_eval // 4)),
-            engine=PUBLISHED.get(str(credit["name"]), {}),
+            engine=published[name],
         )
         for seed in range(seeds)
         for name, credit in named.items()

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.tiers import TASKS
-from gear_rl.cli.arena_runs import PUBLISHED
 from gear_rl.cli.config import RunConfig, load_config, parse_overrides
 from gear_rl.cli.data import prompt_fault
 from gear_rl.cli.errors import InputError, did_you_mean
@@ -22,7 +21,7 @@ from gear_rl.cli.score import REPLAY, Material
 from gear_rl.cli.sources import Unreadable, numbered_lines
 from gear_rl.cli.spans import token_span
 from gear_rl.engines.trl_replay import prompt_tokens
-from gear_rl.signals.contexts import CONTRASTS, wrong_contexts
+from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, wrong_contexts
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, privileged_context, render
 from gear_rl.tasks.text import dotted
 from gear_rl.view.records import replace_file
@@ -133,7 +132,7 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
         prompt = [{"role": "user", "content": prompt}]
     shown = {"prompt": prompt, "privileged_context": context[1]}
     contrast = run.trainer.get("teacher_contrast")
-    if contrast not in (None, *CONTRASTS):
+    if contrast not in (None, NO_CONTRAST, *CONTRASTS):
         shown[contrast] = row.get(contrast)
     other, other_from = (context[1], context[0]) if correct is None else (correct, "correct")
     return Marked(
@@ -232,7 +231,6 @@ def marked_material(
             "per_device_train_batch_size": 64 if run.model in ARENA else BATCH,
             "gradient_accumulation_steps": 1,
             "save_strategy": "no",
-            **PUBLISHED.get(str(credit["name"]), {}),
             **run.trainer,
             **REPLAY,
             "privileged_column": None,

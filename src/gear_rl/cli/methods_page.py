@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gear_rl.cli.arena_runs import PUBLISHED
 from gear_rl.cli.config import settings_of
 from gear_rl.cli.errors import InputError
 from gear_rl.methods import METHODS
-from gear_rl.types import distillation_of, is_additive
+from gear_rl.types import distillation_of, engine_settings_of, is_additive
 
 _HEAD = """# Methods
 
@@ -64,9 +63,10 @@ def _section(name: str, cls: Any) -> str:
         lines[-1] += " Adds a term to the loss."
     elif is_additive(method):
         lines[-1] += " Additive: a token's advantage may have another sign than the completion's."
-    if name in PUBLISHED:
-        engine = ", ".join(f"`{key}: {value}`" for key, value in PUBLISHED[name].items())
-        lines.append(f"Engine settings as published: {engine}.")
+    published = engine_settings_of(method)
+    if published:
+        engine = ", ".join(f"`{key}: {value}`" for key, value in published.items())
+        lines.append(f"Engine settings as published, applied unless you set them: {engine}.")
     settings = settings_of(cls)
     if settings:
         lines += ["", "| setting | default | meaning |", "|---|---|---|"]

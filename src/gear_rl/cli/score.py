@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.ledger_episodes import Fault
-from gear_rl.cli.arena_runs import PUBLISHED, REWARDS, arena_config, task_of
+from gear_rl.cli.arena_runs import REWARDS, arena_config, task_of
 from gear_rl.cli.config import RunConfig, build_method
 from gear_rl.cli.doctor import versions
 from gear_rl.cli.errors import InputError
@@ -38,7 +38,7 @@ ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
 SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
 """Signals by themselves, beside the methods that are made from them."""
-REPLAY = {"num_generations": 2, "scale_rewards": "group", "record_max_mb": 4096}
+REPLAY: dict[str, Any] = {"num_generations": 2, "scale_rewards": "group", "record_max_mb": 4096}
 """Settings of every replay: a group is the faulty completion and another one."""
 
 LARGE = 50_000_000
@@ -72,8 +72,7 @@ def arena_material(
     def config(credit: dict[str, Any], folder: str) -> RunConfig:
         name = str(credit["name"])
         reward = REWARDS.get(name) if task == "chain" else None
-        own: dict[str, Any] = PUBLISHED.get(name, {}) | REPLAY
-        return arena_config(task, tier, credit, seed=0, steps=1, output_dir=folder, reward=reward, **own)
+        return arena_config(task, tier, credit, seed=0, steps=1, output_dir=folder, reward=reward, **REPLAY)
 
     def chosen(trainer: Any, informed: bool) -> list[Case]:
         shown = "trace" if informed else "shuffled"

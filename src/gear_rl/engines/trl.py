@@ -59,7 +59,8 @@ class GEARTrainer(GRPOTrainer):
     """``GRPOTrainer`` whose advantages are spread over the tokens by ``credit`` (GEAR, arXiv:2605.11853).
 
     Takes every argument of ``GRPOTrainer``. ``args`` is a ``GEARConfig``; ``credit`` is any
-    ``CreditAssigner``. Evaluation is TRL's own: no credit is assigned there. Raises ``ValueError`` before
+    ``CreditAssigner``. What ``args`` leaves at None and the method brings is the method's, on a copy:
+    ``trainer.args`` has it. Evaluation is TRL's own: no credit is assigned there. Raises ``ValueError`` before
     anything is loaded if the dataset has no privileged context for a method that needs a teacher, or if the loss
     would lose the tokens' credit or misread its signs (``docs/engines.md``).
     """
@@ -96,6 +97,7 @@ class GEARTrainer(GRPOTrainer):
                 f"args: {type(args).__name__} has no settings of the credit pass; give a GEARConfig, which takes "
                 "the same arguments and more"
             )
+        args = args.resolved(credit)
         if (
             args.teacher_prompt == "render"
             and options.get("rollout_func") is not None
@@ -111,7 +113,7 @@ class GEARTrainer(GRPOTrainer):
         self.teacher: Teacher | None = None
         self.reference: Teacher | None = None
         self._privileged = privileged
-        self._sources = list(args.privileged_sources)
+        self._sources = list(args.privileged_sources or ())
         if privileged is not None and "function" not in self._sources:
             self._sources.insert(0, "function")
         self._rollout_prompts: list[Any] = []
@@ -132,7 +134,7 @@ class GEARTrainer(GRPOTrainer):
         check_sources(self._sources, privileged is not None)
         environment = options.get("environment_factory")
         if needs_context(credit) and train_dataset is not None:
-            column, contrast = args.privileged_column, args.teacher_contrast
+            column, contrast = args.privileged_column, str(args.teacher_contrast)
             report_contexts(train_dataset, column, self._sources, environment, contrast, credit.name)
         self._guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         if options.get("tools"):
@@ -155,7 +157,7 @@ class GEARTrainer(GRPOTrainer):
         if getattr(getattr(self.accelerator.state, "fsdp_plugin", None), "fsdp_version", 2) == 1:
             raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
         peft = hasattr(self.model, "peft_config")
-        check_sharding(args.teacher_model_kind, self._sharding, peft)
+        check_sharding(str(args.teacher_model_kind), self._sharding, peft)
         check_reference(credit, self._sharding, peft)
         self.add_callback(_FollowStudent(self))
 
@@ -266,10 +268,11 @@ class GEARTrainer(GRPOTrainer):
         sized = hasattr(chosen, "__len__")
         if sized:
             rewards = rewards[: len(chosen)]  # several processes repeat the last problems to fill a batch
-        ours = success_metrics(rewards, self.args.success_reward, metric_key_prefix)
+        success = cast(float, self.args.success_reward)
+        ours = success_metrics(rewards, success, metric_key_prefix)
         if self.args.eval_greedy and sized:
             once = [[reward] for reward in self.solve(list(chosen), greedy=True)]
-            greedy = success_metrics(once, self.args.success_reward, metric_key_prefix)
+            greedy = success_metrics(once, success, metric_key_prefix)
             ours |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
         cast(dict[str, float], output.metrics).update(ours)
         return output
@@ -331,7 +334,8 @@ class GEARTrainer(GRPOTrainer):
         if self.teacher is None:
             if needs_context(self.credit):
                 kind = cast(TeacherKind, self.args.teacher_model_kind)
-                rate, steps = self.args.teacher_update_rate, self.args.teacher_sync_steps
+                rate = cast(float, self.args.teacher_update_rate)
+                steps = cast(int, self.args.teacher_sync_steps)
                 self.teacher = make_teacher(kind, self.model, rate, steps)
             else:
                 self.teacher = LiveTeacher()  # a copy of the weights that nobody reads would only cost memory

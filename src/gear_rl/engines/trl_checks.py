@@ -13,7 +13,7 @@ import trl
 from torch import nn
 
 from gear_rl.engines.tools import has_secret
-from gear_rl.signals.contexts import CONTRASTS
+from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, source_counts
 from gear_rl.types import CreditAssigner
 
@@ -126,17 +126,17 @@ def report_contexts(
     column: str | None,
     sources: Sequence[str],
     environment: Any,
-    contrast: str | None,
+    contrast: str,
     method: str,
 ) -> None:
     """Log where the privileged contexts will come from; ``ValueError`` if there can be none at all."""
     names: list[str] | None = getattr(dataset, "column_names", None)
     if names is None:
         return  # a stream that does not say its columns: each batch counts its own fallbacks
-    if contrast is not None and contrast not in CONTRASTS and contrast not in names:
+    if contrast not in (NO_CONTRAST, *CONTRASTS, *names):
         raise ValueError(
             f"teacher_contrast: {contrast!r} is neither {' nor '.join(map(repr, CONTRASTS))} nor a column; the "
-            f"columns are {', '.join(names)}"
+            f"columns are {', '.join(names)}, and {NO_CONTRAST!r} means none"
         )
     factories = list(environment.values()) if isinstance(environment, dict) else [environment]
     # A factory that is no class cannot be asked before it is called; it may well have something to tell.
@@ -148,6 +148,13 @@ def report_contexts(
     if others:
         logger.info("privileged context: %s", ", ".join(others))
     if "row" not in sources:
+        if column is not None and others:
+            logger.warning(
+                "privileged_column: %r is not read, since privileged_sources is %s; add row there, or leave the "
+                "column out",
+                column,
+                ", ".join(sources),
+            )
         if not others:
             raise ValueError(
                 f"privileged_sources: {', '.join(sources)} gives method {method!r} no privileged context, since "

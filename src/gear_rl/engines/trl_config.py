@@ -7,7 +7,9 @@ The method's own settings are the method's fields; TRL's are ``GRPOConfig``'s.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import copy
 import inspect
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -16,10 +18,13 @@ import trl
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.signals.answers import check_pattern
-from gear_rl.signals.contexts import check_sources
+from gear_rl.signals.contexts import NO_CONTRAST, check_sources
 from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
 from gear_rl.signals.saliency import Layer, LossSpan, Readout
 from gear_rl.signals.teacher import TeacherKind
+from gear_rl.types import CreditAssigner, engine_settings_of
+
+logger = logging.getLogger(__name__)
 
 SUPPORTED_TRL = ((1, 14), (1, 17))
 """Releases that this adapter was run against: from the first, below the second."""
@@ -65,6 +70,16 @@ def incompatibilities(version: str | None = None, trainer: type | None = None) -
     return problems
 
 
+METHOD_SETTINGS: dict[str, Any] = {
+    "teacher_model_kind": "live",
+    "teacher_update_rate": 0.05,
+    "teacher_sync_steps": 10,
+    "teacher_contrast": NO_CONTRAST,
+    "privileged_sources": ["environment", "row"],
+    "success_reward": 1.0,
+}
+"""Settings that a method may bring with its ``engine_settings``, and their defaults where it does not."""
+
 # Before anything below leans on a TRL that may not have it.
 if incompatibilities():
     raise ImportError("\n".join(incompatibilities()))
@@ -76,19 +91,27 @@ class GEARConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
 
-    teacher_model_kind: str = field(
-        default="live",
+    teacher_model_kind: str | None = field(
+        default=None,
         metadata={
             "help": "Whose weights the teacher has: 'live' (the student's current ones), 'base' (those at the "
             "start; under PEFT the adapter is disabled), 'ema' (moving average) or 'sync' (a copy renewed every "
-            "`teacher_sync_steps` steps)."
+            "`teacher_sync_steps` steps). None for the method's own, else 'live'."
         },
     )
-    teacher_update_rate: float = field(
-        default=0.05, metadata={"help": "Share of the student that each step mixes into an 'ema' teacher."}
+    teacher_update_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Share of the student that each step mixes into an 'ema' teacher. None for the method's own, "
+            "else 0.05."
+        },
     )
-    teacher_sync_steps: int = field(
-        default=10, metadata={"help": "Optimizer steps between two renewals of a 'sync' teacher."}
+    teacher_sync_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps between two renewals of a 'sync' teacher. None for the method's own, else "
+            "10."
+        },
     )
     teacher_prompt: str = field(
         default="render",
@@ -114,25 +137,28 @@ class GEARConfig(GRPOConfig):
             "answer, ground_truth in each row."
         },
     )
-    privileged_sources: list[str] = field(
-        default_factory=lambda: ["environment", "row"],
+    privileged_sources: list[str] | None = field(
+        default=None,
         metadata={
             "help": "Where the privileged context comes from, tried in order for each rollout: 'environment' "
             "(its privileged_context()), 'row' (a dataset column), 'sibling' (a successful rollout of the same "
             "group), 'feedback' (what a reward function logged as \"feedback\", else the tools' answers), "
-            "'function'."
+            "'function'. None for the method's own, else environment, row."
         },
     )
-    success_reward: float = field(
-        default=1.0,
-        metadata={"help": "Reward from which a rollout counts as a success (siblings, feedback, pass@k)."},
+    success_reward: float | None = field(
+        default=None,
+        metadata={
+            "help": "Reward from which a rollout counts as a success (siblings, feedback, pass@k). None for the "
+            "method's own, else 1."
+        },
     )
     teacher_contrast: str | None = field(
         default=None,
         metadata={
             "help": "A wrong context whose signals are subtracted, so that the style of a hint cancels: "
             "'sibling' (a rollout of the group that failed), 'shuffled' (another group's context) or a dataset "
-            "column; None for none. Costs another pass."
+            "column. Costs another pass. 'none' for none; None for the method's own, else none."
         },
     )
     teacher_skip_first_tokens: int = field(
@@ -231,9 +257,7 @@ class GEARConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.teacher_model_kind not in get_args(TeacherKind):
-            kinds = ", ".join(get_args(TeacherKind))
-            raise ValueError(f"teacher_model_kind: {self.teacher_model_kind!r} is not one of {kinds}")
+        self._check_method_settings()
         if self.teacher_prompt not in ("render", "splice"):
             raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
         check_template(
@@ -252,7 +276,6 @@ class GEARConfig(GRPOConfig):
                 "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "
                 "it to False or install trl>=1.16"
             )
-        check_sources([name for name in self.privileged_sources if name != "function"] or ["row"])
         if self.teacher_skip_first_tokens < 0:
             raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
         if self.answer_pattern is not None:
@@ -288,10 +311,6 @@ class GEARConfig(GRPOConfig):
             raise ValueError(f"tool_time_limit: {self.tool_time_limit}; give seconds, or None for no limit")
         if self.tool_max_chars is not None and self.tool_max_chars < 1:
             raise ValueError(f"tool_max_chars: {self.tool_max_chars}; give 1 or more, or None for no limit")
-        if not 0.0 <= self.teacher_update_rate <= 1.0:
-            raise ValueError(f"teacher_update_rate: {self.teacher_update_rate} is not a share; give 0 to 1")
-        if self.teacher_sync_steps < 1:
-            raise ValueError(f"teacher_sync_steps: {self.teacher_sync_steps}; give 1 step or more")
         if self.student_pass not in ("auto", "own"):
             raise ValueError(f"student_pass: {self.student_pass!r} is not one of auto, own")
         if self.record_max_mb <= 0:
@@ -302,6 +321,46 @@ class GEARConfig(GRPOConfig):
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
         if self.credit_batch_size is not None and self.credit_batch_size < 1:
             raise ValueError(f"credit_batch_size: {self.credit_batch_size}; give 1 or more, or None")
+
+    def _check_method_settings(self) -> None:
+        """Those of ``METHOD_SETTINGS`` that are given."""
+        kind, rate, steps = self.teacher_model_kind, self.teacher_update_rate, self.teacher_sync_steps
+        if kind is not None and kind not in get_args(TeacherKind):
+            raise ValueError(f"teacher_model_kind: {kind!r} is not one of {', '.join(get_args(TeacherKind))}")
+        if self.privileged_sources is not None:
+            check_sources([name for name in self.privileged_sources if name != "function"] or ["row"])
+        if rate is not None and not 0.0 <= rate <= 1.0:
+            raise ValueError(f"teacher_update_rate: {rate} is not a share; give 0 to 1")
+        if steps is not None and steps < 1:
+            raise ValueError(f"teacher_sync_steps: {steps}; give 1 step or more")
+
+    def resolved(self, method: CreditAssigner) -> "GEARConfig":
+        """A copy in which each of ``METHOD_SETTINGS`` has a value: the given one, the method's, or the default.
+
+        What the method brought is logged. The object itself stays as it is, so it can serve another method too.
+        Raises ``ValueError`` for a setting that no method may bring, or a value that is none of it.
+        """
+        published = engine_settings_of(method)
+        for name in published:
+            if name not in METHOD_SETTINGS:
+                raise ValueError(
+                    f"credit: engine_settings of {method.name!r} has {name!r}, which is no setting that a method "
+                    f"may bring; choose from {', '.join(METHOD_SETTINGS)}"
+                )
+        found = copy.copy(self)
+        left = [name for name in METHOD_SETTINGS if getattr(self, name) is None]
+        applied = {name: published[name] for name in left if published.get(name) is not None}
+        for name in left:
+            value = applied.get(name, METHOD_SETTINGS[name])
+            setattr(found, name, list(value) if name == "privileged_sources" else value)
+        try:
+            found._check_method_settings()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"credit: engine_settings of {method.name!r}: {error}") from None
+        if applied and self.process_index == 0:
+            shown = ", ".join(f"{name}={value}" for name, value in applied.items())
+            logger.info("%s: %s, as published; set them to change", method.name, shown)
+        return found
 
     @property
     def template(self) -> str:

@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from gear_rl.engines.rollouts import rollouts_of
 from gear_rl.engines.tools import FAILURES, control_pattern, defused, secret_of
 from gear_rl.engines.trl_signals import needs_context
-from gear_rl.signals.contexts import SOURCES, Rollout, find_contexts, wrong_contexts
+from gear_rl.signals.contexts import NO_CONTRAST, SOURCES, Rollout, find_contexts, wrong_contexts
 from gear_rl.signals.privileged import TeacherPrompt, fill, render, splice
 from gear_rl.signals.score import Completions, Prompts, left_padded
 from gear_rl.tensor.segments import turn_ids
@@ -60,7 +60,7 @@ def contexts_of(
         success_reward=success,
     )
     contrast = trainer.args.teacher_contrast
-    if contrast is None:
+    if contrast == NO_CONTRAST:
         return found, None
     texts = [None if pair is None else pair[1] for pair in found]
     if contrast == "shuffled":  # a process may hold one group only, whose context is the same in every row

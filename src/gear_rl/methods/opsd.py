@@ -1,7 +1,8 @@
 """OPSD: the student learns its own completions from a teacher that saw the solution."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -25,8 +26,9 @@ class Opsd:
       both sides normalised to 1 over them, but does not by default;
     * the temperature: its scripts sample at 1.1 and divide the logits by 1.1 in the loss. Ours divides beside
       the sampling temperature of the engine: leave that at 1, or set it to 1.1 and ``temperature`` to 1;
-    * the teacher's weights: the first ones (recommended there: in TRL ``teacher_model_kind: base``, which under
-      PEFT costs no copy), a moving average of 0.999 a step, or the current ones;
+    * the teacher's weights: the first ones (recommended there, hence what the engine takes: in TRL
+      ``teacher_model_kind: base``, which under PEFT costs no copy), a moving average of 0.999 a step, or the
+      current ones;
     * its loss is a mean over the tokens of a micro-batch, the engine's over those of the generation batch.
 
     *Not here*: the loss on the sampled token alone ("tinker"), the policy-gradient form that SDPG's repository
@@ -48,6 +50,7 @@ class Opsd:
 
     name: ClassVar[str] = "opsd"
     source: ClassVar[str] = "arXiv:2601.18734"
+    engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
     strength: float = 1.0
     """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO back."""

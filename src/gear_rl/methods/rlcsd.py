@@ -1,8 +1,9 @@
 """RLCSD: a bounded bonus or malus for what only the right hint, and not a wrong one, makes likelier."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -26,7 +27,8 @@ class Rlcsd:
     ``e_t = log T+ - log T-`` needs a teacher with a right hint and one with a wrong hint. In TRL that is
     ``teacher_contrast: sibling`` with ``privileged_sources: [sibling]``, which makes the log-ratio this
     difference (``signals.contexts.contrasted``); without a contrast ``e_t`` is the one-sided gap that the paper
-    argues against. ``teacher_model_kind: sync`` and ``teacher_sync_steps: 10`` are its snapshot teacher.
+    argues against. ``teacher_model_kind: sync`` and ``teacher_sync_steps: 10`` are its snapshot teacher. The
+    engine takes all four unless you set them.
 
     Where we cannot or do not follow the released code:
 
@@ -55,6 +57,12 @@ class Rlcsd:
 
     name: ClassVar[str] = "rlcsd"
     source: ClassVar[str] = "arXiv:2606.11709"
+    engine_settings: ClassVar[Mapping[str, Any]] = {
+        "teacher_model_kind": "sync",
+        "teacher_sync_steps": 10,
+        "teacher_contrast": "sibling",
+        "privileged_sources": ["sibling"],
+    }
 
     strength: float = 0.5
     """Largest bonus or malus, in units of advantage; 0 gives GRPO back."""

@@ -1,7 +1,8 @@
 """RLSD: the reward keeps the direction, the teacher's likelihood ratio sets how much each token gets of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -28,7 +29,7 @@ class Rlsd:
     * which completions: ``negative_only`` is an option of the released script. Its ``thought_only`` (weight 1
       outside of ``<thought>``) needs the text and is not here;
     * the teacher's weights: paper a copy renewed every 10 steps, script every 20, ms-swift and SDPG the current
-      ones: the engine's (TRL: ``teacher_model_kind: sync``, ``teacher_sync_steps: 10``);
+      ones: the engine's, which takes the paper's (TRL: ``teacher_model_kind``, ``teacher_sync_steps``);
     * the student's log-probability: the released script takes the current policy inside the update, ms-swift
       and SDPG the one at rollout time. Ours are signals, hence of rollout time.
 
@@ -55,6 +56,7 @@ class Rlsd:
     name: ClassVar[str] = "rlsd"
     source: ClassVar[str] = "arXiv:2604.03128"
     per_completion: ClassVar[bool] = True
+    engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     strength: float = 0.5
     """Share of the advantage that the teacher scales, the paper's lambda; 0 gives GRPO back."""

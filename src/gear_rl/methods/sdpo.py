@@ -1,7 +1,8 @@
 """SDPO: the student learns from itself, having been shown a rollout that succeeded or what went wrong."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -28,7 +29,7 @@ class Sdpo:
       ``teacher_update_rate: 0.05``; the "trust-region" mixture of the paper is not here;
     * what the teacher sees is the engine's: ``privileged_sources: [sibling, feedback]`` takes the solution of
       another rollout of the group and feedback only where there is none, as released; its success threshold
-      is 0.5, in TRL ``success_reward: 0.5``;
+      is 0.5, in TRL ``success_reward: 0.5``. The engine takes these and the teacher's unless you set them;
     * its mean is over the tokens of completions that have a context, the engine's over every trained token of
       the generation batch: the fewer have one, the smaller is our step;
     * a completion without a context learns nothing there; the engine leaves it its GRPO advantage.
@@ -52,6 +53,12 @@ class Sdpo:
 
     name: ClassVar[str] = "sdpo"
     source: ClassVar[str] = "arXiv:2601.20802"
+    engine_settings: ClassVar[Mapping[str, Any]] = {
+        "teacher_model_kind": "ema",
+        "teacher_update_rate": 0.05,
+        "privileged_sources": ["sibling", "feedback"],
+        "success_reward": 0.5,
+    }
 
     strength: float = 1.0
     """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO back."""

@@ -1,7 +1,8 @@
 """SERL: RLSD's weight on what the agent did and was answered, GRPO's advantage on the rest."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,8 +19,8 @@ class Serl:
 
     Selective hindsight distillation (SERL, arXiv:2605.19447). On an action token ``A_t`` is RLSD's (``of``, whose
     defaults are SERL's: strength 0.5 to 0 in 50 steps, clip 0.2, clamp 20), elsewhere ``A_t = A``. The teacher
-    has to see what the environment said: in TRL ``privileged_sources: [feedback]``, with
-    ``teacher_model_kind: sync`` and ``teacher_sync_steps: 10`` for SERL's copy renewed every 10 updates.
+    has to see what the environment said: set that, in TRL ``privileged_sources: [feedback]``. Its weights are
+    SERL's by themselves: a copy renewed every 10 updates.
 
     Which tokens are actions, signals can only say in turns. An action token is one of the last
     ``action_tokens`` of a turn after which another turn follows, hence tool output lies between. What the
@@ -52,6 +53,7 @@ class Serl:
     name: ClassVar[str] = "serl"
     source: ClassVar[str] = "arXiv:2605.19447"
     per_completion: ClassVar[bool] = True
+    engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     of: Rlsd = Rlsd()
     """The RLSD whose advantage an action token gets."""

@@ -1,7 +1,8 @@
 """The placebo: the same credit, in random places."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +17,7 @@ from gear_rl.types import (
     Scheduled,
     TokenSignals,
     distillation_of,
+    engine_settings_of,
     is_additive,
     is_per_completion,
 )
@@ -73,6 +75,11 @@ class Shuffled:
     def distillation(self) -> Distillation | None:
         """That of the method that is shuffled."""
         return distillation_of(self.of)
+
+    @property
+    def engine_settings(self) -> Mapping[str, Any]:
+        """Those of the method that is shuffled."""
+        return engine_settings_of(self.of)
 
     def at_step(self, step: int) -> "Shuffled":
         """The permutations of optimizer step ``step``, of the method as it is then."""

@@ -19,6 +19,7 @@ from gear_rl.types import TokenSignals
 SOURCES = ("environment", "row", "sibling", "feedback", "function")
 """What may be asked for a privileged context."""
 CONTRASTS = ("sibling", "shuffled")
+NO_CONTRAST = "none"
 """Wrong contexts that are made from the batch; any other name is a column of the dataset."""
 
 
