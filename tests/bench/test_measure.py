@@ -72,9 +72,12 @@ def test_a_system_without_peaks_says_what_to_do(monkeypatch, tmp_path):
         peak_extra_mb(lambda: None)
 
 
-def test_the_machine_is_in_words_and_without_its_name():
+@pytest.mark.parametrize(("l2", "said"), [(3 * 2**19, "L2 1.5 MiB a core"), (None, "L2 not known")])
+def test_the_machine_is_in_words_and_without_its_name(monkeypatch, l2, said):
     import platform
 
+    monkeypatch.setattr(measure, "l2_bytes", lambda: l2)
     words = machine()
+    assert said in words.split(", ")
     assert "cores" in words
     assert not platform.node() or platform.node() not in words.split(", ")

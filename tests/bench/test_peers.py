@@ -79,6 +79,16 @@ def test_the_bare_products_are_the_whole_head(tile, monkeypatch):
     assert sum(rows * columns for _, rows, columns in products) == 2 * 37 * 501
 
 
+def test_only_the_products_are_rounded_to_the_type_of_the_products():
+    """With bfloat16 the errors are a bfloat16's, and those of logits that are rounded so by hand."""
+    true, low = exact(HERE), exact(HERE, product=torch.bfloat16)
+    logits = (HERE.student_ND.bfloat16() @ HERE.weight_VD.bfloat16().t()).double()
+    by_hand = logits.log_softmax(-1).gather(-1, HERE.token_N[:, None])[:, 0]
+    assert low["logp"].dtype == torch.float64
+    torch.testing.assert_close(low["logp"], by_hand, rtol=0, atol=1e-12)
+    assert 1e-4 < (low["logp"] - true["logp"]).abs().max() < 1
+
+
 def test_the_operands_have_certain_and_open_positions_and_small_divergences():
     found = exact(operands(tokens=400, hidden=64, vocab=2000))
     assert found["entropy"].min() < 1e-3 and found["entropy"].max() > 3

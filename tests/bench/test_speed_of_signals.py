@@ -105,6 +105,8 @@ def test_errors_are_those_against_float64_of_the_same_operands(no_compiler, dtyp
     found = bench_signals(**TINY, dtype=dtype, peers="none", memory=False)
     assert 0 < found["max_error_kl"] < 1e-5 and 0 < found["max_error_entropy"] < 1e-5
     assert found["competitors"]["eager"]["least_kl"] >= 0
+    assert all(0 < error < 1e-5 for error in found["error_of_products"].values())
+    assert found["tile"] == "8x64"
     assert found["ratio_bf16"] > 0 and found["checked_tokens"] == 8 and found["extra_mb"] is None
 
 

@@ -34,6 +34,7 @@ def test_signals_writes_its_file_its_table_and_its_plot(tmp_path):
     found = json.loads(file.read_text())
     assert found["command"].startswith("gear bench signals --tokens 8") and found["threads"] == 1
     assert found["machine"] and found["versions"]["torch"]
+    assert found["machine"].split(",")[0] in " ".join(done.stdout.split()) and "L2 " in found["machine"]
     assert plot.read_bytes().startswith(b"\x89PNG")
     shown = {row[0]: row for row in CELLS["signals"](found).rows}
     for name, row in found["competitors"].items():

@@ -177,9 +177,10 @@ def test_the_l2_is_read_from_the_system(tmp_path):
 @pytest.mark.parametrize(
     "rows", [[], [("1", "Data", "32K")], [("2", "Unified", "much")], [("2", "Unified", "")]]
 )
-def test_an_l2_that_cannot_be_read_counts_as_one_mebibyte(tmp_path, rows):
-    assert l2_bytes(caches(tmp_path, *rows)) == UNKNOWN_L2 == 2**20
-    assert l2_bytes(tmp_path / "none") == UNKNOWN_L2
+def test_an_l2_that_cannot_be_read_is_not_known(tmp_path, rows):
+    assert l2_bytes(caches(tmp_path, *rows)) is None
+    assert l2_bytes(tmp_path / "none") is None
+    assert cpu_tile(None) == cpu_tile(UNKNOWN_L2) == (512, 2**19)
 
 
 @pytest.mark.parametrize(

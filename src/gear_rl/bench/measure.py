@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from gear_rl.tensor.tiles import l2_bytes
+
 Run = Callable[[], object]
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -132,7 +134,7 @@ def peak_extra_mb(run: Run, device: str = "cpu") -> float:
 
 
 def machine() -> str:
-    """This machine in words, without its name.
+    """This machine in words, without its name; also how large a core's L2 cache is, on which tiles depend.
 
     >>> "core" in machine()
     True
@@ -143,6 +145,8 @@ def machine() -> str:
     units = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     words = [found.get("model name", platform.machine()), f"{os.cpu_count()} cores"]
     words += [" ".join(units)] if units else []
+    l2 = l2_bytes()
+    words.append(f"L2 {l2 / 2**20:.3g} MiB a core" if l2 else "L2 not known")
     if sys.platform != "win32":
         words.append(f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
     if torch.cuda.is_available():

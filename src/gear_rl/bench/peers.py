@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gear_rl.tensor.logits import Head, token_statistics
 
-TILES = ((256, 2048), (512, 1024), (512, 4096), (1024, 2048), (1024, 8192))
+TILES = ((256, 512), (256, 2048), (512, 1024), (512, 4096), (1024, 2048), (1024, 8192))
 """Tokens x vocabulary of the bare products' tiles; the fastest is the limit that all are measured against."""
 Found = dict[str, Tensor]
 
@@ -109,13 +109,19 @@ def bare(found: Operands, token_tile: int = 512, vocab_tile: int = 4096) -> Foun
     return {}
 
 
-def exact(found: Operands, block: int = 64, vocab_tile: int = 16384) -> Found:
-    """The same numbers in float64, from the operands as they are: what errors are measured against."""
+def exact(
+    found: Operands, product: torch.dtype = torch.float64, block: int = 64, vocab_tile: int = 16384
+) -> Found:
+    """The same numbers in float64, from the operands as they are: what errors are measured against.
+
+    With ``product`` float32 only the head products are of that type: what they alone cost in exactness.
+    """
     parts: dict[str, list[Tensor]] = {"logp": [], "teacher_logp": [], "entropy": [], "kl": []}
+    weights = found.weight_VD.split(vocab_tile)
     for t in range(0, len(found.token_N), block):
         log_p, log_q = (
-            torch.cat([x[t : t + block].double() @ w.double().t() for w in found.weight_VD.split(vocab_tile)], -1)
-            .log_softmax(-1)
+            torch.cat([x[t : t + block].to(product) @ w.to(product).t() for w in weights], -1)
+            .double().log_softmax(-1)
             for x in (found.student_ND, found.teacher_ND)
         )  # fmt: skip
         token, p = found.token_N[t : t + block, None], log_p.exp()

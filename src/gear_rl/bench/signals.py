@@ -20,6 +20,7 @@ from gear_rl.bench.peers import (
     operands,
     why_missing,
 )
+from gear_rl.tensor.logits import Head, tile_shape
 
 CHECKED = 256
 """Tokens whose numbers are compared with float64, over the whole vocabulary."""
@@ -52,8 +53,9 @@ def bench_signals(
 
     Seconds are CPU seconds of one thread (between events on CUDA), the least of the repeats, of which the
     products and the signals have ``OFTEN`` times as many as the peers; the products are the fastest of
-    ``TILES``, tried ``TRIES`` times each beforehand. Errors are the largest ones against
-    float64 over the first ``CHECKED`` tokens. Peak memory is measured, each in a fresh process, and None
+    ``TILES``, tried ``TRIES`` times each beforehand. Errors are the largest ones against float64 over the first
+    ``CHECKED`` tokens; ``error_of_products`` are those that float32 products leave when all else is float64, and
+    ``tile`` is the size that the signals take here. Peak memory is measured, each in a fresh process, and None
     where the system cannot tell. With ``scaling`` time and memory are measured over a 16-fold range of tokens
     and of vocabulary, and the exponents fitted. What cannot run here is None, and ``why`` says why. Raises
     ``ValueError`` for a size, a type or a word that is none.
@@ -70,7 +72,7 @@ def bench_signals(
     found = plain.to(kind)
     rounded = plain.to(torch.bfloat16)
     why = {name: reason for name in names if (reason := why_missing(name, found))}
-    rows = _errors(names, found, why, say)
+    rows, of_products = _errors(names, found, why, say)
     # The fastest tile is chosen beforehand and then timed as often as its rivals: the least of many draws would
     # be lucky where theirs is of few.
     shapes = dict.fromkeys((min(t, tokens), min(v, vocab)) for t, v in TILES)
@@ -109,6 +111,8 @@ def bench_signals(
         "repeats": repeats,
         "threads": torch.get_num_threads(),
         "checked_tokens": min(CHECKED, tokens),
+        "error_of_products": of_products,
+        "tile": "{}x{}".format(*tile_shape(found.student_ND, head := Head(weight_VD=found.weight_VD), head)),
         "best_tile": best,
         "tiles": {tile: round(value / tiles[best], 3) for tile, value in tiles.items()},
         "gflops_bare": round(4 * tokens * hidden * vocab / min(seconds["bare"]) / 1e9, 1),
@@ -122,10 +126,17 @@ def bench_signals(
     return result
 
 
-def _errors(names: list[str], found: Operands, why: dict[str, str], say: Say) -> dict[str, dict[str, Any]]:
-    """A row for every competitor that runs, with its errors; the others' reasons go into ``why``."""
+def _errors(
+    names: list[str], found: Operands, why: dict[str, str], say: Say
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """A row for every competitor that runs, with its errors, and the errors of float32 products alone.
+
+    The others' reasons go into ``why``.
+    """
     say("float64")
-    true = exact(found.first(CHECKED, len(found.weight_VD)))
+    checked = found.first(CHECKED, len(found.weight_VD))
+    true = exact(checked)
+    of_products = errors(exact(checked, product=torch.float32), true)
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
         if name in why:
@@ -136,7 +147,7 @@ def _errors(names: list[str], found: Operands, why: dict[str, str], say: Say) ->
         try:
             if name == "compiled":
                 competitor.run(found)  # the compiler's time is not the signals'
-            got = competitor.run(found.first(CHECKED, len(found.weight_VD)))
+            got = competitor.run(checked)
         except (RuntimeError, ImportError) as error:
             if name in ("bare", "eager"):
                 raise
@@ -151,7 +162,7 @@ def _errors(names: list[str], found: Operands, why: dict[str, str], say: Say) ->
         if "kl" in got:
             row["least_kl"] = got["kl"].min().item()
         rows[name] = row
-    return rows
+    return rows, of_products
 
 
 def _headlines(

@@ -85,6 +85,12 @@ def _signals(found: Mapping[str, Any]) -> Cells:
         f"{found['checked_tokens']} tokens. Time: least of {found['repeats']} repeats over the fastest "
         f"bare products (tile {found['best_tile']}), in brackets the least and greatest ratio of one repeat."
     )
+    if "error_of_products" in found:
+        most = max(found["error_of_products"].values())
+        below.append(
+            f"Float32 products alone, all else in float64, leave errors of up to {most:.1e}. gear-rl's tiles: "
+            f"{found['tile']}."
+        )
     sizes = f"T = {found['tokens']}, H = {found['hidden']}, V = {found['vocab']}"
     title = f"{sizes}, {found['dtype']}, {_where(found)}"
     columns = ("", "gives", "head products", "time / bare", "extra MiB", "largest error")
@@ -244,7 +250,11 @@ def _mb(value: float) -> str:
 
 
 def _where(found: Mapping[str, Any]) -> str:
-    return "one CPU thread" if found["device"] == "cpu" else found["device"]
+    """On what it was measured, with the processor's name where the result has it."""
+    if found["device"] != "cpu":
+        return found["device"]
+    processor = found.get("machine", "").partition(",")[0]
+    return f"one thread of {processor}" if processor else "one CPU thread"
 
 
 CELLS: dict[str, Callable[[Mapping[str, Any]], Cells]] = {

@@ -309,7 +309,7 @@ def tile_shape(
     elif head.weight_VD.dtype != torch.float32:
         most, elements = _CAST_TILE
     else:
-        most, elements = cpu_tile(l2_bytes() if l2 is None else l2)
+        most, elements = cpu_tile(l2 or l2_bytes())
     if vocab_tile is None:
         vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights))
     columns = min(vocab, vocab_tile)
