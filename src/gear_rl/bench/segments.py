@@ -89,8 +89,10 @@ def bench_segments(
         "threads": torch.get_num_threads(),
         "loop_rows": min(loop_rows, rows),
         "segments_per_1000_tokens": round(1000 * segment_starts(ids).sum().item() / mask.sum().item(), 1),
-        "mtokens_per_second": {name: round(value, 2) for name, value in speed.items()},
-        "least": {name: round(speed[name] * min(each) / max(each), 2) for name, each in seconds.items()},
+        "mtokens_per_second": {name: float(f"{value:.4g}") for name, value in speed.items()},
+        "least": {
+            name: float(f"{speed[name] * min(each) / max(each):.4g}") for name, each in seconds.items()
+        },
         "over_limit": round(speed["limit"] / speed["segmentation"], 1),
         "over_python_loop": round(speed["segmentation"] / speed["python_loop"], 1),
     }
