@@ -119,7 +119,7 @@ def demo(
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
-    markdown: Annotated[bool, typer.Option(help="The table of the README.")] = False,
+    markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
     page: Annotated[bool, typer.Option(help="The page docs/methods.md.")] = False,
     costs: Annotated[
         Path | None, typer.Option(help="With --page: what `gear bench methods --out` wrote.")

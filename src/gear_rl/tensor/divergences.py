@@ -94,11 +94,12 @@ def _tile_divergences(
     taught = None if teacher is None else _normalisers(teacher, teacher_tiles, steps, buffers)
     if TEACHER_SPREAD in names and taught is not None:
         _, log_mass, mean = taught
-        sums[TEACHER_SPREAD] = log_mass - mean  # neither is on the other's side of 0, so nothing cancels
+        sums[TEACHER_SPREAD] = (log_mass - mean).float()
     compares = "forward_divergence" in names or "js_divergence" in names
     if student is None or own is None:
         return sums
-    top, log_mass, mean = own
+    top, log_mass, mean = (x.float() for x in own)
+    top_t, log_mass_t = (x.float() for x in taught[:2]) if taught is not None else (None, None)
     sums |= {name: torch.zeros_like(top) for name in names if name != TEACHER_SPREAD}
     for begin, end in steps:
         centred = student_tiles.logits(buffers[0], student, begin, end).sub_(top[:, None])
@@ -107,11 +108,11 @@ def _tile_divergences(
             p = torch.sub(centred, log_mass[:, None], out=spare).exp_()
             apart = torch.sub(centred, mean[:, None], out=other).square_()
             sums[STUDENT_SPREAD] += apart.mul_(p).sum(-1)
-        if not compares or teacher is None or taught is None:
+        if not compares or teacher is None or top_t is None or log_mass_t is None:
             continue
         log_p = centred.sub_(log_mass[:, None])
-        log_q = teacher_tiles.logits(buffers[1], teacher, begin, end).sub_(taught[0][:, None])
-        log_q = log_q.sub_(taught[1][:, None])
+        log_q = teacher_tiles.logits(buffers[1], teacher, begin, end).sub_(top_t[:, None])
+        log_q = log_q.sub_(log_mass_t[:, None])
         ratio = torch.sub(log_p, log_q, out=spare)
         p, q = log_p.exp_(), log_q.exp_()
         if "forward_divergence" in names:
@@ -129,7 +130,7 @@ def _tile_divergences(
 def _normalisers(
     hidden: Tensor, tiles: TiledHead, steps: Sequence[tuple[int, int]], buffers: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logit, the log of the sum of exp(logit - largest), and the mean of logit - largest.
+    """The largest logit, the log of the sum of exp(logit - largest), and the mean of logit - largest; float64.
 
     ``log p`` is then ``(logit - largest) - log sum``: one subtraction from a number of the logit's own size
     would lose what is small.
@@ -138,7 +139,7 @@ def _normalisers(
     for begin, end in steps:
         logits = tiles.logits(buffers[0], hidden, begin, end)
         fold(sums, logits, None, buffers[1][: logits.numel()].view_as(logits))
-    return sums[TOP].float(), sums[MASS].log().float(), (sums[OWN] / sums[MASS]).float()
+    return sums[TOP], sums[MASS].log(), sums[OWN] / sums[MASS]
 
 
 def _forward_terms(p: Tensor, q: Tensor, ratio: Tensor) -> Tensor:

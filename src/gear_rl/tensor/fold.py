@@ -7,7 +7,6 @@ have added before; within a tile everything is float32. Two ways to take up a ti
 ``torch.compile``; ``fold_triton.py`` is the third. Knows no head, no model, no trainer and no method.
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
 from inspect import unwrap
@@ -22,7 +21,6 @@ TOP, MASS, OWN, TOP_T, MASS_T, OTHER, SAMPLED, SAMPLED_T = range(8)
 of the teacher: largest logit, mass; the sum of the student's weights times the teacher's centred logits; and the
 logit of the sampled token, of both."""
 
-_LOG2_E = math.log2(math.e)
 _NO_COMPILER = (
     "compiled: torch.compile could not build the fold ({reason}); install a C++ compiler (g++ or clang++, with "
     "CXX set to its path if it is not found) and the headers of Python, or leave compiled=False"
@@ -30,12 +28,13 @@ _NO_COMPILER = (
 
 
 def empty_sums(num_tokens: int, device: torch.device) -> Float64[Tensor, "8 N"]:
-    """The sums over no vocabulary at all, float64.
+    """The sums over no vocabulary at all, float64; float32 on Apple's GPUs, which have no other.
 
     >>> empty_sums(1, torch.device("cpu"))[TOP:OWN, 0].tolist()
     [-inf, 0.0]
     """
-    sums = torch.zeros(8, num_tokens, dtype=torch.float64, device=device)
+    kind = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.zeros(8, num_tokens, dtype=kind, device=device)
     sums[TOP] = sums[TOP_T] = -torch.inf
     return sums
 
@@ -71,8 +70,7 @@ def fold(
     """Take up one tile of logits into the sums, in place. The three tiles hold nothing of use afterwards.
 
     Each line that touches a tile is one or two passes over it and makes no other; the rest are as long as the
-    tokens. Weights are powers of 2: on a CPU torch has ``exp`` from MKL, which can take three times as long as
-    its own ``exp2``.
+    tokens.
 
     >>> sums, spare = empty_sums(1, torch.device("cpu")), torch.empty(1, 2)
     >>> for logit in (0.0, 1.0):
@@ -85,12 +83,12 @@ def fold(
     # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
-    weight = torch.mul(logits_NV.sub_(new_top[:, None].float()), _LOG2_E, out=spare_NV).exp2_()
+    weight = torch.exp(logits_NV.sub_(new_top[:, None].float()), out=spare_NV)
     own.add_(mass * shift).mul_(shrink).add_(logits_NV.mul_(weight).sum(-1))
     if teacher_NV is not None:
         new_top_t = torch.maximum(top_t, teacher_NV.amax(-1))
         shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
-        weight_t = torch.mul(teacher_NV.sub_(new_top_t[:, None].float()), _LOG2_E, out=logits_NV).exp2_()
+        weight_t = torch.exp(teacher_NV.sub_(new_top_t[:, None].float()), out=logits_NV)
         mass_t.mul_(shift_t.exp()).add_(weight_t.sum(-1))
         other.add_(mass * shift_t).mul_(shrink).add_(teacher_NV.mul_(weight).sum(-1))
         top_t.copy_(new_top_t)
@@ -153,14 +151,14 @@ def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None, place: Tensor)
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
     centred = logits - new_top[:, None].float()
-    weight = (centred * _LOG2_E).exp2()
+    weight = centred.exp()
     new_own = shrink * (own + mass * shift) + (weight * centred).sum(-1)
     if teacher is not None:
         new_top_t = torch.maximum(top_t, teacher.amax(-1))
         shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
         centred_t = teacher - new_top_t[:, None].float()
         other = shrink * (other + mass * shift_t) + (weight * centred_t).sum(-1)
-        mass_t = shift_t.exp() * mass_t + (centred_t * _LOG2_E).exp2().sum(-1)
+        mass_t = shift_t.exp() * mass_t + centred_t.exp().sum(-1)
         top_t, sampled_t = new_top_t, at(teacher, place, sampled_t)
     new_mass, sampled = shrink * mass + weight.sum(-1), at(logits, place, sampled)
     return torch.stack([new_top, new_mass, new_own, top_t, mass_t, other, sampled, sampled_t])
