@@ -188,7 +188,8 @@ def test_needs_follow_the_settings(settings, needs):
     every = {
         name: torch.tensor([LINES, SENTENCES]) if name.endswith("_id") else torch.rand(2, 6) for name in needs
     }
-    signals = TokenSignals(mask=torch.ones(2, 6, dtype=torch.bool), **every)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    signals = TokenSignals(mask=mask, token_id=torch.arange(12).view(2, 6), **every)
     for method in (gear, Shuffled(of=gear), RandomOnsets(of=gear)):
         assert method(torch.tensor([1.0, -1.0]), signals).advantage.isfinite().all()
     for name in needs:

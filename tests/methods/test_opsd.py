@@ -66,7 +66,7 @@ def test_a_method_that_distils_is_additive_and_its_shuffle_is(cls):
     assert is_additive(cls()) and cls().needs == ()
     shuffled = Shuffled(of=cls(strength=0.5))
     assert distillation_of(shuffled) == cls().distillation
-    credit = shuffled(A, TokenSignals(mask=MASK))
+    credit = shuffled(A, TokenSignals(mask=MASK, token_id=MASK.long()))
     assert credit.distill_weight.tolist() == [[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0, 0]]
 
 
