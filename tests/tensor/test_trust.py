@@ -1,5 +1,6 @@
 """The trust that a prefix has left, by hand and against a plain loop."""
 
+import itertools
 import math
 
 import pytest
@@ -52,6 +53,22 @@ def test_a_number_that_is_none_spoils_what_follows():
     found = trust([0.0, NAN, 0.0, 0.0], 0.9)
     assert found[:2] == [1.0, 1.0]
     assert all(math.isnan(x) for x in found[2:])
+
+
+def test_no_doubt_between_two_tokens_leaves_their_trust_equal_to_the_last_bit():
+    """0.2 + 0.2 + 0.3 added up in two orders are 0.70000005 and 0.7 in float32."""
+    found = trust([-0.2, -0.2, -0.3, 0.5, 0.0, NAN, 0.0], 1.0, [1, 1, 1, 1, 1, 0, 1])
+    assert found[3] == pytest.approx(math.exp(-0.7))
+    assert found[3] == found[4] == found[6]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.floats(-8, 1, width=32), st.booleans()), min_size=2, max_size=40))
+def test_at_decay_1_trust_changes_where_doubt_is_cast_and_nowhere_else(tokens):
+    found = trust([r for r, _ in tokens], 1.0, [kept for _, kept in tokens])
+    kept = [(ratio, here) for (ratio, counts), here in zip(tokens, found, strict=True) if counts]
+    for (ratio, here), (_, later) in itertools.pairwise(kept):
+        assert later == here if ratio >= 0 else later <= here * 1.00001
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, NAN])

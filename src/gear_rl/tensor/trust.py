@@ -21,7 +21,8 @@ def prefix_trust(
     ``u_t = decay (u_{t-1} + max(0, -log_ratio_{t-1}))`` over the True tokens: masked ones cast none and let none
     fade. At ``decay=1`` the trust is the product of the ratios of the whole prefix, each truncated at 1, as in
     Retrace (arXiv:1606.02647, eq. 2 and section 3); below 1 a departure is forgotten after some ``1/(1 - decay)``
-    tokens, so that a long completion is not judged by its first sentence. NaN stays NaN in the rest of its row.
+    tokens, so that a long completion is not judged by its first sentence. Tokens between which no doubt was cast
+    nor faded have the same trust to the last bit. NaN stays NaN in the rest of its row.
     Raises ``ValueError`` for a decay outside [0, 1].
 
     >>> everywhere = torch.ones(1, 3, dtype=torch.bool)
@@ -40,6 +41,11 @@ def prefix_trust(
         added = added + keep * before
         keep = keep * torch.nn.functional.pad(keep[:, :-step], (step, 0), value=1.0)
         step *= 2
+    if decay == 1.0:
+        # Each column adds the same numbers up in another order. Where no doubt was cast between two tokens their
+        # trust must be the same to the last bit, or divergences that tie would do so no more.
+        column = torch.arange(mask.shape[-1], device=mask.device)
+        added = added.gather(-1, torch.where(told != 0, column, 0).cummax(-1).values)
     doubt = torch.zeros_like(added)
     doubt[:, 1:] = added[:, :-1]
     return torch.where(mask, (-doubt).exp(), 0.0)
