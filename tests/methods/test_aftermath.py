@@ -54,10 +54,30 @@ def test_the_segment_then_begins_at_the_slip_and_not_one_decision_later():
     assert begins(aftermath=1.0, departures="with_reward") == [2]
 
 
-@pytest.mark.parametrize("signal", ["log_ratio", "entropy"])
-def test_other_onset_signals_count_for_less_too(signal):
-    gear = Gear(onset_signal=signal, aftermath=1.0, departures="with_reward", onset_threshold=0.6)
-    assert gear.onsets(torch.tensor([-1.0]), SLIP)[1][0].nonzero().flatten().tolist() == [2]
+def begins(advantage, **settings):
+    gear = Gear(aftermath=1.0, departures="with_reward", **settings)
+    return gear.onsets(torch.tensor([advantage]), SLIP)[1][0].nonzero().flatten().tolist()
+
+
+def test_the_log_ratio_counts_for_less_too():
+    assert begins(-1.0, onset_signal="log_ratio", onset_threshold=0.6) == [2]
+    assert begins(1.0, onset_signal="log_ratio", onset_threshold=0.6) == [], (
+        "nothing that speaks against it counts"
+    )
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+def test_entropy_counts_in_full_wherever_the_teacher_stands(advantage):
+    """1, 0, 2, 0, 1, 0, 1, 0 nats: levels 1/2, 0, 1, 0, 1/2, 0, 1/2, 0."""
+    assert begins(advantage, onset_signal="entropy", onset_threshold=0.6) == [2]
+    assert begins(advantage, onset_signal="entropy") == [0, 2, 4, 6]
+
+
+def test_equal_divergences_tie_where_no_doubt_is_cast_between_them():
+    """8 exp(-0.7) twice: the doubts of the first three tokens add up to the same at both, to the last bit."""
+    signals = completion([0, 0, 0, 8, 8], student=[0, 0, 0, -1, 0], teacher=[-0.2, -0.2, -0.3, -0.5, 0])
+    gear = literal(aftermath=1.0, end_rule="turn")
+    assert gear.onsets(ANY, signals)[1].tolist() == [[False, False, False, True, True]]
 
 
 def test_needs():

@@ -134,6 +134,63 @@ def test_estimator(estimator, d):
     assert weights(gear, signals) == pytest.approx([1 + x for x in d], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("norm", "z"),
+    [
+        ("minmax", [0, 1, 0, 1 / 2, 0]),
+        ("log1p_minmax", [0, 1, 0, math.log(3) / math.log(5), 0]),
+        ("max", [0, 1, 0, 1 / 2, 0]),
+        # the 0.99 quantile of five tokens lies 0.96 of the way from 2 to 4
+        ("robust", [0, 1, 0, 2 / 3.92, 0]),
+        ("none", [0, 4, 0, 2, 0]),
+    ],
+)
+def test_a_divergence_below_0_is_taken_as_0(norm, z):
+    """No divergence is negative but by rounding; by min-max it would lift all the others."""
+    gear = dataclasses.replace(TOKEN_ONLY, divergence_norm=norm)
+    assert weights(gear, completion([-1, 4, 0, 2, -0.5])) == pytest.approx([1 + x for x in z], abs=1e-5)
+
+
+NOISE = [3e-6, 9e-6, 0, 5e-6, 9e-6]
+
+
+@pytest.mark.parametrize("rule", ["peak", "threshold", "quantile", "local_max", "never"])
+@pytest.mark.parametrize("norm", ["minmax", "max", "log1p_minmax", "robust", "none"])
+@pytest.mark.parametrize("settings", [{}, {"weight_function": "exp", "renormalise": "geomean"}], ids=repr)
+def test_rounding_has_no_pattern(norm, rule, settings):
+    """Below 1e-5 nats every weight is 1 and nothing opens; from there on numbers say what they say."""
+    gear = literal(
+        divergence_norm=norm,
+        onset_rule=rule,
+        onset_threshold=0.0,
+        onset_floor_nats=0.0,
+        alpha=3.0,
+        **settings,
+    )
+    quiet, loud = completion(NOISE, [0] * 5), completion([*NOISE[:4], 1.1e-5], [0] * 5)
+    assert weights(gear, quiet, -0.7) == [1.0] * 5 and ids(gear, quiet) == [0, 1, 2, 3, 4]
+    assert not gear.onsets(ANY, quiet)[1].any()
+    assert weights(gear, loud, -0.7) != [1.0] * 5
+    assert gear.onsets(ANY, loud)[1].any() == (rule != "never")
+
+
+def test_what_does_not_count_lifts_no_noise():
+    """Two nats that speak for the token, in a failure; all that counts is rounding."""
+    signals = completion(
+        [5e-6, 2.0, 0, 9e-6], [0] * 4, student=[-1, -2, -1, -1], teacher=[-1.1, -1, -1, -1.1]
+    )
+    gear = literal(departures="with_reward", onset_floor_nats=0.0)
+    assert weights(gear, signals, -1.0) == [1.0] * 4 and not gear.onsets(-ANY, signals)[1].any()
+    assert gear.onsets(ANY, signals)[1].tolist() == [[False, True, False, False]]
+
+
+@pytest.mark.parametrize("rest", [0.0, 2.0])
+def test_a_divergence_that_is_no_number_is_not_taken_for_noise(rest):
+    """So that the engine sees it and the completion falls back."""
+    credit = literal()(ONE, completion([rest, math.nan, rest], [0] * 3))
+    assert credit.advantage.isnan().any()
+
+
 def test_a_huge_log_ratio_stays_finite():
     signals = completion(student=[-500, -1], teacher=[-1, -500])
     assert literal(estimator="k3", onset_rule="never")(ONE, signals).advantage.isfinite().all()
@@ -387,7 +444,9 @@ def slow_gear(cfg, A, d, entropy, turn, sought):
     T = len(d)
     if T == 0:
         return [], []
-    dn, hn = level(d, cfg.divergence_norm), level(entropy, cfg.entropy_norm, cfg.vocab_size)
+    quiet = max(sought) < 1e-5
+    dn = level([0.0] * T if max(d) < 1e-5 else d, cfg.divergence_norm)
+    hn = level(entropy, cfg.entropy_norm, cfg.vocab_size)
     sn = level(sought, cfg.divergence_norm)
     inf = math.inf
 
@@ -397,7 +456,7 @@ def slow_gear(cfg, A, d, entropy, turn, sought):
         return sn[t] >= left and sn[t] >= right and (sn[t] > left or sn[t] > right)
 
     def peak(t):
-        if cfg.onset_rule == "never" or sought[t] < cfg.onset_floor_nats:
+        if cfg.onset_rule == "never" or quiet or sought[t] < cfg.onset_floor_nats:
             return False
         if cfg.onset_rule == "local_max":
             return highest(t)
@@ -486,7 +545,8 @@ def test_agrees_with_the_pseudocode(gear, advantage_B, signals):
         entropy = signals.student_entropy[b][counts].tolist()
         share = shares_that_count(gear, signals, b, counts, A)
         d = [x * c for x, c in zip(divergences(gear, signals, b, counts), share, strict=True)]
-        sought = [x * c for x, c in zip(sought_in(gear, signals, b, counts), share, strict=True)]
+        whole = [1.0] * len(share) if gear.onset_signal == "entropy" else share
+        sought = [x * c for x, c in zip(sought_in(gear, signals, b, counts), whole, strict=True)]
         expected, segments = slow_gear(gear, A, d, entropy, turn_id[b][counts].tolist(), sought)
         found = credit.advantage[b][counts].tolist()
         assert found == pytest.approx([A * w for w in expected], rel=1e-5, abs=1e-7)

@@ -1,10 +1,15 @@
 """GEAR with its onsets sought in another signal than the divergence, and its segments ended by the turn."""
 
+import dataclasses
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gear_rl.methods import RandomOnsets
-from methods.completions import ANY, completion, literal
+from gear_rl.methods import Gear, RandomOnsets
+from methods.completions import ANY, PROPERTY, completion, literal, rollouts
 
 ONE = torch.tensor([1.0])
 
@@ -97,6 +102,49 @@ def test_segments_to_the_end_of_the_turn(signal, turn_id, segment_id, raw):
 )
 def test_needs_follow_the_onset_signal(settings, needs):
     assert literal(**settings).needs == needs
+
+
+TEACHER = ("teacher_logprob", "divergence", "forward_divergence", "js_divergence")
+by_entropy = st.builds(
+    Gear,
+    estimator=st.sampled_from(["full", "k3"]),
+    divergence_norm=st.sampled_from(["minmax", "max", "log1p_minmax", "robust", "none"]),
+    departures=st.sampled_from(["all", "with_reward"]),
+    aftermath=st.sampled_from([0.0, 0.9, 1.0]),
+    onset_signal=st.just("entropy"),
+    onset_rule=st.sampled_from(["peak", "threshold", "quantile", "local_max", "never"]),
+    onset_floor_nats=st.sampled_from([0.0, 0.01, 0.3]),
+    end_rule=st.sampled_from(["next_fork", "entropy_drop", "turn"]),
+    aligned=st.sampled_from(["own", "one"]),
+)
+
+
+@PROPERTY
+@given(by_entropy, rollouts(), rollouts(), st.sampled_from([-1.0, 0.0, 1.0]))
+def test_by_entropy_no_teacher_moves_an_onset_or_an_end(gear, signals, other, sign):
+    """Another teacher, or none that is a number, and another sign of the advantage: the segments stay."""
+    B, T = signals.mask.shape
+    told = {name: getattr(other, "divergence" if "div" in name else name) for name in TEACHER}
+    wide = {name: torch.nn.functional.pad(x, (0, T))[:, :T] for name, x in told.items()}
+    same = dataclasses.replace(signals, teacher_entropy=wide["divergence"], **wide)
+    none = dataclasses.replace(signals, **{name: torch.full((B, T), math.nan) for name in TEACHER})
+    advantage_B = torch.tensor([1.0, -0.5, 0.0])
+    onset, segment_id = gear.onsets(advantage_B, signals)[1], gear(advantage_B, signals).segment_id
+    for changed, base_B in ((same, advantage_B), (same, advantage_B * sign), (none, advantage_B)):
+        assert torch.equal(gear.onsets(base_B, changed)[1], onset)
+        assert torch.equal(gear(base_B, changed).segment_id, segment_id)
+
+
+def test_by_entropy_the_teacher_weighs_the_segment():
+    """Token 3 opens it whatever the teacher says; it carries the divergence that counts there, 3/4 or nothing."""
+    gear = literal(onset_signal="entropy", end_rule="turn", renormalise="none", departures="with_reward")
+    against = completion(
+        [0, 4, 1, 3, 2, 0], [0, 0, 0, 2, 0, 0.5], student=[-1] * 6, teacher=[-2, -2, -2, -2, -2, -2]
+    )
+    failure, success = gear(-ONE, against), gear(ONE, against)
+    assert failure.segment_id.tolist() == success.segment_id.tolist() == [[0, 1, 2, 3, 3, 3]]
+    assert (-failure.advantage[0]).tolist() == pytest.approx([1, 2, 1.25, 1.75, 1.75, 1.75])
+    assert success.advantage[0].tolist() == [1.0] * 6
 
 
 def test_the_placebo_moves_these_onsets_too():

@@ -28,6 +28,11 @@ SignMode = Literal["agnostic", "aware", "neg_only"]
 Renormalise = Literal["mean", "none", "geomean"]
 
 
+NOISE_NATS = 1e-5
+"""A completion whose largest number is below this has no pattern: float32 signals are wrong by up to 7e-6 nats
+(docs/benchmarks.md), and a normaliser would stretch that to a full weight."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gear:
     """Segments open where student and teacher part, and take the weight of that departure.
@@ -57,10 +62,10 @@ class Gear:
     ``renormalise="none"``. Other divergences and other signals of where a segment ends are what the paper leaves
     to future work; ``divergence``, ``onset_signal``, ``end_signal`` and three of the end rules try them.
 
-    ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere. A completion with no
-    trained token gets nothing; one with a single token keeps its advantage if the weights are renormalised.
-    Raises ``ValueError`` for a
-    setting outside its range.
+    ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere: a completion in which no
+    divergence that counts reaches 1e-5 nats, which is rounding, has weights of exactly 1. A divergence below 0 is
+    rounding too and taken as 0. A completion with no trained token gets nothing; one with a single token keeps
+    its advantage if the weights are renormalised. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -107,7 +112,10 @@ class Gear:
     onset_signal: OnsetSignal = "divergence"
     """Where onsets are sought: ``divergence`` (the paper's); ``log_ratio``, by how many nats the teacher finds
     the sampled token less likely than the student did, 0 where it does not; ``entropy``, the student's. The
-    divergence's normaliser serves all three. A segment takes the divergence at its onset in any case."""
+    first two count by ``departures`` and ``aftermath``, so a success has no onset by ``log_ratio`` unless
+    ``departures="all"``. Entropy counts in full: nothing of the teacher decides where a segment begins, nor where
+    it ends (unless ``end_signal="teacher_entropy"``). The divergence's normaliser serves all three. A segment
+    takes the divergence at its onset in any case."""
     onset_rule: OnsetRule = "peak"
     """What opens a segment: ``peak``, a local maximum of the turn at or above the threshold; ``threshold``,
     every token at or above it; ``quantile``, every token at or above the completion's quantile of that level;
@@ -210,14 +218,16 @@ class Gear:
         """
         mask = signals.mask
         counts = self._counts(advantage_B, signals)
-        divergence = self._divergence(signals) * counts
-        height = _normalised(divergence, mask, self.divergence_norm)
-        nats, level = divergence, height
-        if self._searches("log_ratio"):
-            nats = -_log_ratio(signals).clamp(max=0.0) * counts
-            level = _normalised(nats, mask, self.divergence_norm)
-        elif self._searches("entropy"):
-            nats = signals.get("student_entropy") * counts
+        nats = self._divergence(signals) * counts
+        # A NaN is no noise: it stays, so that an engine sees it.
+        noise = masked_max(nats, mask) < NOISE_NATS
+        height = level = _normalised(torch.where(noise, 0.0, nats), mask, self.divergence_norm)
+        if self.onset_signal != "divergence":
+            if self._searches("log_ratio"):
+                nats = -_log_ratio(signals).clamp(max=0.0) * counts
+            elif self._searches("entropy"):
+                nats = signals.get("student_entropy")
+            noise = masked_max(nats, mask) < NOISE_NATS
             level = _normalised(nats, mask, self.divergence_norm)
         match self.onset_rule:
             case "peak":
@@ -230,7 +240,7 @@ class Gear:
                 onset = local_maxima(level, _turns(signals))
             case "never":
                 onset = torch.zeros_like(mask)
-        return height, onset & mask & (nats >= self.onset_floor_nats)
+        return height, onset & mask & (nats >= self.onset_floor_nats) & ~noise
 
     def spread(
         self,
@@ -274,11 +284,13 @@ class Gear:
 
     def _divergence(self, signals: TokenSignals) -> Float[Tensor, "B T"]:
         if self.estimator == "full":
-            return signals.get(_DIVERGENCES[self.divergence])
+            # None is negative but by rounding, and a weight of less than 1 would be made of that.
+            return signals.get(_DIVERGENCES[self.divergence]).clamp(min=0.0)
         log_ratio = _log_ratio(signals)
         if self.estimator == "abs_k1":
             return log_ratio.abs()
-        return log_ratio.clamp(max=20.0).expm1() - log_ratio  # clamped: a lone token must not overflow
+        # Clamped from above, too: a lone token must not overflow.
+        return (log_ratio.clamp(max=20.0).expm1() - log_ratio).clamp(min=0.0)
 
     def _counts(
         self, advantage_B: Float[Tensor, " B"], signals: TokenSignals
