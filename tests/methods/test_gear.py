@@ -174,6 +174,20 @@ def test_rounding_has_no_pattern(norm, rule, settings):
     assert gear.onsets(ANY, loud)[1].any() == (rule != "never")
 
 
+@pytest.mark.parametrize("rule", ["peak", "never"])
+@pytest.mark.parametrize("norm", ["minmax", "max", "robust"])
+def test_below_the_floor_there_is_no_pattern(norm, rule):
+    """KLs of order 1e-3, a floor of 0.01: all weights are 1. With one of 0.01 numbers say what they say."""
+    gear = literal(divergence_norm=norm, onset_rule=rule, alpha=3.0)
+    below, at = (
+        completion([3e-3, 9.9e-3, 0, 5e-3, 9e-3], [0] * 5),
+        completion([3e-3, 0.01, 0, 5e-3, 9e-3], [0] * 5),
+    )
+    assert weights(gear, below, -0.7) == [1.0] * 5 and ids(gear, below) == [0, 1, 2, 3, 4]
+    assert weights(gear, at, -0.7) != [1.0] * 5
+    assert weights(dataclasses.replace(gear, onset_floor_nats=0.0), below, -0.7) != [1.0] * 5
+
+
 def test_what_does_not_count_lifts_no_noise():
     """Two nats that speak for the token, in a failure; all that counts is rounding."""
     signals = completion(
@@ -445,7 +459,7 @@ def slow_gear(cfg, A, d, entropy, turn, sought):
     if T == 0:
         return [], []
     quiet = max(sought) < 1e-5
-    dn = level([0.0] * T if max(d) < 1e-5 else d, cfg.divergence_norm)
+    dn = level([0.0] * T if max(d) < max(1e-5, cfg.onset_floor_nats) else d, cfg.divergence_norm)
     hn = level(entropy, cfg.entropy_norm, cfg.vocab_size)
     sn = level(sought, cfg.divergence_norm)
     inf = math.inf

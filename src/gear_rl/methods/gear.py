@@ -29,8 +29,8 @@ Renormalise = Literal["mean", "none", "geomean"]
 
 
 NOISE_NATS = 1e-5
-"""A completion whose largest number is below this has no pattern: float32 signals are wrong by up to 7e-6 nats
-(docs/benchmarks.md), and a normaliser would stretch that to a full weight."""
+"""A completion whose largest number is below this has no pattern, whatever the settings: divergences are wrong by
+up to 7e-6 nats (docs/benchmarks.md), and a normaliser would stretch that to a full weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,10 @@ class Gear:
     to future work; ``divergence``, ``onset_signal``, ``end_signal`` and three of the end rules try them.
 
     ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere: a completion in which no
-    divergence that counts reaches 1e-5 nats, which is rounding, has weights of exactly 1. A divergence below 0 is
-    rounding too and taken as 0. A completion with no trained token gets nothing; one with a single token keeps
-    its advantage if the weights are renormalised. Raises ``ValueError`` for a setting outside its range.
+    divergence that counts reaches ``onset_floor_nats`` (or 1e-5, which is rounding) has weights of exactly 1. A
+    divergence below 0 is rounding too and taken as 0. A completion with no trained token gets nothing; one with
+    a single token keeps its advantage if the weights are renormalised. Raises ``ValueError`` for a setting
+    outside its range.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -123,8 +124,8 @@ class Gear:
     onset_threshold: float = 0.5
     """On the normalised scale; for ``quantile`` a level from 0 to 1."""
     onset_floor_nats: float = 0.01
-    """No onset where the signal searched is below this: min-max would make a peak of pure noise. 0 is the
-    literal reading."""
+    """No onset where the signal searched is below this, and weights of 1 in a completion where no divergence that
+    counts reaches it: min-max would make peaks and a pattern of pure noise. 0 is the literal reading."""
     end_rule: EndRule = "next_fork"
     """What closes a segment, beside the next onset and the end of the turn: ``next_fork``, entropy at or above
     the threshold (the student decides anew); ``entropy_drop``, entropy below it; ``fixed_length``, nothing but
@@ -219,9 +220,10 @@ class Gear:
         mask = signals.mask
         counts = self._counts(advantage_B, signals)
         nats = self._divergence(signals) * counts
-        # A NaN is no noise: it stays, so that an engine sees it.
         noise = masked_max(nats, mask) < NOISE_NATS
-        height = level = _normalised(torch.where(noise, 0.0, nats), mask, self.divergence_norm)
+        # A NaN is below nothing: it stays, so that an engine sees it.
+        quiet = masked_max(nats, mask) < max(NOISE_NATS, self.onset_floor_nats)
+        height = level = _normalised(torch.where(quiet, 0.0, nats), mask, self.divergence_norm)
         if self.onset_signal != "divergence":
             if self._searches("log_ratio"):
                 nats = -_log_ratio(signals).clamp(max=0.0) * counts
