@@ -93,22 +93,31 @@ def test_what_says_nothing_has_its_reason(score, fault, mask, reason):
     assert reason in LEFT_OUT
 
 
+def test_what_differs_by_rounding_ties():
+    """1e-5 of 8 is 8e-5: the faulty 1 ties with the two that are nearer, and with those alone."""
+    score = [1.0, 1.00007, 0.99993, 1.00009, 0.99991, -8.0]
+    found = one(score, "x.....")
+    assert isinstance(found, Found) and (found.auc, found.rank) == ((2 + 2 / 2) / 5, 3.0)
+    # One more digit, on another processor.
+    assert one([0.676292, 0.676293, 0.676292], "x..").auc == one([0.676292] * 3, "x..").auc == 0.5
+
+
 def slow(score: list[float], fault: list[bool], mask: list[bool], onset: list[bool]) -> Found | None:
     tokens = [t for t in range(len(mask)) if mask[t]]
     faulty, others = [t for t in tokens if fault[t]], [t for t in tokens if not fault[t]]
     if not faulty or not others:
         return None
-    wins = 0.0
+    wins, slack = 0.0, 1e-5 * max(abs(score[t]) for t in tokens)
     for t in faulty:
         for u in others:
-            wins += 1.0 if score[t] > score[u] else 0.5 if score[t] == score[u] else 0.0
+            wins += 1.0 if score[t] > score[u] + slack else 0.0 if score[t] < score[u] - slack else 0.5
     mass = sum(abs(score[t]) for t in tokens)
     even = len(faulty) / len(tokens)
     share = sum(abs(score[t]) for t in faulty) / mass if mass else even
     places = []
     for t in faulty:
-        higher = sum(score[u] > score[t] for u in tokens)
-        equal = sum(score[u] == score[t] for u in tokens)
+        higher = sum(score[u] > score[t] + slack for u in tokens)
+        equal = sum(abs(score[u] - score[t]) <= slack for u in tokens)
         places.append(higher + (1 + equal) / 2)
     gaps = [abs(tokens.index(t) - tokens.index(u)) for t in faulty for u in tokens if onset[u]]
     return Found(

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 from torch import Tensor
 
 from gear_rl.lab.statistics import LEVEL, Interval, bootstrap_interval
@@ -67,6 +66,11 @@ class Localisation:
     """Over the completions that have an onset."""
 
 
+TIED = 1e-5
+"""Scores of a completion that differ by no more than this share of its largest one are equal. float32 signals
+are wrong by about as much (docs/benchmarks.md), and records round to 6 digits; closer scores are in another
+order on another processor."""
+
 LEFT_OUT = ("no_fault", "all_fault", "not_finite", "fallback")
 """Why a completion says nothing: the first three are `locate`'s; the last is its caller's, for completions that
 the engine left their GRPO advantage."""
@@ -91,7 +95,8 @@ def locate(
 
     ``score`` is larger where the fault is suspected: the absolute credit of a method, or a signal as it is. Only
     tokens of the mask count; what the others hold, NaN included, is not read, and distances do not count them.
-    Scores that are all 0 put as much on each token, like scores that are all equal.
+    Scores that are all 0 put as much on each token, like scores that are all equal. Scores that differ by no more
+    than ``TIED`` of the largest are equal.
 
     A completion is left out as ``no_fault`` if no trained token is faulty, ``all_fault`` if every one is,
     ``not_finite`` if a score is NaN or infinite. ``ValueError`` if the shapes disagree.
@@ -125,9 +130,13 @@ def _found(
         return "all_fault"
     if not np.isfinite(score).all():
         return "not_finite"
-    rank = stats.rankdata(score)  # 1 the lowest; equal scores share their mean
-    above = float(rank[fault].sum()) - num_faulty * (num_faulty + 1) / 2
     size, mass = np.abs(score), math.fsum(np.abs(score))
+    lead = score[fault][:, None] - score[None]
+    wins, loses = lead > TIED * size.max(), lead < -TIED * size.max()
+    others = ~fault
+    above = float(wins[:, others].sum()) + float((~wins & ~loses)[:, others].sum()) / 2
+    # Equal scores, its own among them, share their mean place.
+    place = loses.sum(-1) + (1 + (~wins & ~loses).sum(-1)) / 2
     even = num_faulty / len(score)
     share = math.fsum(size[fault]) / mass if mass else even
     distance = np.abs(np.flatnonzero(fault)[:, None] - np.flatnonzero(onset)[None])
@@ -135,7 +144,7 @@ def _found(
         auc=above / (num_faulty * num_others),
         share=share,
         lift=share / even,
-        rank=len(score) + 1 - float(rank[fault].max()),
+        rank=float(place.min()),
         distance=int(distance.min()) if onset.any() else None,
     )
 
