@@ -13,16 +13,29 @@ import gear_rl
 ROOT = Path(gear_rl.__file__).parent
 ALLOWED = {  # room: the rooms it may import; docs/decisions/0002 says why where it differs from a first guess
     "types": set(),
+    "environments": set(),
     "tensor": set(),
     "methods": {"types", "tensor"},
     "signals": {"types", "tensor"},
     "view": {"types"},
     "bench": {"types", "tensor", "methods", "signals"},
     "lab": {"types", "tensor", "view"},
-    "engines": {"types", "tensor", "signals", "view"},
-    "arena": {"types", "tensor", "signals", "view"},
-    "tasks": {"types"},
-    "cli": {"types", "tensor", "methods", "signals", "bench", "view", "lab", "engines", "arena", "tasks"},
+    "engines": {"types", "environments", "tensor", "signals", "view"},
+    "arena": {"types", "environments", "tensor", "signals", "view"},
+    "tasks": {"environments"},
+    "cli": {
+        "types",
+        "environments",
+        "tensor",
+        "methods",
+        "signals",
+        "bench",
+        "view",
+        "lab",
+        "engines",
+        "arena",
+        "tasks",
+    },
 }
 TORCH_ONLY = {"types", "tensor", "methods", "signals"}
 ON_REQUEST = {"signals/transport.py": {"ot"}, "tensor/fold_triton.py": {"triton"}}

@@ -361,13 +361,3 @@ def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
             "values"
         )
     return dict(cast(Mapping[str, Any], found))
-
-
-RESERVED_METHODS: tuple[str, ...] = (
-    "reset",
-    "get_reward",
-    "privileged_context",
-    "turn_rewards",
-    "anchor_states",
-)
-"""Public methods of an environment that are no tools of the model; every other public method is one."""

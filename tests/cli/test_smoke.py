@@ -16,8 +16,8 @@ from gear_rl.cli.config import RunConfig, import_object, load_config
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.smoke import SPREAD, _example_calls, save_tiny_model, smoke, swapped
 from gear_rl.engines.tools import ToolGuard
+from gear_rl.environments import RESERVED_METHODS
 from gear_rl.tasks import openenv
-from gear_rl.types import RESERVED_METHODS
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]
 CALL = '{"name": "look", "arguments": {"place": "a"}}'

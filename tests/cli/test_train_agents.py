@@ -29,7 +29,7 @@ class Desk:
         return "nothing"
 
     def get_reward(self) -> float:
-        return random.random()
+        return 1.0 if self.number % 4 == 0 else 0.2
 
 
 def told(row, rollout):

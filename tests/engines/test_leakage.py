@@ -111,7 +111,8 @@ def test_what_is_asked_of_the_ground_truth_is_never_generated_from(tiny_model, t
 
     monkeypatch.setattr(trl, "attach", attached)
     monkeypatch.setattr(engine, "answer_confidence", asked)
-    trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, credit)
+    rows = {"privileged_sources": ["row"]}  # SDPO's own are siblings and feedback
+    trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, credit, **rows)
     tokenizer = trainer.processing_class
     part = tokenizer(canary, add_special_tokens=False)["input_ids"]
     assert len(told) == 8 and all(contains(ids, part) for ids in told), "else the test would see nothing"

@@ -12,7 +12,7 @@ from typing import Any
 
 from gear_rl.arena import ledger
 from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
-from gear_rl.types import RESERVED_METHODS
+from gear_rl.environments import RESERVED_METHODS
 
 _SCHEMA = """
 create table account (person text primary key, balance integer not null check (balance >= 0));

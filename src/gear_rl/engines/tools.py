@@ -21,8 +21,8 @@ from typing import Any, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from gear_rl.environments import RESERVED_METHODS
 from gear_rl.signals.privileged import context_text
-from gear_rl.types import RESERVED_METHODS
 
 FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
 """How a call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size, chat

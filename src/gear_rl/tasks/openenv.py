@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from gear_rl.types import RESERVED_METHODS
+from gear_rl.environments import RESERVED_METHODS
 
 HIDDEN_FIELDS = frozenset({"metadata"})
 """Fields of every OpenEnv action that the model does not fill in."""
