@@ -14,7 +14,7 @@ from gear_rl.types import distillation_of
 from gear_rl.view.records import read_records
 
 pytestmark = pytest.mark.methods
-STEPS = 20
+STEPS = 6
 AGENTS = {"mt_grpo", "gigpo", "igpo", "serl"}
 """Methods that tell turns apart: they train the task with tools."""
 SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
@@ -49,7 +49,7 @@ def _history_of(name: str, folder, changes):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_trains_twenty_steps_without_a_non_finite_value(name, tmp_path):
+def test_a_method_trains_without_a_non_finite_value(name, tmp_path):
     trainer, entries = history_of(name, tmp_path)
     assert len(entries) == STEPS
     for entry in entries:

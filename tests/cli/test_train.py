@@ -39,8 +39,8 @@ def test_train_runs_a_local_model_dataset_and_reward(tiny_model, tmp_path):
     assert len(list(read_records(tmp_path / "out" / "records.jsonl"))) == 16
 
 
-@pytest.mark.parametrize("credit", ["gear", "shuffled"])
-def test_the_demo_leaves_its_three_files(tmp_path, credit):
+def test_the_demo_leaves_its_three_files(tmp_path):
+    credit = "shuffled"  # `make demo` is the other one
     words = [
         "demo",
         "--credit",
