@@ -31,8 +31,8 @@ test: $(VENV)/.dev ## Run every test, on two processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 # What a last bit could change: kernels, signals, thresholds, placebos, tables that documents show.
-SENSITIVE ?= tests/tensor tests/methods tests/signals tests/lab tests/arena tests/cli/test_marked.py \
-  tests/cli/test_laboratory.py
+SENSITIVE ?= tests/tensor tests/methods tests/signals tests/lab \
+  tests/cli/test_marked.py::test_the_page_shows_what_its_commands_print
 
 test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on two older processors
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)

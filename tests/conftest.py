@@ -11,8 +11,11 @@ os.environ.update(
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("untimed", deadline=None)  # no test may fail because a neighbour is busy
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

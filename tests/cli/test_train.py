@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from cli.test_config import gear
 from gear_rl.view.records import read_records
 

@@ -215,7 +215,8 @@ def test_no_split_into_micro_batches_changes_the_step(tiny_model, tmp_path, loss
     """Eight rows in accumulation windows of 2, 4 or 8 micro-batches; what is on top of TRL's loss stays."""
     steps = []
     term = Distillation(beta=0.5, ratio_clip=2.0, anchor="urkl", anchor_weight=0.1)
-    trainer = ready(made(tmp_path, tiny_model, loss_type=loss_type), term)
+    # Live: a copy's weights are lent in place, but here several losses wait for one backward.
+    trainer = ready(made(tmp_path, tiny_model, loss_type=loss_type, teacher_model_kind="live"), term)
     inputs = micro_batch(trainer.model.config.vocab_size, num_rows=8)
     for count in (1, 2, 4):
         # `generations` windows share a generation batch when it is split finer than a window.
