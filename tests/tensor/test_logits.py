@@ -84,7 +84,8 @@ def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, tem
     head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
     teacher = teacher if taught else None
     found = token_statistics(student, token, head, teacher_ND=teacher, token_tile=3, vocab_tile=4)
-    agrees(found, naive(student, token, head, teacher), atol=1e-5)
+    # Rounding grows with the logits: without AVX a divergence of 48 nats was wrong by 6e-5.
+    agrees(found, naive(student, token, head, teacher), atol=1e-5 * max(1.0, scale / temperature))
 
 
 def test_a_head_by_hand():
