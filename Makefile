@@ -34,8 +34,10 @@ test: $(VENV)/.dev ## Run every test, on two processes
 SENSITIVE ?= tests/tensor tests/methods tests/signals tests/lab \
   tests/cli/test_marked.py::test_the_page_shows_what_its_commands_print
 
+# torch.compile's cache does not know the capability: what was compiled for another does not build here.
 test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on two older processors
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
+	ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(VENV)/.inductor-default OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 	ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 

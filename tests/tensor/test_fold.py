@@ -151,7 +151,8 @@ def test_the_compiled_fold_is_the_eager_one():
         for name in ("student_logprob", "student_entropy", "teacher_logprob", "divergence"):
             found, expected = (getattr(x, name) for x in both)
             if expected is not None or found is not None:
-                torch.testing.assert_close(found, expected, rtol=1e-6, atol=5e-6, equal_nan=True)
+                # Without AVX a compiled row is one chain of float32 sums, off by 8e-6 where lanes are by 2e-6.
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=2e-5, equal_nan=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of every release another
