@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from cli.commands import gear, untouched
-from gear_rl.bench.plan import Architecture, Device, Rates, Step, seconds
 from gear_rl.cli import calibrate as room
 from gear_rl.cli.calibrate import Shape, alternating_reward, calibrate
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.train import quiet_libraries
+from gear_rl.lab.plan import Architecture, Device, Rates, Step, seconds
 
 TINY = Shape(hidden=64, layers=1, rollouts=8, tokens=6, vocab=1024)
 

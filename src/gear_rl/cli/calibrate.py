@@ -19,10 +19,10 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from gear_rl.bench.measure import interleaved
-from gear_rl.bench.plan import Architecture, Device, Rates, Step, of_config, ratios, seconds
 from gear_rl.cli.arena_runs import arena_config
 from gear_rl.cli.errors import InputError
 from gear_rl.cli.train import make_trainer
+from gear_rl.lab.plan import Architecture, Device, Rates, Step, of_config, ratios, seconds
 
 METHODS = ("uniform", "gear")
 

@@ -200,7 +200,7 @@ def plan(
 
         _deliver(_measured(run), "calibration", out, as_json)
         return
-    from gear_rl.bench.plan import Step, architecture, planned
+    from gear_rl.lab.plan import Step, architecture, planned
 
     try:
         step = Step(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gear_rl.bench.plan import (
+from gear_rl.lab.plan import (
     ARCHITECTURES,
     ASSUMED,
     DEVICES,
