@@ -32,7 +32,7 @@ test: $(VENV)/.dev ## Run every test, on two processes
 
 # What a last bit could change: kernels, signals, thresholds, placebos, tables that documents show.
 SENSITIVE ?= tests/tensor tests/methods tests/signals tests/lab \
-  tests/cli/test_marked.py::test_the_page_shows_what_its_commands_print
+  tests/experiments/test_marked.py::test_the_page_shows_what_its_commands_print
 
 # torch.compile's cache does not know the capability: what was compiled for another does not build here.
 test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on two older processors

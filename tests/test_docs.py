@@ -121,7 +121,7 @@ def test_the_example_method_gives_what_its_docstring_says():
 
 
 def test_the_example_configuration_is_valid():
-    from gear_rl.cli.config import build_method, load_config
+    from gear_rl.runs.config import build_method, load_config
 
     config = load_config(ROOT / "examples" / "chain.yaml")
     assert build_method(config.credit) == gear_rl.Gear()

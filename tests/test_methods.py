@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from cli.commands import untouched
-from gear_rl.cli.arena_runs import REWARDS, arena_config
-from gear_rl.cli.train import make_trainer, quiet_libraries
 from gear_rl.methods import METHODS
+from gear_rl.records import read_records
+from gear_rl.runs.arena import REWARDS, arena_config
+from gear_rl.runs.trainer import make_trainer, quiet_libraries
 from gear_rl.types import distillation_of
-from gear_rl.view.records import read_records
+from support.commands import untouched
 
 pytestmark = pytest.mark.methods
 STEPS = 6

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.test_config import gear
-from gear_rl.cli.config import RunConfig, build_method, load_config, trainer_settings
-from gear_rl.cli.errors import InputError
-from gear_rl.cli.smoke import smoke
+from gear_rl.errors import InputError
+from gear_rl.runs.config import RunConfig, build_method, load_config, trainer_settings
+from gear_rl.runs.smoke import smoke
+from runs.test_config import gear
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from cli.commands import gear
 from gear_rl.arena import warm_start
 from gear_rl.arena.ledger_warm_start import LedgerRecipe
 from gear_rl.cli.arena import build, chain_tables, ledger_tables
-from gear_rl.view.records import read_records
+from gear_rl.records import read_records
+from support.commands import gear
 
 
 def test_the_ledger_check_measures_what_the_readme_claims():

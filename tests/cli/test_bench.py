@@ -5,11 +5,11 @@ import json
 import pytest
 from rich.console import Console
 
-from cli.commands import gear, untouched
 from gear_rl.cli.bench import bench_methods, methods_table
-from gear_rl.cli.errors import InputError
 from gear_rl.cli.methods_page import methods_page, read_costs
-from gear_rl.cli.train import quiet_libraries
+from gear_rl.errors import InputError
+from gear_rl.runs.trainer import quiet_libraries
+from support.commands import gear, untouched
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import threading
 import pytest
 from rich.console import Console
 
-from cli.commands import gear, untouched
 from gear_rl.cli import bench_step as bench
 from gear_rl.cli.speed_tables import CELLS
-from gear_rl.cli.train import quiet_libraries
+from gear_rl.runs.trainer import quiet_libraries
+from support.commands import gear, untouched
 
 
 @pytest.fixture(scope="module")

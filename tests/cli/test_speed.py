@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import gear
 from gear_rl.bench import measure
 from gear_rl.bench.peers import COMPETITORS
 from gear_rl.cli.speed_page import FILES, NOT_YET, renewed
 from gear_rl.cli.speed_tables import CELLS
+from support.commands import gear
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

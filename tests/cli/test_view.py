@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from cli.commands import gear
-from gear_rl.view.records import Record
+from gear_rl.records import Record
+from support.commands import gear
 
 
 def write(file: Path, method: str) -> None:

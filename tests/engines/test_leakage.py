@@ -10,8 +10,8 @@ from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.engines import trl
 from gear_rl.methods import Igpo, Opsd, Sdpg, Sdpo
+from gear_rl.records import read_records
 from gear_rl.signals.score import Prompts
-from gear_rl.view.records import read_records
 
 
 def contains(ids: list[int], part: list[int]) -> bool:

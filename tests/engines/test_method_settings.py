@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cli.commands import gear, untouched
 from engines import tiny
-from gear_rl.cli.cells import cell_trainer
-from gear_rl.cli.compare import specs_of
-from gear_rl.cli.config import RunConfig, build_method
-from gear_rl.cli.score import arena_material
-from gear_rl.cli.train import make_trainer
 from gear_rl.engines.trl import GEARConfig, GEARTrainer
+from gear_rl.experiments.cells import cell_trainer
+from gear_rl.experiments.compare import specs_of
+from gear_rl.experiments.score import arena_material
 from gear_rl.methods import METHODS, Gear, Opsd, Rlcsd, Rlsd, Sdpo, Shuffled, Uniform
+from gear_rl.records import read_records
+from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.trainer import make_trainer
 from gear_rl.types import Credit, engine_settings_of
-from gear_rl.view.records import read_records
+from support.commands import gear, untouched
 
 DEFAULTS = {
     "teacher_model_kind": "live",

@@ -12,8 +12,8 @@ import gear_rl.engines.trl_signals as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.engines.trl_config import LOSS_TYPES, incompatibilities
+from gear_rl.records import read_records
 from gear_rl.types import Credit
-from gear_rl.view.records import read_records
 
 
 def run(folder, model, credit=None, *, dataset=None, resume=None, reward=tiny.vowels, peft=None, **changes):

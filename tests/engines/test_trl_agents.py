@@ -7,7 +7,7 @@ import trl
 from engines import tiny
 from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, Uniform
-from gear_rl.view.records import read_records
+from gear_rl.records import read_records
 
 STATIC_TOOLS = tuple(int(part) for part in trl.__version__.split(".")[:2]) >= (1, 16)
 """Whether TRL takes static methods of an environment for tools; 1.14 does not."""

@@ -12,8 +12,8 @@ import torch
 from engines import probing
 from gear_rl import Shuffled
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo
+from gear_rl.records import read_records
 from gear_rl.types import TokenSignals
-from gear_rl.view.records import read_records
 
 TESTS = Path(__file__).parents[1]
 

@@ -12,9 +12,9 @@ from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.engines import trl_late, trl_share
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
+from gear_rl.records import read_records
 from gear_rl.signals import prefix
 from gear_rl.signals.forwards import backbone_of
-from gear_rl.view.records import read_records
 
 
 @pytest.fixture

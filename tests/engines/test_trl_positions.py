@@ -15,9 +15,9 @@ from engines.test_trl_distill import gradients, own_loss, ready
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines import trl_late, trl_share
 from gear_rl.methods import Opsd
+from gear_rl.records import read_records
 from gear_rl.signals import prefix
 from gear_rl.types import Distillation
-from gear_rl.view.records import read_records
 
 WARNING = "has absolute positions"
 

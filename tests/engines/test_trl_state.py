@@ -15,8 +15,8 @@ from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines import trl_rollouts
 from gear_rl.engines.evaluation import RESAMPLES, interval
+from gear_rl.records import read_records
 from gear_rl.signals.score import Completions
-from gear_rl.view.records import read_records
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from gear_rl.records import Record, RecordWriter
 from gear_rl.view.html import save_html
-from gear_rl.view.records import Record, RecordWriter
 
 _FLAGS = (
     "--headless",

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gear_rl.records import Record, RecordWriter
 from gear_rl.view import html as module
 from gear_rl.view.html import labels, save_html
 from gear_rl.view.packed import floats, laid_out, pack, scale_of
-from gear_rl.view.records import Record, RecordWriter
 from gear_rl.view.terminal import full_strength, strengths
 from gear_rl.view.turns import by_turn
 
@@ -346,7 +346,7 @@ def test_numbers_and_texts_that_are_none_are_named(tmp_path):
     code = """
 import sys, json
 from gear_rl.view.html import save_html
-from gear_rl.view.records import Record
+from gear_rl.records import Record
 for path in sys.argv[1:]:
     try:
         print(save_html([path], "page.html"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gear_rl.records import Record
 from gear_rl.view.picture import COLUMNS, MOST_LINES, drawable, lines_of, save_picture
-from gear_rl.view.records import Record
 from gear_rl.view.terminal import shade
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from gear_rl.view.records import Record
+from gear_rl.records import Record
 from gear_rl.view.terminal import choose, credit_text, rollout_panel, runs, shade, strengths, visible
 from gear_rl.view.turns import by_turn
 

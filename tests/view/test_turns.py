@@ -1,7 +1,7 @@
 """Turns on lines of their own, in every view, without a number of a trained token changed."""
 
+from gear_rl.records import Record
 from gear_rl.view.picture import save_picture
-from gear_rl.view.records import Record
 from gear_rl.view.turns import by_turn, has_turns
 
 

@@ -9,9 +9,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gear_rl.cli.errors import InputError, error_console, mendable, out_console
+from gear_rl.cli.console import error_console, out_console, user_errors
 from gear_rl.cli.laboratory import add_laboratory, bench_app
 from gear_rl.cli.speed import add_speed
+from gear_rl.errors import InputError
 
 app = typer.Typer(
     name="gear",
@@ -25,7 +26,7 @@ app.add_typer(arena_app, name="arena")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@mendable
+@user_errors
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
@@ -43,7 +44,7 @@ def train(
 
     gear train --model arena --dataset arena --reward arena --credit gear --max_steps 20
     """
-    from gear_rl.cli.config import build_method, load_config
+    from gear_rl.runs.config import build_method, load_config
 
     found = load_config(config, context.args)
     if dry_run:
@@ -54,12 +55,12 @@ def train(
         )
         out_console.print(f"# credit: {build_method(found.credit)!r}", highlight=False, soft_wrap=True)
         return
-    from gear_rl.cli.train import quiet_libraries
-    from gear_rl.cli.train import train as run
+    from gear_rl.runs.trainer import quiet_libraries
+    from gear_rl.runs.trainer import train as run
 
     quiet_libraries(error_console)
     if smoke:
-        from gear_rl.cli.smoke import smoke as smoke_run
+        from gear_rl.runs.smoke import smoke as smoke_run
 
         smoke_run(found, error_console, name="the run" if config is None else str(config))
         return
@@ -68,7 +69,7 @@ def train(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@mendable
+@user_errors
 def demo(
     context: typer.Context,
     credit: Annotated[
@@ -91,15 +92,15 @@ def demo(
 
     Settings of the method may follow, as in --credit.alpha 0.5.
     """
-    from gear_rl.cli.config import load_config, parse_overrides
+    from gear_rl.runs.config import load_config, parse_overrides
 
     for key, _ in parse_overrides(context.args):
         if not key.startswith("credit."):
             raise InputError(f"--{key}: no such option; see `gear demo --help`")
     named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
     chosen = load_config(None, [*named, *context.args]).credit
-    from gear_rl.cli.demo import demo as run
-    from gear_rl.cli.train import quiet_libraries
+    from gear_rl.experiments.demo import demo as run
+    from gear_rl.runs.trainer import quiet_libraries
 
     quiet_libraries(error_console)
     run(
@@ -115,7 +116,7 @@ def demo(
 
 
 @app.command()
-@mendable
+@user_errors
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
@@ -131,9 +132,9 @@ def methods(
 
         sys.stdout.write(methods_page(None if costs is None else read_costs(costs)))
         return
-    from gear_rl.cli.config import settings_of
-    from gear_rl.cli.errors import did_you_mean
+    from gear_rl.errors import did_you_mean
     from gear_rl.methods import METHODS
+    from gear_rl.runs.config import settings_of
     from gear_rl.types import distillation_of, engine_settings_of, is_additive
 
     if name is not None and name not in METHODS:
@@ -181,7 +182,7 @@ def methods(
 
 
 @app.command()
-@mendable
+@user_errors
 def view(
     files: Annotated[
         list[Path],
@@ -197,7 +198,7 @@ def view(
     ] = None,
 ) -> None:
     """Show where the credit of recorded completions went: in the terminal, as a picture, or as a page."""
-    from gear_rl.view.records import read_records
+    from gear_rl.records import read_records
     from gear_rl.view.terminal import choose, rollout_panel
 
     for file in files:
@@ -234,7 +235,7 @@ def view(
 
 
 @app.command()
-@mendable
+@user_errors
 def doctor() -> None:
     """Say what this machine has, what will not work here, and how to mend it."""
     from gear_rl.cli.doctor import examine
@@ -250,7 +251,7 @@ def doctor() -> None:
 
 
 @arena_app.command()
-@mendable
+@user_errors
 def build(
     task: Annotated[str, typer.Option(help="Whose model: chain or ledger.")] = "chain",
     seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
@@ -261,7 +262,7 @@ def build(
     """Make a model of the arena again: competence first, then a sloppy habit. A quarter of an hour or less."""
     from gear_rl.arena.model import CHECKPOINTS
     from gear_rl.cli.arena import build as run
-    from gear_rl.cli.train import quiet_libraries, use_few_threads
+    from gear_rl.runs.trainer import quiet_libraries, use_few_threads
 
     _arena_task(task)
     quiet_libraries(error_console)
@@ -275,7 +276,7 @@ def build(
 
 
 @arena_app.command()
-@mendable
+@user_errors
 def check(
     path: Annotated[
         Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
@@ -291,8 +292,8 @@ def check(
     from gear_rl.arena.self_test import ledger_self_test, self_test
     from gear_rl.arena.tiers import LEDGER_TIERS, TIERS
     from gear_rl.cli.arena import chain_tables, check_ledger, ledger_tables
-    from gear_rl.cli.errors import did_you_mean
-    from gear_rl.cli.train import quiet_libraries, use_few_threads
+    from gear_rl.errors import did_you_mean
+    from gear_rl.runs.trainer import quiet_libraries, use_few_threads
 
     _arena_task(task)
     for option, number in (("n", n), ("faults", faults)):
@@ -336,7 +337,7 @@ def check(
 
 def _arena_task(task: str) -> None:
     from gear_rl.arena.tiers import TASKS
-    from gear_rl.cli.errors import did_you_mean
+    from gear_rl.errors import did_you_mean
 
     if task not in TASKS:
         raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")

@@ -14,11 +14,11 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from gear_rl.cli.arena_runs import REWARDS, arena_config
-from gear_rl.cli.config import build_method
-from gear_rl.cli.doctor import versions
-from gear_rl.cli.errors import InputError
-from gear_rl.cli.train import make_trainer, use_few_threads
+from gear_rl.errors import InputError
+from gear_rl.runs.arena import REWARDS, arena_config
+from gear_rl.runs.config import build_method
+from gear_rl.runs.trainer import make_trainer, use_few_threads
+from gear_rl.runs.versions import versions
 from gear_rl.types import engine_settings_of
 
 BASE = "uniform"

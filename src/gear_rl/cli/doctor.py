@@ -1,24 +1,12 @@
 """``gear doctor``: what this machine has, what will not work here, and how to mend it."""
 
-import importlib.metadata
 import os
-import platform
 import sys
 from dataclasses import dataclass
 from typing import Literal
 
-PACKAGES = (
-    "torch",
-    "jaxtyping",
-    "trl",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "peft",
-    "vllm",
-    "deepspeed",
-    "verl",
-)
+from gear_rl.runs.versions import PACKAGES, versions
+
 REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
 
 
@@ -30,17 +18,6 @@ class Finding:
     subject: str
     fact: str
     mend: str = ""
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of everything a result may depend on."""
-    found = {"python": platform.python_version()}
-    for package in ("gear-rl", *PACKAGES):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def examine() -> list[Finding]:

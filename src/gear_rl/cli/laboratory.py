@@ -13,7 +13,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from gear_rl.arena.tiers import LABORATORY_TIERS
-from gear_rl.cli.errors import InputError, did_you_mean, error_console, mendable, out_console
+from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.errors import InputError, did_you_mean
 
 bench_app = typer.Typer(help="What a method costs, measured beside plain GRPO.", no_args_is_help=True)
 ALIASES = {"sums": "chain"}
@@ -29,7 +30,7 @@ def add_laboratory(app: typer.Typer) -> None:
     app.add_typer(bench_app, name="bench")
 
 
-@mendable
+@user_errors
 def score(
     context: typer.Context,
     methods: Annotated[
@@ -73,12 +74,12 @@ def score(
     Settings may follow as in gear train: --columns.prompt question, --chat_template_kwargs.enable_thinking false,
     --per_device_train_batch_size 2.
     """
-    from gear_rl.cli.compare import parse_methods, split_methods
+    from gear_rl.experiments.compare import parse_methods, split_methods
 
     if fault not in ("relation", "argument"):
         raise InputError(f"--fault: {fault!r} is not one of relation, argument")
     _check_apart(context, data, export)
-    from gear_rl.cli.train import quiet_libraries
+    from gear_rl.runs.trainer import quiet_libraries
 
     quiet_libraries(error_console)
     logging.getLogger("gear_rl").setLevel(logging.WARNING)  # every method's trainer would tell the same
@@ -86,19 +87,19 @@ def score(
     if export is not None:
         if ALIASES.get(task, task) != "chain":
             raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export chain")
-        from gear_rl.cli.marked import export as write
+        from gear_rl.experiments.marked import export as write
 
         count = write(export, tier, 256 if n is None else n)
         out_console.print(f"wrote {count} completions to {export}", highlight=False, soft_wrap=True)
         return
     chosen = parse_methods(split_methods(methods))
-    from gear_rl.cli.score import arena_material, places_of, score_table, title_of
-    from gear_rl.cli.score import score as run
+    from gear_rl.experiments.score import arena_material, places_of, score_table, title_of
+    from gear_rl.experiments.score import score as run
 
     if data is None:
         material = arena_material(ALIASES.get(task, task), tier, 256 if n is None else n, cast(Any, fault))
     else:
-        from gear_rl.cli.marked import marked_material
+        from gear_rl.experiments.marked import marked_material
 
         if model is None:
             raise InputError(
@@ -153,7 +154,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-@mendable
+@user_errors
 def compare(
     methods: Annotated[
         str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
@@ -177,7 +178,7 @@ def compare(
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
     compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled
     """
-    from gear_rl.cli.compare import compared, run_cells, save, specs_of, split_methods, verdict_table
+    from gear_rl.experiments.compare import compared, run_cells, save, specs_of, split_methods, verdict_table
 
     specs = specs_of(
         split_methods(methods),
@@ -205,7 +206,7 @@ def compare(
 
 
 @bench_app.command("methods")
-@mendable
+@user_errors
 def bench_methods(
     method: Annotated[
         list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
@@ -228,7 +229,7 @@ def bench_methods(
         raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
     from gear_rl.cli.bench import bench_methods as run
     from gear_rl.cli.bench import methods_table
-    from gear_rl.cli.train import quiet_libraries
+    from gear_rl.runs.trainer import quiet_libraries
 
     quiet_libraries(error_console)
     found = run(
@@ -242,7 +243,7 @@ def bench_methods(
     )
     text = json.dumps(found, indent=2) + "\n"
     if out is not None:
-        from gear_rl.view.records import replace_file
+        from gear_rl.files import replace_file
 
         replace_file(out, text.encode())
     if as_json:
@@ -252,7 +253,7 @@ def bench_methods(
 
 
 @bench_app.command("step")
-@mendable
+@user_errors
 def bench_step(
     method: Annotated[
         str, typer.Option(help="The method; its settings after a colon, as in gear:alpha=2.")
@@ -269,7 +270,7 @@ def bench_step(
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
 ) -> None:
     """CPU seconds of a method's whole training step over GRPO's, taking turns, and where they go."""
-    from gear_rl.cli.compare import parse_method
+    from gear_rl.experiments.compare import parse_method
 
     _, credit = parse_method(method)
     if rollouts < 8 or rollouts % 8:
@@ -277,7 +278,7 @@ def bench_step(
     from gear_rl.bench.measure import machine
     from gear_rl.cli.bench_step import bench_step as run
     from gear_rl.cli.speed_tables import table_of
-    from gear_rl.cli.train import quiet_libraries
+    from gear_rl.runs.trainer import quiet_libraries
 
     quiet_libraries(error_console)
     found = run(
@@ -293,7 +294,7 @@ def bench_step(
     found |= {"command": _command(), "machine": machine()}
     text = json.dumps(found, indent=2) + "\n"
     if out is not None:
-        from gear_rl.view.records import replace_file
+        from gear_rl.files import replace_file
 
         replace_file(out, text.encode())
     if as_json:

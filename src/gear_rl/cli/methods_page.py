@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gear_rl.cli.config import settings_of
-from gear_rl.cli.errors import InputError
+from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
+from gear_rl.runs.config import settings_of
 from gear_rl.types import distillation_of, engine_settings_of, is_additive
 
 _HEAD = """# Methods

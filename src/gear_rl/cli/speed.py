@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gear_rl.cli.errors import InputError, error_console, mendable, out_console
+from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.errors import InputError
 
 AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
 Out = Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")]
@@ -29,7 +30,7 @@ def add_speed(app: typer.Typer, bench_app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-@mendable
+@user_errors
 def bench_signals(
     tokens: Annotated[int, typer.Option(help="Trained tokens.")] = 1024,
     hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
@@ -81,7 +82,7 @@ def bench_signals(
     _deliver(found, "signals", out, as_json)
 
 
-@mendable
+@user_errors
 def bench_memory(
     tokens: Annotated[str, typer.Option(help="Trained tokens, several with commas.")] = "1024",
     hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
@@ -110,7 +111,7 @@ def bench_memory(
     _deliver(_measured(run), "memory", out, as_json)
 
 
-@mendable
+@user_errors
 def bench_segments(
     rows: Annotated[int, typer.Option(help="Completions.")] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 8192,
@@ -132,7 +133,7 @@ def bench_segments(
     _deliver(_measured(run), "segments", out, as_json)
 
 
-@mendable
+@user_errors
 def bench_page(
     page: Annotated[Path, typer.Argument(help="The page; the text between its marks is made anew.")] = Path(
         "docs/benchmarks.md"
@@ -150,7 +151,7 @@ def bench_page(
     out_console.print(f"wrote {page}", highlight=False)
 
 
-@mendable
+@user_errors
 def plan(
     model: Annotated[
         str, typer.Option(help="A model of the table, such as Qwen/Qwen3-4B, or a local folder.")
@@ -192,8 +193,8 @@ def plan(
     if calibrate:
 
         def run(say: Callable[[str], None]) -> dict[str, Any]:
-            from gear_rl.cli.calibrate import calibrate
-            from gear_rl.cli.train import quiet_libraries
+            from gear_rl.experiments.calibrate import calibrate
+            from gear_rl.runs.trainer import quiet_libraries
 
             quiet_libraries(error_console)
             return calibrate(steps=steps, repeats=repeats, say=say)
@@ -244,7 +245,7 @@ def _measured(run: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[st
     import torch
 
     from gear_rl.bench.measure import machine
-    from gear_rl.cli.doctor import versions
+    from gear_rl.runs.versions import versions
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -261,7 +262,7 @@ def _measured(run: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[st
 def _deliver(found: dict[str, Any], kind: str, out: Path | None, as_json: bool) -> None:
     text = json.dumps(found, indent=1) + "\n"
     if out is not None:
-        from gear_rl.view.records import replace_file
+        from gear_rl.files import replace_file
 
         replace_file(out, text.encode())
     if as_json:

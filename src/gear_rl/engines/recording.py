@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gear_rl.engines.measures import FALLBACKS, weights
+from gear_rl.records import Record
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals
-from gear_rl.view.records import Record
 
 
 def records_of(

@@ -43,13 +43,13 @@ from gear_rl.engines.trl_late import ROW, LateCredit, may_wait
 from gear_rl.engines.trl_share import StudentPass, listened, makes_old_pass, shares, warn_of_positions
 from gear_rl.engines.trl_signals import collect, needs_context, needs_passes, of_all_processes
 from gear_rl.engines.trl_solve import solve
+from gear_rl.records import RecordWriter
 from gear_rl.signals.contexts import PrivilegedFunction, check_sources
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, distillation_of
-from gear_rl.view.records import RecordWriter
 
 TEACHER_FILE, REFERENCE_FILE = "teacher.safetensors", "reference.safetensors"
 """The teacher's own weights inside a checkpoint, and the reference's, where they have any."""

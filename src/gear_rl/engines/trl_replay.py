@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.engines.trl_solve import unnoticed
-from gear_rl.view.records import Record, read_records
+from gear_rl.records import Record, read_records
 
 Turns = Sequence[Sequence[int]]
 """The ids of each turn that a rollout samples, closing tokens included; what tools answer stands between."""

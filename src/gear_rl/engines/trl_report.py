@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gear_rl.engines.measures import finished, measured
 from gear_rl.engines.recording import records_of
+from gear_rl.records import RecordWriter
 from gear_rl.types import ROW_SIGNALS, Credit, TokenSignals
-from gear_rl.view.records import RecordWriter
 
 logger = logging.getLogger(__name__)
 

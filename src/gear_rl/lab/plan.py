@@ -1,6 +1,7 @@
 """``gear plan``: what a step of GRPO and of GEAR should take and hold, from an architecture's numbers and rates.
 
-Pure arithmetic: nothing is measured, downloaded or run here. ``cli/calibrate.py`` compares it with real steps.
+Pure arithmetic: nothing is measured, downloaded or run here. ``experiments/calibrate.py`` compares it
+with real steps.
 """
 
 from dataclasses import dataclass, replace

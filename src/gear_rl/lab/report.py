@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gear_rl.files import replace_file
 from gear_rl.lab.cells import Cell
 from gear_rl.lab.localisation import Localisation
 from gear_rl.lab.plots import drawings, inline_svg, write_png
 from gear_rl.lab.statistics import LEVEL
 from gear_rl.lab.verdict import Comparison
-from gear_rl.view.records import replace_file
 
 FORMAT = 1
 """Version of the document; a reader refuses another."""

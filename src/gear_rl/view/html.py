@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NamedTuple
 import jinja2
 import numpy as np
 
+from gear_rl.records import Record, read_records
 from gear_rl.view.packed import Laid, floats, laid_out, pack
-from gear_rl.view.records import Record, read_records
 from gear_rl.view.terminal import BLUE, ORANGE, number, shortened, visible
 
 HINT_CHARACTERS = 72

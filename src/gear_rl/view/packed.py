@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gear_rl.view.records import Record
+from gear_rl.records import Record
 from gear_rl.view.terminal import FULL, Run, number, runs, visible
 from gear_rl.view.turns import asked, by_turn, has_turns
 

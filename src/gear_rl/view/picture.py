@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gear_rl.view.records import Record, replace_file
+from gear_rl.files import replace_file
+from gear_rl.records import Record
 from gear_rl.view.terminal import full_strength, number, runs, shade, shortened, strengths, visible
 from gear_rl.view.turns import by_turn
 

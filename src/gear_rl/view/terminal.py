@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.style import Style
 from rich.text import Text
 
-from gear_rl.view.records import Record
+from gear_rl.records import Record
 from gear_rl.view.turns import by_turn, has_turns
 
 BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from itertools import groupby
 
-from gear_rl.view.records import Record
+from gear_rl.records import Record
 
 _MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
 """What Qwen and its kin put around a tool's answer."""

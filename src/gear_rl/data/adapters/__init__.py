@@ -1,0 +1,1 @@
+"""Other people's problems and environments (reasoning-gym, verifiers, OpenEnv) as rows, rewards and tools."""

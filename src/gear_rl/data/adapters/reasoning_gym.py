@@ -1,0 +1,218 @@
+"""reasoning-gym's generators as dataset rows, and their own scorers as the reward.
+
+The package is imported when a function is called. Nine of its scorers hand the model's text to ``eval`` or to
+sympy's parser, which evaluates it too: their answers pass a grammar first, and every scorer runs in a child
+process that can be killed.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportMissingImports=false
+
+import ast
+import json
+import logging
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from gear_rl.data.rewards.children import children
+from gear_rl.data.rewards.text import Completion, final_text
+
+log = logging.getLogger(__name__)
+
+COLUMN = "reasoning_gym"
+"""The column with what the scorer needs: generator, settings and entry, as JSON text."""
+EVALUATE_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Generators whose scorer calls ``eval`` on the model's text, to accept a Python list."""
+EVALUATE_FORMULAS = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Generators whose scorer calls sympy's ``parse_expr`` on the model's text."""
+HELD_OUT_SHARE = 8
+"""One problem in eight, by the checksum of its question, is held out."""
+LIMIT_SECONDS = 10.0
+"""What one answer may take."""
+
+_FORMULA = re.compile(
+    r"(?:\d+(?:\.\d*)?|\.\d+|(?:a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi|Abs|Integral|[A-Za-z])(?![A-Za-z_0-9.])|[-+*/^(),=\s])*"
+)
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def rows(
+    name: str, *, num: int, seed: int = 0, held_out: bool | None = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """Rows of a generator: prompt, answer, privileged_context, and the column that the reward reads.
+
+    ``settings`` are the generator's own. With ``held_out`` True only problems of the held-out part come, with
+    False only the others: the parts are divided by the question's text, so no seed mixes them. The privileged
+    context is the worked solution where the generator gives one (``answer_cot``, or ``expression = answer``),
+    else the answer. Raises ``ValueError`` for an unknown generator or setting, for one whose answers are None
+    (there are five: nothing could inform a teacher), and for one with too few different problems.
+
+    >>> row = rows("chain_sum", num=1, seed=3)[0]
+    >>> row["prompt"][0]["content"][-14:], row["answer"], row["privileged_context"]
+    ('57 + 87 + 70 =', '214', '57 + 87 + 70 = 214')
+    """
+    found: list[dict[str, Any]] = []
+    drawn = 0
+    while len(found) < num:
+        if drawn > 20 * HELD_OUT_SHARE * (num + 16):
+            raise ValueError(
+                f"reasoning-gym/{name}: only {len(found)} of {num} problems found; ask for fewer"
+            )
+        for entry in generator(name, num, seed + drawn, **settings):
+            if entry["answer"] is None:
+                raise ValueError(
+                    f"reasoning-gym/{name}: it gives no answer (None), so nothing can inform a teacher; choose "
+                    "another generator"
+                )
+            ours = zlib.crc32(str(entry["question"]).encode()) % HELD_OUT_SHARE == 0
+            if held_out is None or held_out == ours:
+                found.append(_row(name, entry, settings))
+        drawn += num
+    return found[:num]
+
+
+def reasoning_gym_reward(
+    completions: Sequence[Completion],
+    *,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """The generator's own score of each answer, 0 to 1; the signature of a TRL reward function.
+
+    The answer is the text in the last ``<answer>`` tags of the last message, else all of it. An answer that the
+    grammar refuses, or that takes more than ten seconds, counts 0; the counts are metrics and one warning.
+
+    >>> row = rows("chain_sum", num=1, seed=3)[0]
+    >>> reasoning_gym_reward(["<answer>214</answer>", "213"], reasoning_gym=[row["reasoning_gym"]] * 2)
+    [1.0, 0.0]
+    """
+    if COLUMN not in columns:
+        raise ValueError(
+            f"reasoning_gym_reward: the dataset has no column {COLUMN!r}; use dataset reasoning-gym/NAME"
+        )
+    packs = [cast(dict[str, Any], json.loads(pack)) for pack in columns[COLUMN]]
+    answers = [answer_of(completion) for completion in completions]
+    asked = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
+    pool = children("reasoning-gym", limit_s=LIMIT_SECONDS, most=4)
+    replies = dict(zip(asked, pool.ask([{**packs[i], "text": answers[i]} for i in asked]), strict=True))
+    failures = [reply["failed"] for reply in replies.values() if "failed" in reply]
+    counts = Counter[str](
+        refused=len(packs) - len(asked),
+        timeouts=failures.count("timeout"),
+        errors=len(failures) - failures.count("timeout"),
+    )
+    if log_metric is not None:
+        for name, count in counts.items():
+            log_metric(f"reasoning_gym_reward/{name}", float(count))
+    if counts.total():
+        said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        log.warning("reasoning_gym_reward: of %d answers %s", len(packs), said)
+    return [float(replies.get(i, {}).get("score", 0.0)) for i in range(len(packs))]
+
+
+def answer_of(completion: Completion) -> str:
+    """The answer in a completion.
+
+    >>> answer_of("I guess <answer>1</answer>, no: <answer> 2 </answer>"), answer_of(" 3 ")
+    ('2', '3')
+    """
+    text = final_text(completion)
+    tagged = _TAGGED.findall(text)
+    return (tagged[-1] if tagged else text).strip()
+
+
+def safe(name: str, answer: str) -> bool:
+    """Whether the generator's scorer may see the answer: True unless it evaluates text that could be code.
+
+    Where lists are evaluated: a literal, or text without any bracket, which can call nothing. Where formulas
+    are: numbers, single letters, the usual functions and operators.
+
+    >>> safe("n_queens", "[['_', 'Q']]"), safe("n_queens", "[print() for x in 'a']"), safe("chain_sum", "f()")
+    (True, False, True)
+    >>> safe("countdown", "82 + 20*(67 - 50)"), safe("countdown", "().__class__"), safe("countdown", "f.a()")
+    (True, False, False)
+    """
+    if name in EVALUATE_FORMULAS:
+        return _FORMULA.fullmatch(answer) is not None
+    if name in EVALUATE_LITERALS and any(bracket in answer for bracket in "([{"):
+        try:
+            ast.literal_eval(answer)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return False
+    return True
+
+
+def generator(name: str, size: int, seed: int, **settings: Any) -> Any:
+    """The package's dataset of that name; ``ValueError`` if it has none, or refuses a setting."""
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        raise ImportError(
+            "reasoning-gym is not installed; run: pip install 'gear-rl[reasoning-gym]'"
+        ) from None
+    if name not in DATASETS:
+        raise ValueError(f"reasoning-gym has no generator {name!r}; it has {', '.join(sorted(DATASETS))}")
+    try:
+        return reasoning_gym.create_dataset(name, size=size, seed=seed, **settings)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"reasoning-gym/{name}: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def scorer(name: str, settings: str) -> Any:
+    """The dataset whose ``score_answer`` scores rows made with these settings, given as JSON text."""
+    return generator(name, 1, 0, **json.loads(settings))
+
+
+def pack(value: Any) -> Any:
+    """The value as JSON has it, with tuples and keys that are no text marked, so that ``unpack`` restores it.
+
+    >>> unpack(json.loads(json.dumps(pack({"edges": [(1, 2)], 3: None})))) == {"edges": [(1, 2)], 3: None}
+    True
+    """
+    if isinstance(value, tuple):
+        return {"!tuple": [pack(inner) for inner in cast(tuple[Any, ...], value)]}
+    if isinstance(value, list):
+        return [pack(inner) for inner in cast(list[Any], value)]
+    if isinstance(value, Mapping):
+        items = cast(Mapping[Any, Any], value).items()
+        return {"!object": [[pack(key), pack(inner)] for key, inner in items]}
+    return value
+
+
+def unpack(value: Any) -> Any:
+    """What ``pack`` was given."""
+    if isinstance(value, list):
+        return [unpack(inner) for inner in cast(list[Any], value)]
+    if isinstance(value, dict):
+        ((mark, inner),) = cast(dict[str, list[Any]], value).items()
+        if mark == "!tuple":
+            return tuple(unpack(item) for item in inner)
+        return {unpack(key): unpack(item) for key, item in inner}
+    return value
+
+
+def _row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    answer = str(entry["answer"])
+    metadata: Mapping[str, Any] = entry["metadata"]
+    expression = metadata.get("expression")
+    worked = metadata.get("answer_cot")
+    if worked is None and isinstance(expression, str) and expression != answer:
+        worked = f"{expression} = {answer}"
+    try:
+        carried = json.dumps({"generator": name, "settings": json.dumps(settings), "entry": pack(entry)})
+    except TypeError as error:
+        raise ValueError(f"reasoning-gym/{name}: an entry cannot be carried in a dataset: {error}") from None
+    return {
+        "prompt": [{"role": "user", "content": entry["question"]}],
+        "answer": answer,
+        "privileged_context": worked if isinstance(worked, str) else answer,
+        COLUMN: carried,
+    }

@@ -1,0 +1,234 @@
+"""Tasksets of ``verifiers.v1`` (0.4) as dataset rows, a reward, and tools; written against 0.4.0.
+
+In this process: prompts, ``@vf.reward`` functions that read only the trace, and ``@vf.tool`` methods of toolsets
+without state and set-up. Not in this process, and refused with the reason: rewards that need a runtime (a
+container or a sandbox), judges (they call a model), ``setup`` and ``finalize`` hooks, and toolsets that keep
+state or are served elsewhere. For those, serve the environment with verifiers itself.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportMissingImports=false, reportUnknownParameterType=false
+
+import asyncio
+import functools
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gear_rl.data.rewards.text import Completion
+
+COLUMN = "verifiers_task"
+"""The column with the task's data, as JSON text."""
+CONTEXT_FIELDS = ("privileged_context", "solution", "answer", "ground_truth", "reference")
+"""Fields of a task's data that may become the privileged context, in the order in which they are tried."""
+
+
+def load_taskset(name: str) -> Any:
+    """The installed taskset of that id, with its default configuration."""
+    vf = _package()
+    try:
+        return vf.load_taskset(vf.taskset_config_type(name)(id=name))
+    except (ModuleNotFoundError, AttributeError, TypeError) as error:
+        raise ValueError(f"verifiers/{name}: {error}") from None
+
+
+def rows(taskset: Any, *, num: int | None = None) -> list[dict[str, Any]]:
+    """The taskset's tasks as rows: prompt, privileged_context if the data holds one, and ``verifiers_task``.
+
+    ``num`` is needed for a taskset without end. Raises ``ValueError`` for a task that cannot be scored here.
+    """
+    if num is None and not taskset.bounded:
+        raise ValueError(f"{type(taskset).__name__} has no end; give a number of rows")
+    return [_row(task) for task in (taskset if num is None else itertools.islice(taskset, num))]
+
+
+@dataclass(frozen=True, eq=False)
+class TasksetReward:
+    """The taskset's own rewards, summed with their weights; the signature of a TRL reward function.
+
+    Needs the rows of ``rows``. The package's ``Task.score`` runs on a trace made of the prompt and the
+    completion, whose assistant messages count as sampled. What a reward raises is raised: it is the taskset's.
+    """
+
+    taskset: Any
+
+    @property
+    def __name__(self) -> str:
+        """What a trainer's log calls this reward."""
+        return f"{type(self.taskset).__name__}_reward"
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any
+    ) -> list[float | None]:
+        if COLUMN not in columns:
+            raise ValueError(
+                f"{self.__name__}: the dataset has no column {COLUMN!r}; use dataset verifiers/NAME"
+            )
+        kind = self.taskset.task_type()
+        tasks = [
+            kind(kind.data_type().model_validate_json(data), self.taskset.config.task)
+            for data in columns[COLUMN]
+        ]
+        traces = [_trace(*each) for each in zip(tasks, prompts, completions, strict=True)]
+
+        async def score() -> None:
+            await asyncio.gather(*(task.score(trace) for task, trace in zip(tasks, traces, strict=True)))
+
+        # A thread of its own: a notebook has an event loop running in this one.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            thread.submit(asyncio.run, score()).result()
+        return [float(trace.reward) for trace in traces]
+
+
+def tools(taskset: Any) -> list[Callable[..., Any]]:
+    """The tools of the taskset as functions for TRL's ``tools``, under the names that its servers would give.
+
+    Raises ``ValueError`` for a toolset that keeps state, sets itself up, or is served elsewhere.
+    """
+    _package()
+    from verifiers.v1.mcp import Toolset
+    from verifiers.v1.state import State, state_cls
+    from verifiers.v1.utils.decorators import discover_decorated
+
+    config = taskset.config
+    found: list[Callable[..., Any]] = []
+    for toolset in [*taskset.toolsets(config), *taskset.task_type().toolsets(config.task)]:
+        kind = type(toolset)
+        own = [hook for hook in ("setup", "setup_task") if getattr(kind, hook) is not getattr(Toolset, hook)]
+        if own or state_cls(kind) is not State or getattr(toolset.config, "url", None):
+            why = f"it has {' and '.join(own)}" if own else "it keeps state or is served elsewhere"
+            raise ValueError(
+                f"{kind.__name__}: not a toolset for this process: {why}; serve it with verifiers"
+            )
+        prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+        found += [
+            _as_function(tool, prefix + (getattr(tool, "tool_name", None) or tool.__name__))
+            for tool in discover_decorated(toolset, "tool")
+        ]
+    return found
+
+
+def _package() -> Any:
+    try:
+        import verifiers.v1 as vf
+    except ImportError:
+        raise ImportError("verifiers 0.4 is not installed; run: pip install 'gear-rl[verifiers]'") from None
+    return vf
+
+
+def _row(task: Any) -> dict[str, Any]:
+    _refuse_what_needs_a_runtime(task)
+    data = task.data
+    if data.prompt is None:
+        raise ValueError(
+            f"{type(task).__name__} {data.idx}: no prompt; a user who opens the chat is not supported"
+        )
+    messages: list[dict[str, Any]] = []
+    if data.system_prompt is not None:
+        messages.append({"role": "system", "content": data.system_prompt})
+    if isinstance(data.prompt, str):
+        messages.append({"role": "user", "content": data.prompt})
+    else:
+        messages += [message.model_dump(mode="json", exclude_none=True) for message in data.prompt]
+    row: dict[str, Any] = {"prompt": messages, COLUMN: data.model_dump_json()}
+    for name in CONTEXT_FIELDS:
+        if isinstance(getattr(data, name, None), str):
+            row["privileged_context"] = getattr(data, name)
+            break
+    return row
+
+
+def _refuse_what_needs_a_runtime(task: Any) -> None:
+    vf = _package()
+    kind = type(task)
+    hooks = [name for name in ("setup", "finalize") if getattr(kind, name) is not getattr(vf.Task, name)]
+    rewards = [
+        fn.__name__
+        for fn in task.hooks("reward")
+        if (runtime := inspect.signature(fn).parameters.get("runtime")) and runtime.default is runtime.empty
+    ]
+    why = {
+        "its hooks need a runtime": hooks,
+        "these rewards need a runtime": rewards,
+        "judges call a model": [str(judge.name) for judge in task.config.judges],
+    }
+    said = [f"{reason} ({', '.join(names)})" for reason, names in why.items() if names]
+    if kind.NEEDS_CONTAINER:
+        said.append("it needs a container")
+    if said:
+        raise ValueError(f"{kind.__name__}: cannot be scored in this process: {'; '.join(said)}")
+
+
+def _trace(task: Any, prompt: Any, completion: Completion) -> Any:
+    vf = _package()
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    after: list[Any] = (
+        [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+    )
+    nodes = [
+        vf.MessageNode(parent=i - 1 if i else None, message=message, sampled=sampled)
+        for i, (message, sampled) in enumerate(_messages(before, after))
+    ]
+    return vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
+        nodes=nodes,
+        is_completed=True,
+        ok=True,
+    )
+
+
+def _messages(before: list[Any], after: list[Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The messages as verifiers has them, each with whether the policy wrote it; calls get ids."""
+    unanswered: list[str] = []
+    number = itertools.count()
+    for place, message in enumerate([*before, *after]):
+        role, content = message["role"], message.get("content")
+        if role == "assistant":
+            calls = [_tool_call(call, next(number)) for call in message.get("tool_calls") or []]
+            unanswered = [call["id"] for call in calls]
+            yield {"role": role, "content": content, "tool_calls": calls or None}, place >= len(before)
+        elif role == "tool":
+            call_id = unanswered.pop(0) if unanswered else "unknown"
+            yield (
+                {"role": role, "content": content, "tool_call_id": call_id, "name": message.get("name")},
+                False,
+            )
+        else:
+            yield {"role": role, "content": content}, False
+
+
+def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    function = cast(Mapping[str, Any], call.get("function") or call)
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {"id": f"call_{number}", "name": function.get("name") or "", "arguments": text}
+
+
+def _as_function(tool: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The bound method as a function of its own name, with a docstring that tells of every argument."""
+    function: Any
+    if inspect.iscoroutinefunction(tool):
+
+        async def wait(*args: Any, **kwargs: Any) -> Any:
+            return await tool(*args, **kwargs)
+
+        function = functools.wraps(tool)(wait)
+    else:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return tool(*args, **kwargs)
+
+        function = functools.wraps(tool)(call)
+    text = inspect.cleandoc(tool.__doc__ or name)
+    names = list(inspect.signature(tool).parameters)
+    if "Args:" not in text and names:
+        text += "\n\nArgs:\n" + "\n".join(f"    {each}: The {each.replace('_', ' ')}." for each in names)
+    function.__name__ = name
+    function.__doc__ = text
+    function.__signature__ = inspect.signature(tool)
+    return function

@@ -1,0 +1,58 @@
+"""Rewards by name."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Callable
+from typing import cast
+
+from gear_rl.data.objects import import_object
+from gear_rl.errors import InputError, did_you_mean
+
+OUR_REWARDS = ("arena", "math", "tool_calls", "tool_calls_exact", "reasoning-gym")
+"""Rewards that have a name here, beside those of ``trl.rewards`` and ``verifiers/NAME``."""
+
+
+def load_reward(name: str) -> Callable[..., list[float | None]]:
+    """The reward function that a name means, in TRL's signature."""
+    if name in OUR_REWARDS:
+        return _our_reward(name)
+    if name.startswith("verifiers/"):
+        from gear_rl.data.adapters.verifiers import TasksetReward, load_taskset
+
+        try:
+            return TasksetReward(load_taskset(name.partition("/")[2]))
+        except (ValueError, ImportError) as error:
+            raise InputError(f"reward: {error}") from None
+    if ":" in name:
+        found = import_object(name, "reward")
+        if not callable(found):
+            raise InputError(f"reward: {name} is {type(found).__name__}, not a function")
+        return cast(Callable[..., list[float | None]], found)
+    import trl.rewards
+
+    known = [word for word in dir(trl.rewards) if word.endswith("_reward")]
+    if name not in known:
+        choices = [*OUR_REWARDS, *known]
+        raise InputError(
+            f"reward: no reward {name!r}; {did_you_mean(name, choices)}, or give package.module:object"
+        )
+    return getattr(trl.rewards, name)
+
+
+def _our_reward(name: str) -> Callable[..., list[float | None]]:
+    if name == "arena":
+        from gear_rl.arena.chain import chain_reward
+
+        return cast(Callable[..., list[float | None]], chain_reward)
+    if name == "math":
+        from gear_rl.data.rewards.maths import math_reward
+
+        return math_reward
+    if name == "reasoning-gym":
+        from gear_rl.data.adapters.reasoning_gym import reasoning_gym_reward
+
+        return reasoning_gym_reward
+    from gear_rl.data.rewards.tool_calls import tool_call_exact, tool_call_reward
+
+    return tool_call_reward if name == "tool_calls" else tool_call_exact

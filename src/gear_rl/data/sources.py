@@ -1,0 +1,240 @@
+"""Where rows come from: the arena, reasoning-gym, verifiers, files, folders and the hub. Reads; checks nothing.
+
+Reading is the ``datasets`` library's; the error messages are ours.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gear_rl.errors import InputError, did_you_mean
+
+log = logging.getLogger(__name__)
+
+NO_ROWS = "has no rows; give at least as many as one batch takes"
+FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+SAVED_MARKS = ("dataset_dict.json", "state.json")
+"""One of these files lies in every folder that ``save_to_disk`` wrote."""
+GENERATED = (4096, 512)
+"""Rows of a generator, for training and held out, where no limit is given."""
+
+Rows = list[dict[str, Any]]
+
+
+def is_generated(name: str) -> bool:
+    """Whether a name means problems that are made, and divided into two parts by their generator.
+
+    >>> is_generated("arena"), is_generated("reasoning-gym/chain_sum"), is_generated("openai/gsm8k")
+    (True, True, False)
+    """
+    return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers")
+
+
+def arena_task(name: str) -> tuple[str, str]:
+    """Task and tier that an arena name means.
+
+    >>> arena_task("arena"), arena_task("arena/hard"), arena_task("arena/ledger")
+    (('chain', 'default'), ('chain', 'hard'), ('ledger', 'default'))
+    """
+    from gear_rl.arena.tiers import TASKS
+
+    first, _, rest = name.partition("/")[2].partition("/")
+    task, tier = (first, rest) if first in TASKS else (TASKS[0], f"{first}/{rest}" if rest else first)
+    return task, tier or "default"
+
+
+def generated(name: str, split: str, limit: int | None) -> Any:
+    """The rows of a generator, as a dataset; every split but ``train`` is the held-out part."""
+    family, _, rest = name.partition("/")
+    if family == "arena":
+        return _arena_rows(name, split, limit)
+    from datasets import Dataset
+
+    if family == "reasoning-gym":
+        from gear_rl.data.adapters import reasoning_gym
+
+        train = split == "train"
+        count = limit or GENERATED[0 if train else 1]
+        made = _tried(lambda: reasoning_gym.rows(rest, num=count, held_out=not train))
+    else:
+        from gear_rl.data.adapters import verifiers
+
+        made = _tried(lambda: verifiers.rows(verifiers.load_taskset(rest), num=limit))
+    return Dataset.from_list(made)
+
+
+def read(name: str, config: str | None, split: str, stream: bool) -> Any:
+    """The rows of a file, a folder or a hub dataset: a list for JSON lines, else a dataset or a stream.
+
+    The list also holds what is no row (``Unreadable``).
+    """
+    path = Path(name)
+    if path.suffix in FILE_KINDS or path.is_file():
+        return _file(path, stream)
+    if path.is_dir():
+        return _folder(path, config, split, stream)
+    try:
+        return _load(name, config, split, stream)
+    except Exception as error:
+        raise InputError(
+            f"dataset: {name!r} is no local path and could not be loaded from the hub: {first_line(error)}; "
+            "check the name, the split and the connection"
+        ) from None
+
+
+def splits_of(name: str, config: str | None) -> list[str]:
+    """The splits that a folder or a hub dataset has; a file has ``train`` alone, a generator two."""
+    import datasets
+
+    path = Path(name)
+    if is_generated(name):
+        return ["train"] if name.startswith("verifiers/") else ["train", "test"]
+    if path.suffix in FILE_KINDS or path.is_file():
+        return ["train"]
+    try:
+        if any((path / mark).is_file() for mark in SAVED_MARKS):
+            saved = datasets.load_from_disk(name)
+            return [str(split) for split in saved] if isinstance(saved, dict) else ["train"]
+        return datasets.get_dataset_split_names(name, config)
+    except Exception as error:
+        raise InputError(f"dataset: the splits of {name!r} could not be read: {first_line(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A line of a JSON lines file that is no row."""
+
+    number: int
+    """From 1."""
+    reason: str
+    text: str
+
+
+def lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+    """The rows of a JSON lines file, and what stands between them; blank lines are passed over."""
+    return (line for _, line in numbered_lines(path))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Unreadable]]:
+    """The same, each with the number of its line, from 1."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors="backslashreplace")
+            if not text.strip():
+                continue
+            try:
+                raw.decode()
+                row = json.loads(text)
+            except UnicodeDecodeError:
+                yield number, Unreadable(number, "not UTF-8 text", text)
+                continue
+            except json.JSONDecodeError as error:
+                yield number, Unreadable(number, f"not JSON ({error.msg}, column {error.colno})", text)
+                continue
+            if isinstance(row, dict):
+                yield number, cast(dict[str, Any], row)
+            else:
+                yield number, Unreadable(number, f"expected an object, found {type(row).__name__}", text)
+
+
+def _rows_of_stream(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows alone; each line that is none is a warning, since a stream has nobody to hand it to."""
+    for line in lines(path):
+        if isinstance(line, Unreadable):
+            log.warning("dataset: %s, line %d: %s; left out", path, line.number, line.reason)
+        else:
+            yield line
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _arena_rows(name: str, split: str, limit: int | None) -> Any:
+    from datasets import Dataset
+
+    from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT, rows
+    from gear_rl.arena.tiers import TIERS
+
+    task, tier = arena_task(name)
+    if task == "ledger":
+        return _ledger_rows(tier, split, limit)
+    if tier not in TIERS:
+        raise InputError(f"dataset: the arena has no tier {tier!r}; {did_you_mean(tier, TIERS)}")
+    first, most = (FIRST_TRAIN_SEED, GENERATED[0]) if split == "train" else (HELD_OUT.start, GENERATED[1])
+    count = min(limit or most, most)
+    return Dataset.from_list(rows(tier, num=count, first_seed=first))
+
+
+def _ledger_rows(tier: str, split: str, limit: int | None) -> Any:
+    from datasets import Dataset
+
+    from gear_rl.arena import ledger
+    from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT
+
+    first, most = (FIRST_TRAIN_SEED, GENERATED[0]) if split == "train" else (HELD_OUT.start, GENERATED[1])
+    count = min(limit or most, most)
+    try:
+        return Dataset.from_list(ledger.rows(tier, num=count, first_seed=first))
+    except KeyError:
+        raise InputError(f"dataset: the arena's ledger has no tier {tier!r}") from None
+
+
+def _tried(make: Callable[[], Rows]) -> Rows:
+    try:
+        return make()
+    except (ValueError, ImportError) as error:
+        raise InputError(f"dataset: {error}") from None
+
+
+def _load(name: str, config: str | None, split: str, stream: bool) -> Any:
+    """The one way to the hub; a local folder goes the same way."""
+    import datasets
+
+    return datasets.load_dataset(name, config, split=split, streaming=stream)
+
+
+def _folder(path: Path, config: str | None, split: str, stream: bool) -> Any:
+    import datasets
+
+    if any((path / mark).is_file() for mark in SAVED_MARKS):
+        loaded: Any = datasets.load_from_disk(str(path))
+        if isinstance(loaded, dict) and split not in loaded:
+            raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
+        loaded = loaded[split] if isinstance(loaded, dict) else loaded
+        return loaded.to_iterable_dataset() if stream else loaded
+    try:
+        return _load(str(path), config, split, stream)
+    except Exception as error:
+        raise InputError(
+            f"dataset: {path} is no saved dataset, and datasets cannot load the folder: {first_line(error)}"
+        ) from None
+
+
+def _file(path: Path, stream: bool) -> Any:
+    import datasets
+
+    if not path.exists():
+        raise InputError(f"dataset: {path} does not exist")
+    kind = FILE_KINDS.get(path.suffix)
+    if kind is None:
+        raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
+    if path.stat().st_size == 0:
+        raise InputError(f"dataset: {path} {NO_ROWS}")
+    if path.suffix == ".jsonl":
+        if stream:
+            return datasets.IterableDataset.from_generator(_rows_of_stream, gen_kwargs={"path": path})
+        return list(lines(path))
+    try:
+        return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=stream)
+    except Exception as error:
+        raise InputError(
+            f"dataset: {path} cannot be read as {kind}: {first_line(error.__cause__ or error)}"
+        ) from None

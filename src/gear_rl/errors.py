@@ -1,0 +1,24 @@
+"""The one error that a user is meant to read: what is wrong, where, and how to correct it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(Exception):
+    """Bad input. Its text names the field, the value and the fix; the command prints it without a traceback."""
+
+
+def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:
+    """The end of an error message: the nearest known words, or the first of the list.
+
+    >>> did_you_mean("alhpa", ["alpha", "clip"])
+    'did you mean alpha?'
+    >>> did_you_mean("zzz", ["alpha", "clip"])
+    'choose from alpha, clip'
+    """
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    rest = f", ... ({len(known) - show} more)" if len(known) > show else ""
+    return f"choose from {', '.join(known[:show])}{rest}"

@@ -1,0 +1,178 @@
+"""One cell of a comparison: a whole training run on the arena, in a process of its own, written to one file."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from gear_rl.files import replace_file
+
+CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
+"""What of the trainer's log a cell keeps of each step, and its key there."""
+POINTS = 6
+"""At most so many evaluations, the one after the last step among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a cell is: two cells of the same spec have the same numbers on the same machine."""
+
+    name: str
+    """The name it is compared under."""
+    credit: dict[str, Any]
+    task: str
+    tier: str
+    seed: int
+    steps: int
+    n_eval: int
+    samples: int
+    """Answers to every held-out problem, before and after."""
+    n_between: int
+    """Held-out problems of the evaluations on the way."""
+    engine: dict[str, Any]
+    """Settings of the engine beside the tier's own."""
+
+    @property
+    def file(self) -> str:
+        """Its file's name."""
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)
+        return f"{plain}-{self.seed}.json"
+
+
+def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The cell that lies in the folder, if it is of this spec."""
+    try:
+        row = json.loads((folder / spec.file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    same = isinstance(row, dict) and cast(Any, row).get("spec") == json.loads(json.dumps(asdict(spec)))
+    return cast(dict[str, Any], row) if same else None
+
+
+def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The same, None if it failed: a failed cell is run again."""
+    row = read_cell(spec, folder)
+    return None if row is None or row.get("error") is not None else row
+
+
+def failed(spec: Spec, error: str) -> dict[str, Any]:
+    """A cell without numbers."""
+    names = ("task", "tier", "seed", "steps", "n_eval", "samples")
+    return {
+        "method": spec.name,
+        **{name: getattr(spec, name) for name in names},
+        "credit": "",
+        "error": error,
+        "spec": asdict(spec),
+    }
+
+
+def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Train, evaluate, write the file at once, and return what is in it. A failure is written too, not raised."""
+    begin = time.perf_counter()
+    row = failed(spec, "")
+    try:
+        row |= _trained(spec, folder) | {"error": None}
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"
+    row["seconds"] = round(time.perf_counter() - begin, 1)
+    replace_file(folder / spec.file, (json.dumps(row, indent=1) + "\n").encode())
+    return row
+
+
+def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
+    """The numbers in the file; measured and written if there are none.
+
+    Runs of one seed begin with the same weights and draw the same answers before the first step. Two that measure
+    at once write the same.
+    """
+    try:
+        return [float(share) for share in json.loads(file.read_text(encoding="utf-8"))["accuracies"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = measure()
+        replace_file(file, (json.dumps({"accuracies": found}) + "\n").encode())
+        return found
+
+
+def cell_trainer(spec: Spec, scratch: str) -> Any:
+    """The trainer of a cell, with the engine's settings that the spec has recorded."""
+    from gear_rl.runs.arena import REWARDS, arena_config
+    from gear_rl.runs.trainer import make_trainer
+
+    return make_trainer(
+        arena_config(
+            spec.task,
+            spec.tier,
+            spec.credit,
+            seed=spec.seed,
+            steps=spec.steps,
+            output_dir=scratch,
+            reward=REWARDS.get(str(spec.credit.get("name"))) if spec.task == "chain" else None,
+            per_device_eval_batch_size=128,
+            **spec.engine,
+        )
+    )
+
+
+def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from gear_rl.runs.trainer import quiet_libraries, use_few_threads
+
+    quiet_libraries(Console(quiet=True))
+    use_few_threads()
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+
+    from gear_rl.runs.arena import accuracies, task_of
+    from gear_rl.runs.config import build_method
+
+    task = task_of(spec.task, spec.tier)
+    problems = task.rows(spec.tier, num=spec.n_eval, first_seed=task.held_out.start)
+    with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
+        trainer = cell_trainer(spec, scratch)
+        for printer in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printer)
+
+        def measured() -> list[float]:
+            return accuracies(task, trainer, problems, seed=spec.seed, samples=spec.samples)
+
+        points: list[dict[str, float]] = []
+        every = -(-spec.steps // POINTS)
+
+        class Between(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if state.global_step % every == 0 and state.global_step < state.max_steps and spec.n_between:
+                    some = problems[: spec.n_between]
+                    [value] = accuracies(task, trainer, some, seed=spec.seed)
+                    points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
+
+        trainer.add_callback(Between())
+        held_out = task.fingerprint(spec.tier, spec.n_eval)
+        stem = f"before-{held_out[:16]}-seed{spec.seed}-samples{spec.samples}"
+        before = _once(folder / f"{stem}.json", measured)
+        trainer.train()
+        after = measured()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "credit": repr(build_method(spec.credit)),
+        "accuracy_before": fmean(before),
+        "accuracy_after": fmean(after),
+        "accuracies_before": before,
+        "accuracies_after": after,
+        "held_out": points,
+        "held_out_sha256": held_out,
+        "curves": {name: [entry.get(key) for entry in steps] for name, key in CURVES.items()},
+        "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
+    }
+
+
+if __name__ == "__main__":
+    run_cell(Spec(**json.loads(sys.argv[1])), Path(sys.argv[2]))

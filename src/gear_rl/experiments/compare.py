@@ -1,0 +1,229 @@
+"""``gear compare``: methods by seeds, each run in a process of its own, resumed where it was interrupted."""
+
+# pyright: reportMissingTypeStubs=false
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gear_rl.errors import InputError
+from gear_rl.experiments.cells import Spec, failed, finished, read_cell
+from gear_rl.files import replace_file
+from gear_rl.runs.arena import task_of
+from gear_rl.runs.config import build_method
+from gear_rl.runs.versions import versions
+from gear_rl.types import engine_settings_of
+
+BASELINE = "uniform"
+SAMPLES = 4
+"""Answers to every held-out problem where the user does not say."""
+
+
+def split_methods(text: str) -> list[str]:
+    """The methods of a list with commas; what follows a colon and has no name of its own is a setting.
+
+    >>> split_methods("gear:alpha=0.5,sign_mode=aware,shuffled")
+    ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
+    """
+    found: list[str] = []
+    for part in text.split(","):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part.strip()}"
+        elif part.strip():
+            found.append(part.strip())
+    if not found:
+        raise InputError("--methods: empty; name one or more, with commas between them")
+    return found
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """``gear`` or ``gear:sign_mode=aware,alpha=0.5``: the name it is compared under, and its settings.
+
+    >>> parse_method("gear:sign_mode=aware")
+    ('gear:sign_mode=aware', {'name': 'gear', 'sign_mode': 'aware'})
+    >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
+    ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
+    """
+    import yaml
+
+    shown, given, rest = text.strip().partition("=")
+    if given and ":" not in shown:
+        found = parse_method(rest)[1]
+        return shown.strip(), found
+    name, _, settings = text.strip().partition(":")
+    if "." in name:  # package.module:object
+        return text.strip(), {"name": text.strip()}
+    credit: dict[str, Any] = {"name": name}
+    for part in settings.split(",") if settings else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"--methods: {part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
+        credit[key.strip()] = yaml.safe_load(value)
+    return text.strip(), credit
+
+
+def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The same of each of them; ``InputError`` where two that differ would be compared under one name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, credit in map(parse_method, texts):
+        if found.setdefault(name, credit) != credit:
+            raise InputError(f"--methods: {name!r} stands for {found[name]} and for {credit}; rename one")
+    return found
+
+
+def specs_of(
+    methods: Sequence[str],
+    *,
+    task: str,
+    tier: str,
+    seeds: int,
+    steps: int | None,
+    n_eval: int,
+    samples: int = SAMPLES,
+) -> list[Spec]:
+    """Every cell, seed by seed, so that whatever was run when it is interrupted can be compared already."""
+    chosen = task_of(task, tier)
+    if seeds < 1:
+        raise InputError(f"--seeds: {seeds}; give 1 or more")
+    if steps is not None and steps < 1:
+        raise InputError(f"--steps: {steps} is no training; give 1 or more")
+    if not 1 <= n_eval <= len(chosen.held_out):
+        raise InputError(f"--n-eval: {n_eval}; there are {len(chosen.held_out)} held-out problems")
+    if samples < 1:
+        raise InputError(f"--samples: {samples}; give 1 or more answers to every held-out problem")
+    named = parse_methods(methods)
+    named = {BASELINE: {"name": BASELINE}} | named
+    published = {name: engine_settings_of(build_method(credit)) for name, credit in named.items()}
+    return [
+        Spec(
+            name=name,
+            credit=credit,
+            task=task,
+            tier=tier,
+            seed=seed,
+            steps=chosen.demos[tier].steps if steps is None else steps,
+            n_eval=n_eval,
+            samples=samples,
+            n_between=min(128, -(-n_eval // 4)),
+            engine=published[name],
+        )
+        for seed in range(seeds)
+        for name, credit in named.items()
+    ]
+
+
+def run_cells(specs: Sequence[Spec], folder: Path, *, jobs: int, console: Console) -> list[dict[str, Any]]:
+    """Run what is not there yet, ``jobs`` at a time, and return every cell in the order of the specs.
+
+    A cell is a process of its own: one that dies takes no other along, and each begins from a clean slate. What
+    is finished when this is interrupted is not run again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [finished(spec, folder) for spec in specs]
+    todo = [i for i, row in enumerate(rows) if row is None]
+    if len(todo) < len(rows):
+        console.print(f"{len(rows) - len(todo)} of {len(rows)} runs are there already", highlight=False)
+    columns = (*Progress.get_default_columns()[:2], TimeElapsedColumn(), TimeRemainingColumn())
+    running: dict[int, subprocess.Popen[str]] = {}
+
+    def run(i: int) -> dict[str, Any]:
+        # One thread each: more only wait for each other.
+        surroundings = {"OMP_NUM_THREADS": "1", **os.environ}
+        words = [sys.executable, "-m", "gear_rl.experiments.cells", json.dumps(asdict(specs[i])), str(folder)]
+        running[i] = process = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=surroundings
+        )
+        told = process.communicate()[1]
+        found = read_cell(specs[i], folder) if process.returncode == 0 else None
+        if found is None:
+            last = (told.strip().splitlines() or [""])[-1]
+            found = failed(specs[i], f"the process ended with {process.returncode}: {last}")
+        return found
+
+    with (
+        Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar,
+        ThreadPoolExecutor(max_workers=jobs) as pool,
+    ):
+        work = bar.add_task(f"{len(todo)} runs", total=len(todo))
+        try:
+            futures = {pool.submit(run, i): i for i in todo}
+            for future in as_completed(futures):
+                i = futures[future]
+                rows[i] = future.result()
+                bar.advance(work)
+                _tell(future.result(), console)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running.values():
+                process.terminate()
+            raise
+    return [row for row in rows if row is not None]
+
+
+def compared(rows: Sequence[dict[str, Any]], *, command: str) -> dict[str, Any]:
+    """The verdicts, the cells and what they were run with (docs/laboratory.md).
+
+    Nothing in it hangs on time, or on how often the runs were interrupted.
+    """
+    from gear_rl.lab.cells import Cell
+    from gear_rl.lab.report import findings
+    from gear_rl.lab.verdict import compare
+
+    cells = [Cell.from_dict(row | {"seconds": None}) for row in rows]
+    first = rows[0]
+    settings = {name: first[name] for name in ("task", "tier", "steps", "n_eval", "samples")}
+    settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
+    return findings(
+        title=f"Does it help? {first['task']}/{first['tier']}",
+        command=command,
+        comparisons=[(compare(cells, BASELINE), cells)],
+        settings=settings,
+        versions=versions(),
+    )
+
+
+def save(found: dict[str, Any], folder: Path) -> None:
+    """The numbers as JSON, the page and the figures, each in place at once."""
+    from gear_rl.lab.report import save_plots, save_report
+
+    replace_file(folder / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
+    save_report(found, folder / "report.html")
+    save_plots(found, folder / "plots")
+
+
+def verdict_table(found: dict[str, Any]) -> Table:
+    """The verdicts, for the terminal."""
+    one = found["comparisons"][0]
+    table = Table(
+        title=f"{one['task']}/{one['tier']}: {one['steps']} steps, {one['n_eval']} held-out problems, "
+        f"{one['samples']} sampled answers each"
+    )
+    for column in ("method", "after", "difference", f"{one['level']:.0%} interval", "verdict"):
+        table.add_column(column, justify="right" if column in ("after", "difference") else "left")
+    for row in one["verdicts"]:
+        gap, ends = row["difference"], row["difference_interval"]
+        table.add_row(
+            row["method"],
+            "-" if row["mean"] is None else f"{row['mean']:.3f}",
+            "" if gap is None else f"{gap:+.3f}",
+            "" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}",
+            row["words"],
+        )
+    return table
+
+
+def _tell(row: dict[str, Any], console: Console) -> None:
+    if console.is_terminal and row.get("error") is None:
+        return
+    told = f"{row['accuracy_after']:.3f}" if row.get("error") is None else f"FAILED: {row['error']}"
+    console.print(f"{row['method']}, seed {row['seed']}: {told}", highlight=False, markup=False)

@@ -1,0 +1,144 @@
+"""The record file: one JSON line per completion, everything that is needed to see where its credit went.
+
+Written by any engine, read by the viewer and the laboratory, offline and later. Holds the student's prompt and
+completion; never the privileged context.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+
+from gear_rl.files import replace_file
+
+FORMAT = 1
+"""Version of the record format; a reader refuses a newer one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One completion and its credit; lists have one entry per completion token, padding left out."""
+
+    step: int
+    """Optimizer steps that were done when the completion was sampled; 0 at first."""
+    group: int
+    """Which prompt of the step it answers; the completions of a group share the number."""
+    method: str
+    """Name of the credit-assignment method."""
+    prompt: str
+    """What the student was shown, decoded."""
+    tokens: list[str]
+    """Each token decoded alone."""
+    ids: list[int]
+    mask: list[int]
+    """1 on tokens that were trained, 0 on tool output."""
+    turn: list[int]
+    """Number of the turn; -1 on tokens that were not trained."""
+    segment: list[int]
+    """Number of the segment; -1 on tokens that were not trained."""
+    reward: float | None
+    advantage: float
+    """The completion's advantage, as the trainer computed it."""
+    credit: list[float]
+    """The advantage of each token, as the loss saw it."""
+    weight: list[float]
+    """``credit / advantage``; 1 where the advantage is 0."""
+    signals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """What the forward passes saw, in nats; empty where no pass was run (zero advantage)."""
+    fallback: str | None = None
+    """Why the completion kept its GRPO advantage: ``no_context``, ``non_finite`` or ``no_token``; else None."""
+    context: str | None = None
+    """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
+    tools: dict[str, int] = field(default_factory=dict[str, int])
+    """Tool calls that the completion made (``calls``), and how many failed of which kind."""
+    truncated: bool = False
+    """True if the completion was cut off before it ended."""
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """One line of JSON; numbers to 6 significant digits, NaN and infinities as null.
+
+        >>> record = Record(
+        ...     step=1, group=0, method="gear", prompt="1+1", tokens=["2"], ids=[7], mask=[1], turn=[0],
+        ...     segment=[0], reward=1.0, advantage=0.5, credit=[0.5], weight=[1 / 3],
+        ... )
+        >>> record.to_json()[98:]
+        '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"context":null,"tools":{},"truncated":false,"format":1}'
+        """
+        return json.dumps(_compact(asdict(self)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+_FIELDS = {f.name for f in fields(Record)}
+_REQUIRED = _FIELDS - {"signals", "fallback", "context", "tools", "truncated"}
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """Every record of the file, in order. ``ValueError`` names the file, the line and what is wrong with it.
+
+    Blank lines are skipped; fields that a later version of the same format added are ignored.
+    """
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{place}: not JSON ({error.msg}); delete the line or make the file again"
+                ) from None
+            row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
+            missing = _REQUIRED - row.keys()
+            if missing:
+                raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
+            if row["format"] > FORMAT:
+                raise ValueError(
+                    f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"
+                )
+            yield Record(**{name: value for name, value in row.items() if name in _FIELDS})
+
+
+class RecordWriter:
+    """Keeps the newest records of a run in one file of bounded size.
+
+    Every ``write`` puts the whole file in place at once (a temporary file, then a rename), so a reader, or a
+    run that is killed, never sees half a record. Beyond ``max_bytes`` the oldest records go. A file that is
+    already there is continued; records from step ``resume_step`` on are dropped, since a resumed run makes
+    them again; at step 0 it begins anew.
+    """
+
+    def __init__(self, path: str | Path, max_bytes: int = 32 * 1024 * 1024, resume_step: int = 0) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes: {max_bytes} leaves no room for a record; give 1 or more")
+        self.path, self.max_bytes = Path(path), max_bytes
+        self._lines: list[bytes] = []
+        if self.path.exists() and resume_step > 0:
+            self._lines = [_line(record) for record in read_records(self.path) if record.step < resume_step]
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Add records; the newest is kept even if it alone is larger than the bound."""
+        self._lines += [_line(record) for record in records]
+        size = sum(map(len, self._lines))
+        drop = 0
+        while size > self.max_bytes and drop < len(self._lines) - 1:
+            size -= len(self._lines[drop])
+            drop += 1
+        del self._lines[:drop]
+        replace_file(self.path, b"".join(self._lines))
+
+
+def _line(record: Record) -> bytes:
+    return record.to_json().encode() + b"\n"
+
+
+def _compact(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _compact(item) for name, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_compact(item) for item in cast(list[Any], value)]
+    return value

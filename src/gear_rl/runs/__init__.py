@@ -1,0 +1,1 @@
+"""From a configuration to a trainer that runs."""

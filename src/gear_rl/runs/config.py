@@ -1,0 +1,325 @@
+"""A run, as data: one YAML file, overridden by ``--key value``, checked before anything heavy is loaded.
+
+Our own keys are ``RunConfig``'s fields. Every other key is a field of ``GEARConfig``, and so of TRL's and
+transformers' own settings: nothing is declared twice. The method's settings stand under ``credit``.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from gear_rl.data.objects import import_object
+from gear_rl.errors import InputError, did_you_mean
+from gear_rl.types import CreditAssigner
+
+_MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
+"""Keys of ours that may hold settings of their own."""
+
+
+class RunConfig(BaseModel):
+    """What ``gear train`` needs to know beside TRL's own settings."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str = Field(description="'arena', a hub name, or a local folder.")
+    dataset: str = Field(
+        description="'arena', 'arena/TIER' or 'arena/ledger/TIER'; a .jsonl, .json, .parquet or .csv file; a "
+        "folder; 'reasoning-gym/NAME'; or a hub name."
+    )
+    dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")
+    dataset_split: str = Field(default="train", description="Split of a hub dataset.")
+    stream: bool = Field(default=False, description="Read the dataset while training instead of before.")
+    held_out: int | float | None = Field(
+        default=None, description="Rows (or their share) kept for evaluation where there is no eval_dataset."
+    )
+    eval_dataset: str | dict[str, str] | None = Field(
+        default=None, description="As dataset; or {tier: dataset}, evaluated apart. Solved at eval_steps."
+    )
+    eval_split: str = Field(default="test", description="Split of a hub eval dataset.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="New name: column of the dataset, as in {prompt: question}."
+    )
+    chat: bool = Field(default=True, description="Wrap a plain text prompt into one user message.")
+    reward: str | list[str] | None = Field(
+        default=None,
+        description="'arena', 'math', 'tool_calls', a function of trl.rewards, or package.module:object; several "
+        "as a list, with reward_weights. Not needed where the environment has get_reward.",
+    )
+    environment: str | dict[str, str] | None = Field(
+        default=None,
+        description="'arena', or package.module:Class with TRL's contract (reset, tools, get_reward); or {name: "
+        "environment}, chosen by the column `environment`.",
+    )
+    tools: list[str] = Field(
+        default_factory=list, description="Functions that the model may call, as package.module:function."
+    )
+    rollout_func: str | None = Field(
+        default=None, description="TRL's rollout_func, as package.module:function."
+    )
+    privileged: str | None = Field(
+        default=None,
+        description="package.module:function (row, rollout) -> str | None: the privileged context of a rollout.",
+    )
+    credit: str | dict[str, Any] = Field(
+        default="gear", description="A method, or {name: METHOD, SETTING: VALUE}."
+    )
+    lora: dict[str, Any] | None = Field(
+        None, description="Arguments of peft.LoraConfig; null trains all weights."
+    )
+    smoke_rows: list[dict[str, Any]] | None = Field(
+        default=None, description="A few raw rows for --smoke, with the dataset's own column names."
+    )
+    trainer: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    """Filled from the keys that are not ours: the fields of GEARConfig."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 where it matters here: ``no`` is a word (``save_strategy: no``) and ``1e-4`` is a number."""
+
+    # Copied, so that nobody else's YAML changes; a resolver is a tag and the pattern that calls for it.
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+        for first, resolvers in cast(Any, yaml.SafeLoader).yaml_implicit_resolvers.items()
+    }
+
+
+cast(Any, _Loader).add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+cast(Any, _Loader).add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)  # a SafeLoader: plain data only
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value."""
+    values = {} if path is None else _read_yaml(Path(path))
+    for key, value in parse_overrides(overrides):
+        first = key.partition(".")[0]
+        if first != key and first in RunConfig.model_fields and first not in _MAPPINGS:
+            raise InputError(f"--{key}: {first} has no settings of its own; write --{first} VALUE")
+        _put(values, key, value)
+    own = {
+        name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"
+    }
+    trainer = {name: value for name, value in values.items() if name not in own}
+    trainer_types = trainer_settings()
+    if trainer.get("resume_from_checkpoint") is True:
+        trainer["resume_from_checkpoint"] = "latest"
+    for name, value in trainer.items():
+        if name not in trainer_types:
+            raise InputError(
+                f"{name}: no such setting; {did_you_mean(name, [*RunConfig.model_fields, *trainer_types])}"
+            )
+        trainer[name] = checked(name, value, trainer_types[name])
+    try:
+        config = RunConfig(**own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"][:1]))
+        if first["type"] == "missing":
+            hint = RunConfig.model_fields[field].description
+            raise InputError(
+                f"{field}: missing; give it in the file or as --{field} VALUE ({hint})"
+            ) from None
+        raise InputError(f"{field}: {first['input']!r} is not right: {first['msg']}") from None
+    config.trainer = trainer
+    if config.environment is None and config.dataset.startswith("arena/ledger"):
+        config.environment = "arena"
+    if config.reward is None and config.environment is None:
+        hint = RunConfig.model_fields["reward"].description
+        raise InputError(f"reward: missing; give it in the file or as --reward VALUE ({hint})")
+    return config
+
+
+def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
+    """``--key value`` and ``--key=value`` pairs; values are read as YAML, dashes in a key as underscores.
+
+    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true", "--save_strategy", "no"])
+    [('credit.alpha', 0.5), ('use_vllm', True), ('save_strategy', 'no')]
+    """
+    pairs: list[tuple[str, Any]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise InputError(f"{word!r}: expected --key value; a value with spaces needs quotes")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
+                raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
+            text = rest.pop(0)
+        try:
+            pairs.append((key.replace("-", "_"), _yaml(text)))
+        except yaml.YAMLError:
+            pairs.append((key.replace("-", "_"), text))
+    return pairs
+
+
+def trainer_settings() -> dict[str, Any]:
+    """Name and type of every field of GEARConfig."""
+    try:
+        from gear_rl.engines.trl_config import GEARConfig
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed; run: pip install 'gear-rl[trl]'") from None
+    except ImportError as error:
+        raise InputError(str(error)) from None
+
+    hints = typing.get_type_hints(GEARConfig)
+    return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(GEARConfig) if f.init}
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """The value as the type that ``hint`` asks for, ``"1e-4"`` as a number included; else ``InputError``.
+
+    >>> checked("learning_rate", "1e-4", float)
+    0.0001
+    """
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        raise InputError(f"{name}: {value!r} is not right: {error.errors()[0]['msg']}") from None
+    except Exception:
+        return value  # a type that pydantic cannot build a check for; the trainer checks it
+
+
+def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> CreditAssigner:
+    """The method that a name, ``package.module:object`` or ``{name: ..., setting: ...}`` describes."""
+    from gear_rl.methods import METHODS
+
+    settings: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
+    if ":" in name:
+        found = import_object(name, where)
+        if not dataclasses.is_dataclass(found) or not isinstance(found, type):
+            if settings:
+                raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
+            return _as_method(found, name, where)
+        cls: Any = found
+    elif name in METHODS:
+        cls = METHODS[name]
+    else:
+        raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    for key, value in settings.items():
+        if key not in known:
+            raise InputError(
+                f"{where}.{key}: method {name!r} has no such setting; {did_you_mean(key, known)}"
+            )
+        if _is_method_type(hints[key]):
+            settings[key] = build_method(value, f"{where}.{key}")
+        else:
+            settings[key] = checked(f"{where}.{key}", value, hints[key])
+    try:
+        return _as_method(cls(**settings), name, where)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}.{error}") from None
+
+
+def settings_of(cls: Any) -> list[dict[str, Any]]:
+    """Every setting of a method: name, default, choices or type, and the text under the field."""
+    hints, texts = typing.get_type_hints(cls), _field_texts(cls)
+    rows: list[dict[str, Any]] = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        choices = list(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else None
+        default = field.default
+        if _is_method_type(hint):
+            default = cast(CreditAssigner, default).name
+        kind = "choice" if choices else getattr(hint, "__name__", str(hint)).replace("typing.", "")
+        if isinstance(hint, types.UnionType):
+            kind = str(hint)
+        rows.append(
+            {
+                "name": field.name,
+                "default": default,
+                "type": kind,
+                "choices": choices,
+                "help": texts.get(field.name),
+            }
+        )
+    return rows
+
+
+def _field_texts(cls: Any) -> dict[str, str]:
+    """The string under each field of a class: Python keeps it in the source only."""
+    body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    texts: dict[str, str] = {}
+    for field, text in itertools.pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            texts[cast(ast.Name, field.target).id] = " ".join(str(text.value.value).replace("``", "").split())
+    return texts
+
+
+def _is_method_type(hint: Any) -> bool:
+    from gear_rl.methods import METHODS
+
+    return hint is CreditAssigner or hint in METHODS.values()
+
+
+def _as_method(found: Any, name: str, where: str) -> CreditAssigner:
+    if isinstance(found, type) or not isinstance(found, CreditAssigner):
+        raise InputError(
+            f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
+        )
+    return found
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"--config: {path} {'is no file' if path.exists() else 'does not exist'}")
+    try:
+        values: Any = _yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        mark: Any = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise InputError(f"{path}{line}: not YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
+    for key in cast(dict[Any, Any], values):
+        if not isinstance(key, str):
+            raise InputError(f"{path}: {key!r} is no setting's name; write it as text")
+    return cast(dict[str, Any], values)
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a bare name on the way (``credit: gear``) becomes ``{name: gear}``."""
+    first, *rest = key.split(".")
+    if not rest:
+        values[first] = value
+        return
+    inner: Any = values.get(first)
+    if inner is None:
+        # `--credit.alpha 0.5` alone speaks of the default method.
+        default: Any = RunConfig.model_fields[first].default if first in RunConfig.model_fields else None
+        inner = default if isinstance(default, str) else {}
+    if isinstance(inner, str):
+        inner = {"name": inner}
+    if not isinstance(inner, dict):
+        raise InputError(f"--{key}: {first} is {inner!r} and has no settings of its own")
+    values[first] = dict(cast(dict[str, Any], inner))
+    _put(values[first], ".".join(rest), value)

@@ -1,0 +1,384 @@
+"""``gear train --smoke``: the recipe itself, with a tiny model and a few rows, in less than a minute on a CPU.
+
+What only costs money is swapped (model, data, sizes, GPU settings); what can be wrong is run: the configuration,
+the column mapping, the rewards, the environment and its tools, the teacher's prompt, the credit, the loss.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import json
+import math
+import sys
+import sysconfig
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from gear_rl.data.objects import import_object
+from gear_rl.errors import InputError
+from gear_rl.runs.config import RunConfig
+
+STEPS = 2
+GROUP = 4
+BATCH = 8
+"""Completions per step: two groups."""
+SPREAD = "gear_rl.runs.smoke:spread"
+"""The reward that is added, as ``reward`` names it."""
+SIZES: dict[str, Any] = {
+    "max_steps": STEPS,
+    "per_device_train_batch_size": BATCH // 2,
+    "gradient_accumulation_steps": 2,
+    "num_generations": GROUP,
+    "per_device_eval_batch_size": GROUP,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "eval_steps": STEPS,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+}
+DROPPED = (
+    *("generation_batch_size", "steps_per_generation", "num_generations_eval", "model_init_kwargs"),
+    *(
+        "fsdp",
+        "fsdp_config",
+        "deepspeed",
+        "parallelism_config",
+        "accelerator_config",
+        "torch_compile",
+        "tf32",
+    ),
+    *(
+        "fp16",
+        "bf16_full_eval",
+        "fp16_full_eval",
+        "use_liger_kernel",
+        "cache_implementation",
+        "optim",
+        "optim_args",
+    ),
+    *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
+    *("use_transformers_continuous_batching", "use_transformers_paged", "push_to_hub", "hub_model_id"),
+    *("log_completions", "run_name", "resume_from_checkpoint", "load_best_model_at_end", "eval_on_start"),
+    *("activation_checkpointing", "full_determinism", "ddp_backend", "credit_batch_size"),
+)
+"""Settings of machines and sizes; the default of each works anywhere."""
+CALLED = "ok"
+"""What the tiny model says instead of a call, or after one."""
+
+
+def spread(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+    """0, 1, 0, 1, ...: every group has spread, so that a credit pass runs even where a tiny model earns nothing.
+
+    >>> spread(["a", "b", "c"])
+    [0.0, 1.0, 0.0]
+    """
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def smoke(config: RunConfig, console: Console, name: str = "the recipe") -> None:
+    """Run a recipe for two steps with everything costly swapped, and say what was swapped.
+
+    Raises ``InputError`` for whatever the recipe's author can mend: it names the key, or the line of the author's
+    own code that failed.
+    """
+    from gear_rl.runs.trainer import train, use_few_threads
+
+    use_few_threads()
+    _check_settings(config)
+    with tempfile.TemporaryDirectory(prefix="gear-smoke-") as folder:
+        small, swaps = swapped(config, Path(folder))
+        for key, text in swaps.items():
+            console.print(f"smoke: {escape(f'{key}: {text}')}", highlight=False, soft_wrap=True)
+        try:
+            trainer = train(small, console)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"smoke: {_where(error)}") from error
+        _check_rows(Path(small.trainer["output_dir"]) / "quarantine.jsonl")
+        facts = _checked(trainer)
+    console.print(f"smoke: {escape(name)} works: {facts}", highlight=False, soft_wrap=True)
+
+
+def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]:
+    """The configuration to run, and for each swapped key what stands there now. Writes into ``folder``."""
+    own: dict[str, Any] = {}
+    trainer: dict[str, Any] = {}
+    swaps: dict[str, str] = {}
+    calls = _example_calls(config)
+
+    if config.model.partition("/")[0] != "arena":
+        own["model"] = save_tiny_model(folder / "model", calls)
+        swaps["model"] = f"a random Qwen3 of two layers, for {config.model}"
+    rows = config.smoke_rows
+    if rows is not None:
+        if len(rows) < 3:
+            raise InputError(f"smoke_rows: {len(rows)} rows are too few for two groups; give 3 or more")
+        file = folder / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        own |= {"dataset": str(file), "dataset_config": None, "stream": False}
+        swaps["dataset"] = f"the {len(rows)} smoke_rows, for {config.dataset}"
+        if config.held_out is not None:
+            own["held_out"] = 1
+        if config.eval_dataset is not None:
+            tiers = config.eval_dataset if isinstance(config.eval_dataset, dict) else None
+            own["eval_dataset"] = str(file) if tiers is None else dict.fromkeys(tiers, str(file))
+    elif not _is_local(config.dataset):
+        raise InputError(
+            f"smoke_rows: missing; {config.dataset!r} may be far away, so give 3 or more of its raw rows in the "
+            "recipe"
+        )
+    names = [config.reward] if isinstance(config.reward, str) else list(config.reward or ())
+    own["reward"] = [*names, SPREAD]
+    swaps["reward"] = "one more, 0 and 1 by turns, so that every group has spread"
+    if config.lora is not None and "r" in config.lora:
+        own["lora"] = config.lora | {"r": min(config.lora["r"], 4)}
+        swaps["lora"] = f"r {own['lora']['r']}"
+
+    for key, value in config.trainer.items():
+        if key.startswith(("vllm_", "hub_")) or key in DROPPED:
+            swaps.setdefault("left out", "")
+            swaps["left out"] += f"{', ' if swaps['left out'] else ''}{key}"
+        else:
+            trainer[key] = value
+    trainer |= SIZES | {"use_vllm": False, "output_dir": str(folder / "out")}
+    if "model" in own:
+        length = 320 if calls else 32
+        trainer["max_completion_length"] = min(config.trainer.get("max_completion_length", length), length)
+    if calls:
+        trainer["max_tool_calling_iterations"] = 2
+    if config.trainer.get("reward_weights"):
+        trainer["reward_weights"] = [*config.trainer["reward_weights"], 1.0]
+    if config.trainer.get("record_file"):
+        trainer["record_file"] = str(folder / "records.jsonl")
+    sizes = ("max_steps", "num_generations", "max_completion_length", "max_tool_calling_iterations")
+    swaps["sizes"] = ", ".join(f"{key} {trainer[key]}" for key in sizes if key in trainer)
+    swaps["machine"] = "CPU, no vLLM; output in a folder that goes away"
+    small = config.model_copy(update=own)
+    small.trainer = trainer
+    return small, swaps
+
+
+def _check_settings(config: RunConfig) -> None:
+    """TRL's own checks of the settings, those of vLLM included, which the run itself leaves out."""
+    from gear_rl.engines.trl_config import GEARConfig
+
+    known = {key: value for key, value in config.trainer.items() if key not in DROPPED}
+    try:
+        everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}
+        GEARConfig(**everything)
+    except (ValueError, ImportError) as error:
+        raise InputError(str(error)) from None
+
+
+def _check_rows(quarantine: Path) -> None:
+    """A few rows that were chosen to stand for a dataset are all meant to be used."""
+    if quarantine.exists():
+        [first, *more] = quarantine.read_text(encoding="utf-8").splitlines()
+        entry = json.loads(first)
+        raise InputError(
+            f"smoke_rows: {1 + len(more)} cannot be used; the first is row {entry['row']}: {entry['reason']}"
+        )
+
+
+def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
+    """A folder with a random Qwen3 and a byte tokenizer with TRL's Qwen3 chat template.
+
+    With ``calls`` (JSON of tool calls) the model begins every turn by a coin: one of them, or plain text. No
+    training makes a random model call tools, so the few transitions that it takes are written into its head.
+    """
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    from gear_rl.arena.model import chat_template
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    markup = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
+    # A call is one token, so that a model without memory can say it.
+    bodies = [f"\n{call}\n" for call in calls]
+    bpe.add_tokens([AddedToken(text, normalized=False) for text in (*markup, *bodies)])
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
+    )
+    tokenizer.chat_template = chat_template("qwen3.jinja")
+    torch.manual_seed(0)
+    width = 64
+    model: Any = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=width,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=32768,
+            tie_word_embeddings=False,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            if parameter.dim() > 1:
+                # Strong, or student and teacher see the same; but not so strong that no call gets through.
+                parameter.mul_(4.0 if bodies else 6.0)
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding.normal_()
+        head.normal_(std=0.2)
+        # One coordinate is the same in every state, so that every token may be the last: about one in ten is.
+        embedding[:, 0] = 4.0
+        head[:, 0] = 0.0
+        head[tokenizer.eos_token_id, 0] = 1.2
+
+        def follows(token: int, then: int, logit: float) -> None:
+            seen = embedding[token].clone()
+            seen[0] = 0.0
+            head[then] += logit * seen / (seen.norm() * math.sqrt(width))  # states have length sqrt(width)
+
+        def ids(text: str) -> list[int]:
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+        [opens], [closes], [end], [line] = (
+            ids("<tool_call>"),
+            ids("</tool_call>"),
+            ids("<|im_end|>"),
+            ids("\n"),
+        )
+        for body in bodies:
+            follows(opens, ids(body)[0], 24.0)
+            follows(ids(body)[0], closes, 24.0)
+        if bodies:
+            follows(line, opens, 24.0)
+            follows(line, ids(CALLED)[0], 21.0)
+            follows(closes, end, 24.0)
+            for token, then in zip(ids(CALLED), [*ids(CALLED)[1:], end], strict=True):
+                follows(token, then, 24.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def _example_calls(config: RunConfig) -> list[str]:
+    """One call per tool that the recipe offers, with the plainest arguments that its schema allows, as JSON."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    from gear_rl.engines.tools import tool_functions
+
+    tools: list[Callable[..., Any]] = [import_object(path, "tools") for path in config.tools]
+    named = config.environment
+    paths = list(named.values()) if isinstance(named, dict) else [] if named is None else [named]
+    for path in paths:
+        if ":" not in path:
+            continue  # one of ours
+        factory = import_object(path, "environment")
+        try:
+            instance = factory()
+        except Exception as error:
+            raise InputError(f"environment: {path}() failed: {_where(error)}") from error
+        tools += [getattr(instance, key) for key in tool_functions(type(instance))]
+    calls: list[str] = []
+    for tool in tools:
+        try:
+            schema: Any = get_json_schema(tool)["function"]
+        except Exception as error:
+            raise InputError(f"tools: {tool.__name__}: {str(error).strip()}") from None
+        properties: Mapping[str, Any] = (schema.get("parameters") or {}).get("properties") or {}
+        arguments = {key: _plainest(facts) for key, facts in properties.items()}
+        calls.append(json.dumps({"name": schema["name"], "arguments": arguments}))
+    return calls
+
+
+def _plainest(schema: Mapping[str, Any]) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kind: Any = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0]
+    plain: dict[Any, Any] = {
+        "integer": 1,
+        "number": 1.5,
+        "boolean": True,
+        "array": [],
+        "object": {},
+        "null": None,
+    }
+    return plain.get(kind, "a")
+
+
+def _is_local(dataset: str) -> bool:
+    first = dataset.partition("/")[0]
+    return first in ("arena", "reasoning-gym") or Path(dataset).exists()
+
+
+def _checked(trainer: Any) -> str:
+    """What the run did, in one line; ``InputError`` if a part of the recipe did nothing at all."""
+    logs: list[dict[str, Any]] = trainer.state.log_history
+    for name, values in trainer._logs["rewards"].items():
+        if all(value is None or math.isnan(value) for value in values):
+            columns = ", ".join(trainer.train_dataset.column_names)
+            raise InputError(
+                f"reward: {name} judged none of {len(values)} completions; does it find its column? The rows "
+                f"have {columns}"
+            )
+
+    def total(key: str) -> int:
+        return int(sum(entry.get(key, 0.0) for entry in logs))
+
+    scored, without = total("gear/scored"), total("gear/fallback/no_context")
+    parts = [f"{trainer.state.global_step} steps"]
+    if trainer.credit.needs:
+        if without and not scored:
+            raise InputError(
+                f"credit: none of {without} completions had a privileged context, so {trainer.credit.name!r} did "
+                "nothing; check privileged_sources, the columns and the environment's privileged_context()"
+            )
+        parts.append(f"{scored} completions scored for {trainer.credit.name}")
+        if without:
+            parts.append(f"{without} without a privileged context")
+    if trainer.tools:
+        calls = round(BATCH * sum(entry.get("tools/call_frequency", 0.0) for entry in logs))
+        kinds = sorted({key for entry in logs for key in entry if key.startswith("gear/tools/")})
+        failed = ", ".join(f"{total(key)} {key.rpartition('/')[2]}" for key in kinds if total(key))
+        parts.append(
+            f"{calls} tool calls with made-up arguments" + (f" (failed: {failed})" if failed else "")
+        )
+        answers = [
+            str(message["content"])
+            for messages in trainer._logs["completion"]
+            for message in (messages if isinstance(messages, list) else ())
+            if message["role"] == "tool"
+        ]
+        if answers:
+            parts.append(f"a tool's answer: {answers[0][:100]}")
+    return ", ".join(parts)
+
+
+def _where(error: BaseException) -> str:
+    """The error, and the last line of code that is neither ours nor a library's: the author's, if any."""
+    libraries = (
+        sysconfig.get_paths()["purelib"],
+        sysconfig.get_paths()["stdlib"],
+        str(Path(__file__).parents[1]),
+    )
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((*libraries, "<", sys.prefix))]
+    place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+    text = str(error).strip()
+    return f"{place}{type(error).__name__}{f': {text}' if text else ''}"

@@ -1,0 +1,110 @@
+"""Children that answer, hang, die and fill their memory; what is asked next is answered all the same."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gear_rl.data.rewards.children import Children
+
+
+@pytest.fixture
+def pool():
+    made = Children("echo", limit_s=1.0, most=2)
+    yield made
+    made.close()
+
+
+def test_replies_come_in_order_from_several_processes_and_chatter_is_no_reply(pool):
+    replies = pool.ask(list(range(20)))
+    assert [reply["echo"] for reply in replies] == list(range(20))
+    assert os.getpid() not in {reply["pid"] for reply in replies}
+    # Twenty requests are worth two children, two requests only one.
+    assert len({reply["pid"] for reply in pool.ask([1, 2])}) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "failed"),
+    [
+        ({"power": 9}, "timeout"),
+        ({"exit": 3}, "crash"),
+        ({"raise": "no"}, "error"),
+        ({"fill": 6 << 30}, "error"),
+    ],
+)
+def test_a_failure_is_named_and_the_next_request_is_answered(pool, request_, failed):
+    first, second, third = pool.ask(["a", request_, "b"])
+    assert (first["echo"], third["echo"]) == ("a", "b")
+    assert second["failed"] == failed
+    # A child that answered for itself lives on; one that was lost is replaced.
+    assert (first["pid"] == third["pid"]) == (failed == "error")
+
+
+def test_an_idle_child_lives_on_and_a_lost_one_is_not_missed():
+    pool = Children("echo", limit_s=0.3, most=1)
+    pid = pool.ask(["a"])[0]["pid"]
+    time.sleep(1.0)  # longer than what ends an orphan
+    assert pool.ask(["b"])[0]["pid"] == pid
+    os.kill(pid, signal.SIGKILL)
+    assert pool.ask(["c"])[0]["echo"] == "c"
+    pool.close()
+
+
+def test_text_of_every_kind_passes(pool):
+    texts = ["é\n\u2028", "\ud800", "\x00", ""]
+    assert [reply["echo"] for reply in pool.ask(texts)] == texts
+
+
+def test_closing_ends_the_processes(pool):
+    pid = pool.ask(["a"])[0]["pid"]
+    pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert pool.ask(["b"])[0]["pid"] != pid
+
+
+def test_a_child_that_cannot_start_says_why():
+    with pytest.raises(RuntimeError, match="did not start"):
+        Children("no such kind", limit_s=1.0, most=1).ask(["a"])
+
+
+def test_no_child_outlives_the_interpreter():
+    code = (
+        "from gear_rl.data.rewards.children import children\n"
+        "print(children('echo', limit_s=5.0, most=1).ask(['a'])[0]['pid'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_a_training_script_without_a_main_guard_is_not_run_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('began')\n"
+        "from gear_rl.data.rewards.children import children\n"
+        "print(children('echo', limit_s=5.0, most=1).ask(['a'])[0]['echo'])\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["began", "a"]
+
+
+def test_after_a_fork_the_parents_children_are_left_alone(pool):
+    pid = pool.ask(["a"])[0]["pid"]
+    read, write = os.pipe()
+    forked = os.fork()
+    if forked == 0:
+        try:
+            other = pool.ask(["b"])[0]["pid"]
+            pool.close()
+            os.write(write, str(other).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(forked, 0)
+    assert int(os.read(read, 32)) != pid
+    os.close(read)
+    os.close(write)
+    assert pool.ask(["c"])[0] == {"echo": "c", "pid": pid}

@@ -1,0 +1,365 @@
+"""Loading as a run does it: splits, columns, bad rows, streams, and the hub's own call on local folders."""
+
+import gc
+import json
+import logging
+from pathlib import Path
+
+import datasets
+import pytest
+
+from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.data.rows import checksum, load_rows, load_splits, prompt_fault
+from gear_rl.errors import InputError
+
+
+def jsonl(path: Path, rows) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def text(row) -> str:
+    prompt = row["prompt"]
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(40)]
+
+
+@pytest.fixture
+def hub_like(tmp_path):
+    """A folder as the hub has it: a card with two configurations, and parquet files."""
+    folder = tmp_path / "gsm-tiny"
+    (folder / "main").mkdir(parents=True)
+    (folder / "other").mkdir()
+    rows = [{"question": f"{i} + 1", "meta": {"gold": str(i + 1), "by": ["a", "b"]}} for i in range(20)]
+    datasets.Dataset.from_list(rows[:16]).to_parquet(folder / "main" / "train-00000-of-00001.parquet")
+    datasets.Dataset.from_list([*rows[16:], rows[3]]).to_parquet(
+        folder / "main" / "test-00000-of-00001.parquet"
+    )
+    datasets.Dataset.from_list(rows[:2]).to_parquet(folder / "other" / "train-00000-of-00001.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n"
+        "- config_name: main\n  data_files:\n"
+        "  - {split: train, path: main/train-*}\n  - {split: test, path: main/test-*}\n"
+        "- config_name: other\n  data_files: [{split: train, path: other/*}]\n---\n# Tiny\n"
+    )
+    return str(folder)
+
+
+COLUMNS = {"prompt": "question", "answer": "meta.gold", "writer": "meta.by.-1"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_hub_dataset_by_configuration_and_split(hub_like, stream):
+    found = load_rows(hub_like, config="main", columns=COLUMNS, chat=True, stream=stream)
+    assert isinstance(found, datasets.IterableDataset if stream else datasets.Dataset)
+    rows = list(found)
+    assert len(rows) == 16
+    assert rows[2]["prompt"] == [{"role": "user", "content": "2 + 1"}]
+    assert (rows[2]["answer"], rows[2]["writer"], rows[2]["meta"]["gold"]) == ("3", "b", "3")
+    assert len(list(load_rows(hub_like, config="other", columns=COLUMNS, chat=False, stream=stream))) == 2
+    assert len(load_rows(hub_like, config="main", columns=COLUMNS, chat=False, stream=stream, limit=3)) == 3
+    with pytest.raises(InputError, match=r"is no saved dataset, and datasets cannot load the folder: .*mian"):
+        load_rows(hub_like, config="mian", chat=True, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_datasets_own_test_split_is_held_out_and_leaves_the_training_rows(
+    hub_like, stream, caplog, tmp_path
+):
+    aside = tmp_path / "run" / "quarantine.jsonl"
+    train, test = load_splits(
+        hub_like, config="main", columns=COLUMNS, chat=True, held_out=0.5, stream=stream, quarantine=aside
+    )
+    assert [text(row) for row in test] == ["16 + 1", "17 + 1", "18 + 1", "19 + 1", "3 + 1"]
+    assert [text(row) for row in train] == [f"{i} + 1" for i in range(16) if i != 3]
+    (line,) = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert (line["row"], line["reason"]) == (3, "its prompt is among the held-out rows")
+    assert line["values"]["prompt"] == "3 + 1"
+    assert caplog.text.count("left out") == 1
+    _, two = load_splits(hub_like, config="main", columns=COLUMNS, chat=True, held_out=2)
+    assert [text(row) for row in two] == ["16 + 1", "17 + 1"]
+    # A configuration without a test split is divided.
+    train, test = load_splits(hub_like, config="other", columns=COLUMNS, chat=True, held_out=1)
+    assert (len(train), len(test)) == (1, 1)
+
+
+@pytest.mark.parametrize("held_out", [7, 0.2])
+def test_held_out_rows_are_the_same_whatever_stands_around_them(tmp_path, held_out):
+    train, test = load_splits(jsonl(tmp_path / "a.jsonl", ROWS), chat=True, held_out=held_out)
+    kept, aside = {text(row) for row in train}, {text(row) for row in test}
+    assert kept | aside == {row["prompt"] for row in ROWS}
+    assert not kept & aside
+    if isinstance(held_out, int):
+        assert len(test) == held_out
+    # Reversed, and every prompt twice, once with other white space.
+    more = [{"prompt": f"\n {row['prompt'].replace(' ', '  ')}"} for row in ROWS]
+    again = jsonl(tmp_path / "b.jsonl", [*ROWS[::-1], *more])
+    count = 2 * held_out if isinstance(held_out, int) else held_out
+    train, test = load_splits(again, chat=False, held_out=count)
+    assert {" ".join(text(row).split()) for row in test} == aside
+    assert len(test) == 2 * len(aside)
+    assert load_rows(again, chat=False, held_out=count)["prompt"] == train["prompt"]
+
+
+def test_a_count_is_exceeded_by_the_duplicates_of_its_last_prompt(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", [{"prompt": f"q{i % 3}"} for i in range(9)])
+    train, test = load_splits(file, chat=False, held_out=2)
+    assert (len(train), len(test)) == (6, 3)
+    assert len(set(test["prompt"])) == 1
+
+
+def test_a_limit_does_not_move_the_held_out_rows(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", ROWS)
+    _, test = load_splits(file, chat=True, held_out=0.3)
+    train, same = load_splits(file, chat=True, held_out=0.3, limit=5)
+    assert same["prompt"] == test["prompt"]
+    assert len(train) == 5
+
+
+def test_the_share_is_about_the_share():
+    places = [checksum(f"prompt {i}") for i in range(2000)]
+    assert 0.17 < sum(place < 0.2 for place in places) / 2000 < 0.23
+    assert len(set(places)) == 2000
+
+
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        (0, "held_out: 0 is neither a count of rows nor a share"),
+        (1.0, "held_out: 1.0 is neither"),
+        (True, "held_out: True is neither"),
+        (40, "held_out: 40 of .* leaves 0 rows to train on and 40 held out"),
+        (1e-9, "leaves 40 rows to train on and 0 held out"),
+    ],
+)
+def test_a_wrong_held_out_is_named(tmp_path, held_out, message):
+    with pytest.raises(InputError, match=message):
+        load_splits(jsonl(tmp_path / "a.jsonl", ROWS), chat=True, held_out=held_out)
+
+
+def test_without_held_out_nothing_is_held_out(hub_like):
+    train, test = load_splits(hub_like, config="main", columns=COLUMNS, chat=True)
+    assert (len(train), test) == (16, None)
+
+
+# --- bad rows -------------------------------------------------------------------------------------------------
+
+BAD = [
+    ({"prompt": None}, "prompt is missing"),
+    ({"answer": "1"}, "prompt is missing"),
+    ({"prompt": " \n"}, "prompt is empty"),
+    ({"prompt": 7}, "prompt is neither text nor messages but int"),
+    ({"prompt": {"role": "user"}}, "prompt is neither text nor messages but dict"),
+    ({"prompt": []}, "prompt is empty"),
+    ({"prompt": ["hi"]}, "prompt holds a message without a role"),
+    ({"prompt": [{"role": "user", "content": 4}]}, "prompt holds a message whose content is int"),
+    ({"prompt": [{"role": "user", "content": ""}]}, "prompt is empty"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_rows_are_set_aside_with_their_reason(tmp_path, caplog, stream):
+    rows = [ROWS[0], *(row for row, _ in BAD), ROWS[1]]
+    file, aside = jsonl(tmp_path / "a.jsonl", rows), tmp_path / "out" / "quarantine.jsonl"
+    with caplog.at_level(logging.WARNING):
+        found = load_rows(file, chat=True, quarantine=aside, stream=stream)
+        assert [text(row) for row in found] == ["question 0", "question 1"]
+    entries = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert [(entry["row"], entry["reason"]) for entry in entries] == [
+        (i, reason) for i, (_, reason) in enumerate(BAD, start=1)
+    ]
+    # JSON lines are checked before Arrow sees them, so that the values are those of the file.
+    assert all(
+        entry["values"].get("prompt") == row.get("prompt")
+        for entry, (row, _) in zip(entries, BAD, strict=True)
+    )
+    assert caplog.text.count("left out") == 1
+    if not stream:
+        assert "9 of 11 rows" in caplog.text
+        assert "3 prompt is empty" in caplog.text
+        assert str(aside) in caplog.text
+    # A second epoch, or a resumed run, writes nothing twice.
+    list(load_rows(file, chat=True, quarantine=aside, stream=stream))
+    list(found)
+    assert len(aside.read_text().splitlines()) == len(BAD)
+
+
+def test_bad_rows_of_a_table_are_set_aside_too(tmp_path, caplog):
+    file = str(tmp_path / "a.parquet")
+    datasets.Dataset.from_dict({"q": ["a", None, "", "b"], "x": [1, 2, 3, 4]}).to_parquet(file)
+    aside = tmp_path / "quarantine.jsonl"
+    found = load_rows(file, columns={"prompt": "q"}, chat=False, quarantine=aside)
+    assert (found["prompt"], found["x"]) == (["a", "b"], [1, 4])
+    assert [json.loads(line)["values"]["x"] for line in aside.read_text().splitlines()] == [2, 3]
+    assert "2 of 4 rows" in caplog.text
+
+
+def test_only_one_process_of_a_distributed_run_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    file, aside = jsonl(tmp_path / "a.jsonl", [ROWS[0], {"prompt": ""}]), tmp_path / "quarantine.jsonl"
+    assert len(load_rows(file, chat=True, quarantine=aside)) == 1
+    assert not aside.exists()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_all_rows_bad_is_one_error(tmp_path, stream):
+    file = jsonl(tmp_path / "a.jsonl", [{"prompt": ""}, {"prompt": "\t"}])
+    with pytest.raises(InputError, match="can be used: prompt is empty"):
+        load_rows(file, chat=True, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_file_of_empty_lines_has_no_rows(tmp_path, stream):
+    (tmp_path / "a.jsonl").write_text("\n \n")
+    with pytest.raises(InputError, match=r"a\.jsonl has no rows"):
+        load_rows(str(tmp_path / "a.jsonl"), chat=True, stream=stream)
+
+
+def test_a_long_stream_warns_at_the_first_bad_row_and_at_ten_times_as_many(tmp_path, caplog):
+    file = jsonl(tmp_path / "a.jsonl", [ROWS[0], *({"prompt": " " * i} for i in range(25))])
+    list(load_rows(file, chat=False, stream=True))
+    assert [record.message.split(" rows")[0] for record in caplog.records] == ["dataset: 1", "dataset: 10"]
+
+
+def test_messages_with_pictures_and_calls_are_prompts():
+    assert prompt_fault([{"role": "user", "content": [{"type": "image"}]}]) is None
+    assert prompt_fault([{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]) is None
+
+
+# --- columns ---------------------------------------------------------------------------------------------------
+
+VERL = [
+    {
+        "prompt": [{"role": "user", "content": f"q{i}"}],
+        "reward_model": {"style": "rule", "ground_truth": str(i)},
+    }
+    for i in range(3)
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_path_into_a_column_makes_a_column(tmp_path, kind, stream):
+    file = str(tmp_path / f"a.{kind}")
+    datasets.Dataset.from_list(VERL).to_parquet(file) if kind == "parquet" else jsonl(Path(file), VERL)
+    columns = {"answer": "reward_model.ground_truth", "question": "prompt.0.content"}
+    found = load_rows(file, columns=columns, chat=True, stream=stream)
+    assert [(row["answer"], row["question"]) for row in found] == [("0", "q0"), ("1", "q1"), ("2", "q2")]
+    with pytest.raises(
+        InputError, match=r"'reward_model' of .* has no 'ground_turth'; did you mean ground_truth"
+    ):
+        load_rows(file, columns={"answer": "reward_model.ground_turth"}, chat=True, stream=stream)
+    with pytest.raises(InputError, match=r"has no column 'reward_modle.x'"):
+        load_rows(file, columns={"answer": "reward_modle.x"}, chat=True, stream=stream)
+    with pytest.raises(InputError, match=r"columns.prompt: .* has a column of that name already"):
+        load_rows(file, columns={"prompt": "nope"}, chat=True, stream=stream)
+
+
+def test_a_column_whose_name_has_dots_is_meant_first(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", [{"q.text": "dotted", "q": {"text": "nested"}}])
+    assert load_rows(file, columns={"prompt": "q.text"}, chat=False)["prompt"] == ["dotted"]
+    plain = jsonl(tmp_path / "b.jsonl", [{"prompt": "a", "q": "text"}])
+    with pytest.raises(InputError, match=r"'q.text' goes into column 'q' of .*, which holds str"):
+        load_rows(plain, columns={"answer": "q.text"}, chat=False)
+
+
+def test_a_place_that_one_row_lacks_is_empty_there(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "m": {"g": "1"}}, {"prompt": "b"}])
+    assert load_rows(file, columns={"answer": "m.g"}, chat=False)["answer"] == ["1", None]
+
+
+# --- streams ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_divided_by_share_like_a_table(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", ROWS)
+    table, stream = (load_splits(file, chat=True, held_out=0.3, stream=each) for each in (False, True))
+    for one, other in zip(table, stream, strict=True):
+        assert [text(row) for row in one] == [text(row) for row in other]
+    with pytest.raises(InputError, match="3 rows cannot be counted off a stream"):
+        load_splits(file, chat=True, held_out=3, stream=True)
+
+
+def test_a_stream_with_a_limit_is_read_no_further(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS[:5])) + "\n{broken")
+    found = load_rows(str(path), chat=True, stream=True, limit=4)
+    assert isinstance(found, datasets.Dataset)
+    assert len(found) == 4
+    assert len(load_rows(str(path), chat=True)) == 5
+    with pytest.raises(InputError, match="limit: 0 must be 1 or more"):
+        load_rows(str(path), chat=True, limit=0)
+
+
+# pandas leaves a CSV file open when reading stops early.
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
+def test_every_kind_of_file_streams(tmp_path, kind):
+    file = tmp_path / f"a.{kind}"
+    table = datasets.Dataset.from_list(ROWS)
+    {"json": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[kind](file)
+    found = load_rows(str(file), chat=True, stream=True)
+    assert [text(row) for row in found] == [row["prompt"] for row in ROWS]
+    del found
+    gc.collect()
+
+
+def test_a_saved_dataset_streams_and_has_its_splits(tmp_path):
+    parts = {"train": ROWS[:9], "test": ROWS[9:12]}
+    saved = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in parts.items()})
+    saved.save_to_disk(tmp_path / "saved")
+    train, test = load_splits(str(tmp_path / "saved"), chat=True, held_out=0.1, stream=True)
+    assert [text(row) for row in train] == [row["prompt"] for row in ROWS[:9]]
+    assert len(test) == 3
+
+
+# --- generators and rewards ------------------------------------------------------------------------------------
+
+
+def test_the_arena_by_its_tasks():
+    assert load_rows("arena/chain/easy", chat=True)[0] == load_rows("arena/easy", chat=True)[0]
+    assert load_rows("arena/chain", chat=True, limit=2)[1] == load_rows("arena", chat=True)[1]
+    assert len(load_rows("arena/ledger", chat=True, limit=2)) == 2
+    for name in ("arena/hrad", "arena/chain/hrad", "arena/ledger/hrad"):
+        with pytest.raises(InputError, match=r"the arena.* has no tier 'hrad'"):
+            load_rows(name, chat=True)
+    train, test = load_splits("arena/easy", chat=True, held_out=8)
+    assert len(test) == 8
+    assert not {text(row) for row in train} & {text(row) for row in test}
+
+
+def test_reasoning_gym_by_its_generators():
+    pytest.importorskip("reasoning_gym")
+    train, test = load_splits("reasoning-gym/chain_sum", chat=True, held_out=3, limit=5)
+    assert (len(train), len(test)) == (5, 3)
+    reward = load_reward("reasoning-gym")
+    columns = {name: train[name] for name in train.column_names if name != "prompt"}
+    assert reward(completions=list(train["answer"]), **columns) == [1.0] * 5
+    with pytest.raises(InputError, match="dataset: reasoning-gym has no generator 'chain_sun'"):
+        load_rows("reasoning-gym/chain_sun", chat=True)
+
+
+def test_verifiers_by_name_says_what_is_missing():
+    try:
+        import verifiers.v1  # noqa: F401
+    except ImportError:
+        message = "verifiers 0.4 is not installed; run: pip install"
+    else:
+        message = "no-such-taskset"
+    with pytest.raises(InputError, match=f"dataset: .*{message}"):
+        load_rows("verifiers/no-such-taskset", chat=True)
+    with pytest.raises(InputError, match=f"reward: .*{message}"):
+        load_reward("verifiers/no-such-taskset")
+
+
+def test_our_rewards_have_names():
+    pytest.importorskip("math_verify")
+    assert load_reward("math")(completions=["4"], answer=["4"]) == [1.0]
+    calls = [[{"name": "f", "arguments": {}}]]
+    said = ['<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f"}</tool_call>']
+    assert load_reward("tool_calls")(completions=said, calls=calls)[0] == pytest.approx((2 / 3 + 1) / 3)
+    assert load_reward("tool_calls_exact")(completions=said, calls=calls) == [0.0]
+    with pytest.raises(InputError, match="no reward 'maths'; did you mean math"):
+        load_reward("maths")

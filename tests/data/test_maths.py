@@ -1,0 +1,106 @@
+"""The mathematics reward: what counts as equal, what is not applicable, and what is counted."""
+
+import threading
+
+import pytest
+
+from gear_rl.data.rewards.maths import MathReward, gold_answers, math_reward
+
+pytest.importorskip("math_verify")
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "reward"),
+    [
+        (r"\boxed{1/2}", "0.5", 1.0),
+        (r"\boxed{0.5}", r"\frac{1}{2}", 1.0),
+        (r"\boxed{70\%}", "0.7", 1.0),
+        ("1,234", "1234", 1.0),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
+        (r"\boxed{\{2,1\}}", r"\{1,2\}", 1.0),
+        (r"\boxed{(1,2)}", "(1,2)", 1.0),
+        (r"\boxed{(1,3)}", "(1,2)", 0.0),
+        (r"\boxed{\text{Friday}}", "Friday", 1.0),
+        ("42", r"so we get \boxed{42}", 1.0),
+        ("42", "The answer is 42", 1.0),
+        ("72", "48 / 2 = <<48/2=24>>24 clips.\n48 + 24 = 72.\n#### 72", 1.0),
+        ("24", "48 / 2 = <<48/2=24>>24 clips.\n48 + 24 = 72.\n#### 72", 0.0),
+        ("first 3, then 4, at last 5", "5", 1.0),
+        # Hedging earns nothing: two boxes are a set, of a bare list the first number counts.
+        (r"\boxed{3} or \boxed{4}", "4", 0.0),
+        (r"\boxed{4}, yes \boxed{4}", "4", 1.0),
+        ("answers: 1 2 3 42", "42", 0.0),
+        # Nothing of the model's text is evaluated.
+        ("__import__('os')._exit(1)", "3", 0.0),
+        ("<think>it is 7</think> 8", "7", 0.0),
+        ("<think>it is 7", "7", 0.0),
+        ("", "7", 0.0),
+        ("7", "no idea at all", None),
+        ("7", "", None),
+    ],
+)
+def test_answers_and_their_rewards(text, gold, reward):
+    assert math_reward([text], solution=[gold]) == [reward]
+
+
+def test_messages_and_text_are_read_alike_and_the_last_message_counts():
+    chat = [
+        {"role": "assistant", "content": r"\boxed{1}"},
+        {"role": "tool", "content": r"\boxed{2}"},
+        {"role": "assistant", "content": [{"type": "text", "text": r"\boxed{3}"}]},
+    ]
+    assert math_reward([chat, chat, r"\boxed{3}", []], answer=[3, 1, 3.0, 3]) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_the_gold_answer_is_sought_in_the_known_columns_in_order():
+    columns = {
+        "solution": ["1", None, None, None],
+        "answer": ["9", "... #### 1,002", "", True],
+        "reward_model": [None, None, {"ground_truth": "3"}, {"style": "rule"}],
+    }
+    assert gold_answers(columns, 4) == ["1", "1002", "3", None]
+    with pytest.raises(ValueError, match="none of the columns solution, answer, ground_truth"):
+        math_reward(["1"], gold=["1"])
+
+
+def test_an_answer_that_hangs_is_killed_counted_and_costs_the_others_nothing(caplog):
+    metrics, extra = {}, {}
+    reward = MathReward(limit_s=2.0, processes=1)
+    found = reward(
+        ["$9^{9^{9^9}}$", "4", "no number"],
+        answer=["3", "4", "5"],
+        log_metric=metrics.__setitem__,
+        log_extra=extra.__setitem__,
+    )
+    assert found == [0.0, 1.0, 0.0]
+    assert metrics == {
+        "math_reward/timeouts": 1.0,
+        "math_reward/errors": 0.0,
+        "math_reward/no_answer": 1.0,
+        "math_reward/unreadable_gold": 0.0,
+    }
+    assert extra == {"math_answer": [None, "4", None]}
+    assert [record.message for record in caplog.records] == ["math_reward: of 3 answers 1 timeouts"]
+
+
+def test_a_gold_answer_that_hangs_is_not_the_completions_fault(caplog):
+    metrics = {}
+    reward = MathReward(limit_s=2.0, processes=1)
+    assert reward(["4", "4"], answer=["$9^{9^{9^9}}$", "4"], log_metric=metrics.__setitem__) == [None, 1.0]
+    assert (metrics["math_reward/timeouts"], metrics["math_reward/unreadable_gold"]) == (0.0, 1.0)
+    assert "1 unreadable gold" in caplog.text
+
+
+def test_it_works_outside_the_main_thread():
+    """math-verify itself raises there: its time limit is a signal."""
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(math_reward(["4", "5"], answer=["4", "4"])))
+    thread.start()
+    thread.join()
+    assert found == [1.0, 0.0]
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="limit_s and processes must be positive"):
+        MathReward(limit_s=0.0)
+    assert math_reward.__name__ == "math_reward"

@@ -1,0 +1,164 @@
+"""reasoning-gym's rows and scores, and that no scorer evaluates what the model wrote."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gear_rl.data.adapters.reasoning_gym import (
+    EVALUATE_FORMULAS,
+    EVALUATE_LITERALS,
+    generator,
+    reasoning_gym_reward,
+    rows,
+    safe,
+    unpack,
+)
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+
+def test_rows_are_the_generators_entries_carried_through_json():
+    # Tuples, keys that are no text, and plain ones.
+    for name in ("knights_knaves", "n_queens", "gsm_symbolic"):
+        entries = list(generator(name, 3, 5))
+        found = rows(name, num=3, seed=5)
+        assert [unpack(json.loads(row["reasoning_gym"])["entry"]) for row in found] == entries
+        assert [row["prompt"][0]["content"] for row in found] == [entry["question"] for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("basic_arithmetic", "( 56 + -33 ) - 84 = -61"),
+        ("countdown", "82 + 20 + 67 - 50"),
+        (
+            "gsm_symbolic",
+            "John will be able to place a total of 28 x 4 = 112 bananas.\nTherefore, there are 132 - 112 = 20 "
+            "bananas that he won't be able to place on the basket.\n#### 20",
+        ),
+    ],
+)
+def test_the_teacher_sees_the_worked_solution_where_there_is_one(name, context):
+    assert rows(name, num=1, seed=3)[0]["privileged_context"] == context
+
+
+def test_settings_reach_the_generator_and_its_scorer():
+    row = rows("puzzle24", num=1, seed=1, max_value=6)[0]
+    assert json.loads(json.loads(row["reasoning_gym"])["settings"]) == {"max_value": 6}
+    # The scorer of the default settings would accept numbers up to 10.
+    assert reasoning_gym_reward(["8*3*1*1", row["answer"]], reasoning_gym=[row["reasoning_gym"]] * 2) == [
+        0.01,
+        1.0,
+    ]
+
+
+def test_the_held_out_part_shares_no_question_with_the_rest():
+    train = {
+        row["prompt"][0]["content"] for row in rows("products", num=60, seed=0, held_out=False, max_digits=1)
+    }
+    kept = {
+        row["prompt"][0]["content"] for row in rows("products", num=20, seed=0, held_out=True, max_digits=1)
+    }
+    assert len(train) > 20
+    assert len(kept) > 2
+    assert not train & kept
+
+
+@pytest.mark.parametrize("name", ["boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"])
+def test_generators_without_answers_are_refused(name):
+    with pytest.raises(ValueError, match=f"reasoning-gym/{name}: it gives no answer"):
+        rows(name, num=1)
+
+
+def test_bad_names_settings_and_columns_are_named():
+    with pytest.raises(ValueError, match=r"no generator 'chain_sums'; it has .*chain_sum,"):
+        rows("chain_sums", num=1)
+    with pytest.raises(ValueError, match=r"reasoning-gym/chain_sum: .*max_trems"):
+        rows("chain_sum", num=1, max_trems=3)
+    with pytest.raises(ValueError, match="reasoning-gym/composite: "):
+        rows("composite", num=1)
+    with pytest.raises(ValueError, match="only 0 of 2 problems found"):
+        # One problem exists, and it is not held out.
+        rows("count_bits", num=2, held_out=True, min_n=1, max_n=1)
+    with pytest.raises(ValueError, match="no column 'reasoning_gym'"):
+        reasoning_gym_reward(["1"], answer=["1"])
+
+
+def test_code_in_an_answer_is_refused_and_counted(tmp_path, caplog):
+    attack = f"__import__('pathlib').Path({str(tmp_path / 'pwned')!r}).touch()"
+    names = sorted(EVALUATE_LITERALS | EVALUATE_FORMULAS)
+    packs = [rows(name, num=1, seed=3)[0]["reasoning_gym"] for name in names]
+    metrics = {}
+    found = reasoning_gym_reward([attack] * 9, reasoning_gym=packs, log_metric=metrics.__setitem__)
+    assert found == [0.0] * 9
+    assert metrics["reasoning_gym_reward/refused"] == 9.0
+    assert "of 9 answers 9 refused" in caplog.text
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_attack_would_work_without_the_grammar(tmp_path):
+    """So the grammar is needed: the day this fails, upstream has mended its scorers."""
+    attack = f"[__import__('pathlib').Path({str(tmp_path / 'pwned')!r}).touch()]"
+    made = generator("spiral_matrix", 1, 3)
+    made.score_answer(attack, made[0])
+    assert (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "allowed"),
+    [
+        ("countdown", "82 + 20 + 67 - 50", True),
+        ("countdown", "(1.5*.5)/2.", True),
+        ("countdown", "lambda: 0", False),
+        ("countdown", "S('x')", False),
+        ("countdown", "sys.exit(0)", False),
+        ("countdown", "x.a", False),
+        ("countdown", "1 .real", False),
+        ("countdown", "exec(x)", False),
+        ("simple_integration", "-9*x**8/10 + 3*x**4/2 + C", True),
+        ("intermediate_integration", "exp(x)*sin(2*x) - acosh(x) + C", True),
+        ("n_queens", "Q _\n_ Q", True),
+        ("n_queens", "[0 for x.y in z]", False),
+        ("binary_matrix", "[[0, 1], [1, 0]]", True),
+        ("spiral_matrix", "[f()]", False),
+        ("spiral_matrix", "[" * 10_000, False),
+    ],
+)
+def test_the_grammar(name, answer, allowed):
+    assert safe(name, answer) == allowed
+
+
+def test_the_list_of_scorers_that_evaluate_is_complete():
+    """Every file of the package that mentions eval or parse_expr is known to us."""
+    root = Path(reasoning_gym.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(r"\b(?:eval|exec|parse_expr|sympify)\(", path.read_text(encoding="utf-8"))
+    }
+    ours = {Path(name).stem for name in found} & (EVALUATE_LITERALS | EVALUATE_FORMULAS)
+    assert ours == EVALUATE_LITERALS | EVALUATE_FORMULAS
+    assert {Path(name).stem for name in found} - ours == {
+        # These evaluate the generator's own text, or define a function of that name.
+        "basic_arithmetic",
+        "bitwise_arithmetic",
+        "codeio",
+        "generators_00_49",
+        "generators_50_99",
+        "number_sorting",
+        "propositional_logic",
+    }
+
+
+def test_an_endless_answer_is_stopped(monkeypatch):
+    monkeypatch.setattr("gear_rl.data.adapters.reasoning_gym.LIMIT_SECONDS", 4.0)
+    pack = rows("countdown", num=1, seed=3)[0]["reasoning_gym"]
+    metrics = {}
+    found = reasoning_gym_reward(
+        ["9**9**9**9", "82 + 20 + 67 - 50"], reasoning_gym=[pack] * 2, log_metric=metrics.__setitem__
+    )
+    assert found[1] == 1.0
+    assert found[0] < 0.1
+    assert metrics["reasoning_gym_reward/timeouts"] == 1.0
