@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.records import FORMAT, Record, RecordWriter, read_records
-from gear_rl.view import records as module
 
 
 def record(step: int = 0, length: int = 3, **changes) -> Record:
@@ -74,7 +73,7 @@ def test_a_writer_that_dies_leaves_the_old_file_whole(tmp_path, monkeypatch):
     def dies(handle):
         raise OSError("disk full")
 
-    monkeypatch.setattr(module.os, "fsync", dies)
+    monkeypatch.setattr(os, "fsync", dies)
     with pytest.raises(OSError, match="disk full"):
         writer.write([record(1)])
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [0]
