@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena import chain
+from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.self_test import self_test
 from gear_rl.arena.tiers import TIERS, Tier
 

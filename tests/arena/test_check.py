@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena import chain, check, evaluate, model
+from gear_rl.arena import evaluate, model
+from gear_rl.arena.chain import check
+from gear_rl.arena.chain import problem as chain
 
 torch.set_num_threads(1)
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=7)

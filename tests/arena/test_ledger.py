@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_rl.arena import ledger, ledger_env, ledger_episodes, self_test
-from gear_rl.arena.ledger import Call
-from gear_rl.arena.ledger_env import LedgerEnv
+from gear_rl.arena import self_test
+from gear_rl.arena.ledger import env as ledger_env
+from gear_rl.arena.ledger import episodes as ledger_episodes
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.env import LedgerEnv
+from gear_rl.arena.ledger.problem import Call
 from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
 
 tiers = st.sampled_from(sorted(LEDGER_TIERS))
@@ -124,7 +127,7 @@ def test_fingerprints_tell_tiers_apart() -> None:
 
 
 def test_the_task_imports_no_torch() -> None:
-    code = "import sys, gear_rl.arena.ledger_env; sys.exit('torch' in sys.modules)"
+    code = "import sys, gear_rl.arena.ledger.env; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from gear_rl.arena import ledger, ledger_env, ledger_warm_start, model
-from gear_rl.arena.ledger_episodes import episode, plant, prompt_ids, tokens, turn_text
+from gear_rl.arena import model
+from gear_rl.arena.ledger import env as ledger_env
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger import recipe as ledger_warm_start
+from gear_rl.arena.ledger.episodes import episode, plant, prompt_ids, tokens, turn_text
 from gear_rl.arena.tiers import LEDGER_TIERS
 from gear_rl.signals.answers import answer_regions
 

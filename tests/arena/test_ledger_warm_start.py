@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from gear_rl.arena import ledger, ledger_warm_start, model, warm_start
-from gear_rl.arena.ledger_warm_start import LedgerRecipe
+from gear_rl.arena import model
+from gear_rl.arena.chain import recipe as warm_start
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger import recipe as ledger_warm_start
+from gear_rl.arena.ledger.recipe import LedgerRecipe
 from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
 
 torch.set_num_threads(1)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena import chain, model
+from gear_rl.arena import model
+from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.evaluate import accuracy, prompt_text
 from gear_rl.arena.tiers import TIERS
 
@@ -100,7 +101,7 @@ def test_the_chat_template_preserves_prefixes(loaded: Loaded) -> None:
 
 
 def test_the_checkpoint_is_small() -> None:
-    size = sum(file.stat().st_size for file in model.CHECKPOINT.iterdir())
+    size = sum(file.stat().st_size for file in model.CHECKPOINTS["chain"].iterdir())
     assert 1_000_000 < size < 2_500_000
 
 

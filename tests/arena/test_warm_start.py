@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gear_rl.arena import chain, model, warm_start
+from gear_rl.arena import model
+from gear_rl.arena.chain import problem as chain
+from gear_rl.arena.chain import recipe as warm_start
 from gear_rl.arena.tiers import Tier
 
 TINY = warm_start.Recipe(
@@ -48,7 +50,7 @@ def test_progress_shows_loss_and_accuracy(tmp_path: Path, capsys: pytest.Capture
 def test_the_tokenizer_comes_out_as_shipped(tmp_path: Path) -> None:
     """The shipped tokenizer is the one seed 0 makes: the checkpoint is not older than the code."""
     warm_start.build(tmp_path, seed=0, recipe=TINY, progress=False)
-    assert _digest(tmp_path)["tokenizer.json"] == _digest(model.CHECKPOINT)["tokenizer.json"]
+    assert _digest(tmp_path)["tokenizer.json"] == _digest(model.CHECKPOINTS["chain"])["tokenizer.json"]
 
 
 def test_training_problems_are_never_held_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gear_rl.arena import warm_start
-from gear_rl.arena.ledger_warm_start import LedgerRecipe
+from gear_rl.arena.chain import recipe as warm_start
+from gear_rl.arena.ledger.recipe import LedgerRecipe
 from gear_rl.cli.arena import build, chain_tables, ledger_tables
 from gear_rl.records import read_records
 from support.commands import gear

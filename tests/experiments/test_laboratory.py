@@ -95,7 +95,7 @@ def test_an_even_credit_is_chance_and_the_oracle_is_not(scored):
 
 def test_the_same_signal_by_itself_and_through_the_engine(scored):
     """The replay scores the ids of the case, not what the policy would have said."""
-    from gear_rl.arena import chain
+    from gear_rl.arena.chain import problem as chain
     from gear_rl.arena.evaluate import prompt_text
 
     chosen, records = records_of({"name": "gear"}, arena_material(tier="easy", n=3))

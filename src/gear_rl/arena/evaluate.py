@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gear_rl.arena import chain
+from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS
 from gear_rl.signals.privileged import render
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gear_rl.arena import chain, ledger
-from gear_rl.arena.check import first_difference
-from gear_rl.arena.ledger_episodes import Fault, episode, plant, tokens, turn_text
+from gear_rl.arena.chain import problem as chain
+from gear_rl.arena.chain.check import first_difference
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.episodes import Fault, episode, plant, tokens, turn_text
 from gear_rl.arena.model import EOS
 
 Reference = Literal["trace", "shuffled"]

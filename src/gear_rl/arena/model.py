@@ -15,12 +15,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gear_rl.arena.tiers import OPERATIONS
+from gear_rl.arena.tiers import OPERATIONS, TASKS
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
-"""The shipped checkpoints, one folder for each task."""
-CHECKPOINT = CHECKPOINTS / "chain"
-"""The shipped checkpoint of the task "chain"."""
+CHECKPOINTS = {task: Path(__file__).parent / task / "checkpoint" for task in TASKS}
+"""The shipped checkpoint of each task, a folder."""
 CHAT_TEMPLATE_KWARGS: dict[str, Any] = {"enable_thinking": False}
 """For `GRPOConfig(chat_template_kwargs=...)`: the empty think block ends the prompt."""
 
@@ -148,7 +146,7 @@ def load(path: str | Path | None = None, *, task: str = "chain") -> tuple[Any, A
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-    folder = CHECKPOINTS / task if path is None else Path(path)
+    folder = CHECKPOINTS[task] if path is None else Path(path)
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"no checkpoint in {folder}: build one with 'gear arena build'")
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)

@@ -6,12 +6,13 @@ import random
 from collections.abc import Iterable
 from typing import get_args
 
-from gear_rl.arena import chain, ledger
-from gear_rl.arena.chain import Problem, Reference
-from gear_rl.arena.ledger import Call
-from gear_rl.arena.ledger import Problem as LedgerProblem
-from gear_rl.arena.ledger_env import environment
-from gear_rl.arena.ledger_episodes import episode, plant
+from gear_rl.arena.chain import problem as chain
+from gear_rl.arena.chain.problem import Problem, Reference
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.env import environment
+from gear_rl.arena.ledger.episodes import episode, plant
+from gear_rl.arena.ledger.problem import Call
+from gear_rl.arena.ledger.problem import Problem as LedgerProblem
 from gear_rl.arena.tiers import LEDGER_TIERS, TIERS
 
 

@@ -267,7 +267,7 @@ def build(
     _arena_task(task)
     quiet_libraries(error_console)
     use_few_threads()
-    folder = CHECKPOINTS / task if out is None else out
+    folder = CHECKPOINTS[task] if out is None else out
     try:
         run(folder, task, seed)
     except ValueError as error:
@@ -323,7 +323,7 @@ def check(
             raise InputError(str(error)) from None
         tables = ledger_tables
     else:
-        from gear_rl.arena.check import check as run
+        from gear_rl.arena.chain.check import check as run
 
         with error_console.status(f"solving {n} problems of each tier ..."):
             found = run(model, tokenizer, n=n, tiers=tiers)

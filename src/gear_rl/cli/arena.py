@@ -22,8 +22,8 @@ def ledger_trainer(model: Any, tokenizer: Any, tier: str, folder: str) -> Any:
     """A trainer that only solves: TRL's tool loop around the model, in the environment of the tier."""
     import datasets
 
-    from gear_rl.arena.ledger import rows
-    from gear_rl.arena.ledger_env import environment
+    from gear_rl.arena.ledger.env import environment
+    from gear_rl.arena.ledger.problem import rows
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS
     from gear_rl.arena.tiers import LEDGER_DEMOS
     from gear_rl.engines.trl import GEARTrainer
@@ -62,9 +62,9 @@ def success(trainer: Any, rows: Sequence[dict[str, Any]], greedy: bool = False) 
 
 def build(folder: Path, task: str, seed: int, recipe: Any = None) -> None:
     """Train the task's checkpoint from nothing into ``folder``; without a ``recipe`` by the task's own."""
-    from gear_rl.arena.ledger import rows
+    from gear_rl.arena.chain.recipe import build as run
+    from gear_rl.arena.ledger.problem import rows
     from gear_rl.arena.model import parse_tool_calls
-    from gear_rl.arena.warm_start import build as run
 
     if task == "chain":
         run(folder, seed, task=task, recipe=recipe)
@@ -86,8 +86,8 @@ def check_ledger(
     model: Any, tokenizer: Any, n: int, num_faults: int, tiers: Sequence[str], console: Console
 ) -> dict[str, Any]:
     """Success with and without a reference, and whether GEAR's onsets find the turn of a planted fault."""
-    from gear_rl.arena import ledger
-    from gear_rl.arena.ledger_check import localisation
+    from gear_rl.arena.ledger import problem as ledger
+    from gear_rl.arena.ledger.check import localisation
     from gear_rl.methods import Gear
     from gear_rl.signals.privileged import render
 
@@ -142,8 +142,8 @@ def ledger_tables(facts: dict[str, Any]) -> list[Table]:
 
 
 def chain_tables(facts: dict[str, Any]) -> list[Table]:
-    """The numbers of ``gear_rl.arena.check.check`` for a person."""
-    from gear_rl.arena.check import SIGNALS
+    """The numbers of ``gear_rl.arena.chain.check.check`` for a person."""
+    from gear_rl.arena.chain.check import SIGNALS
 
     n = next(iter(facts.values()))["n"]
     accuracies = Table(

@@ -160,7 +160,7 @@ def first_line(error: BaseException) -> str:
 def _arena_rows(name: str, split: str, limit: int | None) -> Any:
     from datasets import Dataset
 
-    from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT, rows
+    from gear_rl.arena.chain.problem import FIRST_TRAIN_SEED, HELD_OUT, rows
     from gear_rl.arena.tiers import TIERS
 
     task, tier = arena_task(name)
@@ -176,8 +176,8 @@ def _arena_rows(name: str, split: str, limit: int | None) -> Any:
 def _ledger_rows(tier: str, split: str, limit: int | None) -> Any:
     from datasets import Dataset
 
-    from gear_rl.arena import ledger
-    from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT
+    from gear_rl.arena.chain.problem import FIRST_TRAIN_SEED, HELD_OUT
+    from gear_rl.arena.ledger import problem as ledger
 
     first, most = (FIRST_TRAIN_SEED, GENERATED[0]) if split == "train" else (HELD_OUT.start, GENERATED[1])
     count = min(limit or most, most)

@@ -200,7 +200,7 @@ def _teacher_prompt(scored: Sequence[tuple[int, int]], shape: Shape) -> tuple[in
 
 def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
     """Train a fresh copy for so many steps, and count."""
-    from gear_rl.arena.chain import ANSWER_PATTERN, TEMPLATE
+    from gear_rl.arena.chain.problem import ANSWER_PATTERN, TEMPLATE
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS
 
     config = arena_config(

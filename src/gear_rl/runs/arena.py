@@ -41,7 +41,7 @@ def task_of(name: str, tier: str) -> ArenaTask:
 
 
 def _chain() -> ArenaTask:
-    from gear_rl.arena import chain
+    from gear_rl.arena.chain import problem as chain
     from gear_rl.arena.evaluate import accuracy
 
     return ArenaTask(
@@ -57,7 +57,7 @@ def _chain() -> ArenaTask:
 
 
 def _ledger() -> ArenaTask:
-    from gear_rl.arena import ledger
+    from gear_rl.arena.ledger import problem as ledger
 
     return ArenaTask(
         demos=LEDGER_DEMOS,

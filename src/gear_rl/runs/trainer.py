@@ -185,7 +185,7 @@ def _environment(path: str, dataset: str) -> Any:
         task, tier = arena_task(dataset)
         if task != "ledger":
             raise InputError(f"environment: 'arena' needs the dataset arena/ledger, not {dataset!r}")
-        from gear_rl.arena.ledger_env import environment
+        from gear_rl.arena.ledger.env import environment
 
         return environment(tier)
     return _function(path, "environment")
@@ -212,9 +212,9 @@ def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     model, tokenizer = load(task=task)
     settings: dict[str, Any] = {"chat_template_kwargs": CHAT_TEMPLATE_KWARGS}
     if task == "ledger":
-        from gear_rl.arena.ledger import ANSWER_PATTERN, TEMPLATE
+        from gear_rl.arena.ledger.problem import ANSWER_PATTERN, TEMPLATE
     else:
-        from gear_rl.arena.chain import ANSWER_PATTERN, TEMPLATE
+        from gear_rl.arena.chain.problem import ANSWER_PATTERN, TEMPLATE
     settings |= {"answer_pattern": ANSWER_PATTERN, "teacher_prompt_template": TEMPLATE}
     return model, tokenizer, settings
 

@@ -42,7 +42,7 @@ def load_reward(name: str) -> Callable[..., list[float | None]]:
 
 def _our_reward(name: str) -> Callable[..., list[float | None]]:
     if name == "arena":
-        from gear_rl.arena.chain import chain_reward
+        from gear_rl.arena.chain.problem import chain_reward
 
         return cast(Callable[..., list[float | None]], chain_reward)
     if name == "math":

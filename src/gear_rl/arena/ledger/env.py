@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
-from gear_rl.arena import ledger
+from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
 from gear_rl.environments import RESERVED_METHODS
 

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from gear_rl.arena import ledger
-from gear_rl.arena.check import auc, first_difference
-from gear_rl.arena.ledger import Problem
-from gear_rl.arena.ledger_episodes import Fault, Planted, episode, plant, prompt_ids, tokens
+from gear_rl.arena.chain.check import auc, first_difference
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.episodes import Fault, Planted, episode, plant, prompt_ids, tokens
+from gear_rl.arena.ledger.problem import Problem
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, Prompts, left_padded, score
 from gear_rl.types import TokenSignals

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gear_rl.arena.chain import FIRST_TRAIN_SEED, HELD_OUT
+from gear_rl.arena.chain.problem import FIRST_TRAIN_SEED, HELD_OUT
 from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
 
 Reference = Literal["none", "trace", "answer", "shuffled"]

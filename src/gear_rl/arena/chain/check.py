@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl.arena import chain
+from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.evaluate import accuracy, prompt_text, sample
 from gear_rl.arena.model import EOS
 from gear_rl.arena.tiers import TIERS

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from gear_rl.arena import chain
+from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.evaluate import accuracy
 from gear_rl.arena.model import build_model, build_tokenizer, save
 from gear_rl.arena.tiers import OPERATIONS, Tier
@@ -72,9 +72,9 @@ def build(
     says how good they are; None means the accuracy of "chain", and nothing for "ledger", whose rollouts are a
     trainer's business. Raises ValueError for an unknown task or where torch is too old to have Muon.
     """
-    from gear_rl.arena import ledger_warm_start
+    from gear_rl.arena.ledger.recipe import build_ledger
 
-    makers = {"chain": build_chain, "ledger": ledger_warm_start.build_ledger}
+    makers = {"chain": build_chain, "ledger": build_ledger}
     if task not in makers:
         raise ValueError(f"task: {task!r} is not one of {', '.join(makers)}")
     settings = {} if recipe is None else {"recipe": recipe}

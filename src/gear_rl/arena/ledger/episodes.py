@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gear_rl.arena import ledger
-from gear_rl.arena.ledger import Call, Plan, Problem
-from gear_rl.arena.ledger_env import LedgerEnvGreetRate, tools
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.env import LedgerEnvGreetRate, tools
+from gear_rl.arena.ledger.problem import Call, Plan, Problem
 from gear_rl.arena.tiers import LedgerTier
 from gear_rl.signals.privileged import render
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from gear_rl.arena import ledger
-from gear_rl.arena.ledger import Plan, Problem
-from gear_rl.arena.ledger_env import tools
-from gear_rl.arena.ledger_episodes import answer_text, episode, turn_text
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.env import tools
+from gear_rl.arena.ledger.episodes import answer_text, episode, turn_text
+from gear_rl.arena.ledger.problem import Plan, Problem
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, NUMBERS, build_model, build_tokenizer, save
 from gear_rl.arena.tiers import LedgerTier
 from gear_rl.arena.training import Batch, Report, competence_optimizers, habit_optimizers, one_thread, train
