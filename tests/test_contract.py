@@ -10,18 +10,8 @@ from torch.nn.functional import pad
 
 import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
-from gear_rl.types import (
-    ROW_SIGNALS,
-    SIGNAL_NAMES,
-    Credit,
-    CreditAssigner,
-    Distilling,
-    Scheduled,
-    TokenSignals,
-    distillation_of,
-    is_additive,
-    is_per_completion,
-)
+from gear_rl.traits import Distilling, Scheduled, distillation_of, is_additive, is_per_completion
+from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, CreditAssigner, TokenSignals
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
 """The others add to the advantage or distil: a sign may flip inside a completion; their docstring says so."""

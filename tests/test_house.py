@@ -11,11 +11,12 @@ import pytest
 import gear_rl
 
 ROOT = Path(gear_rl.__file__).parent
-GROUND = {"types", "tensor", "errors", "files", "environments", "records"}
-BELOW_RUNS = GROUND | {"methods", "signals", "engines", "arena", "data"}
+GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records"}
+BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "bench", "runs", "experiments"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
     "types": set[str](),
+    "traits": {"types"},
     "tensor": set[str](),
     "errors": set[str](),
     "files": set[str](),
@@ -26,14 +27,15 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "view": GROUND,
     "bench": GROUND | {"methods", "signals"},
     "lab": GROUND | {"view"},
-    "engines": GROUND | {"signals", "view"},
+    "credit": GROUND | {"signals"},
+    "engines": GROUND | {"signals", "credit", "view"},
     "arena": GROUND | {"signals", "view"},
     "data": GROUND | {"arena"},
     "runs": BELOW_RUNS | {"cli"},
     "experiments": EVERYTHING | {"cli"},
     "cli": EVERYTHING,
 }
-TORCH_ONLY = {"types", "tensor", "methods", "signals"}
+TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals"}
 ON_REQUEST = {"signals/transport.py": {"ot"}, "tensor/fold_triton.py": {"triton"}}
 """Optional libraries that one file of those rooms may import, inside a function: POT solves transport, Triton
 writes kernels."""

@@ -10,7 +10,7 @@ from gear_rl.methods import METHODS
 from gear_rl.records import read_records
 from gear_rl.runs.arena import REWARDS, arena_config
 from gear_rl.runs.trainer import make_trainer, quiet_libraries
-from gear_rl.types import distillation_of
+from gear_rl.traits import distillation_of
 from support.commands import untouched
 
 pytestmark = pytest.mark.methods

@@ -7,15 +7,8 @@ import pytest
 import torch
 
 from gear_rl.methods import METHODS, Gear, Igpo, Opsd, Sdpg, Shuffled, Uniform
-from gear_rl.types import (
-    ROW_SIGNALS,
-    SIGNAL_NAMES,
-    Credit,
-    Distillation,
-    TokenSignals,
-    distillation_of,
-    is_additive,
-)
+from gear_rl.traits import Distillation, distillation_of, is_additive
+from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
     from gear_rl.signals.contexts import Rollout
     from gear_rl.tensor.advantage import group_relative_advantage
-    from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals
+    from gear_rl.traits import Scheduled
+    from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 __version__ = "0.1.0"
 
@@ -20,7 +21,7 @@ _HOME = {
     "Credit": "gear_rl.types",
     "CreditAssigner": "gear_rl.types",
     "Rollout": "gear_rl.signals.contexts",
-    "Scheduled": "gear_rl.types",
+    "Scheduled": "gear_rl.traits",
     "TokenSignals": "gear_rl.types",
     "METHODS": "gear_rl.methods",
     "Gear": "gear_rl.methods",

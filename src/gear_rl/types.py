@@ -1,4 +1,4 @@
-"""The three nouns of the house: what a method reads, what it returns, and the method itself.
+"""The three central types: what a method reads, what it returns, and the method itself; and the table of signals.
 
 Shapes, once for the whole package: ``B`` completions, ``T`` completion tokens, ``V`` vocabulary, ``S`` prompt
 plus completion, ``D`` width, ``N`` tokens gathered from a mask. ``(B, T)`` is the default and bears no suffix.
@@ -8,14 +8,44 @@ Every ``(B, T)`` tensor is indexed by the token that was *emitted*: ``x[b, t]`` 
 Knows no model, no trainer and no method.
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Source = Literal["passes", "reference", "saliency", "confidence", "transport", "text", "turns", "rollout"]
+"""What a signal is made from: the student's and teacher's forward passes; a pass at the first weights; passes
+for the model's answer (saliency, confidence); hidden states of siblings (transport); the completion's text; its
+turns; or what a rollout has without any pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """How a signal is made and shaped: one entry of the table ``SIGNALS``."""
+
+    made_by: Source
+    student: bool = False
+    """Whether it needs the student's pass (of ``passes`` only)."""
+    teacher: bool = False
+    """Whether it needs a teacher, and so a privileged context."""
+    late: bool = False
+    """Whether it is the same whatever other completions it is computed with, so that an engine may compute it for
+    some completions at a time, inside the loss."""
+    per: Literal["token", "completion", "reward"] = "token"
+    """Shape: (B, T), (B,), or (B, R) with one number for each reward function."""
+
+    @property
+    def costs_passes(self) -> bool:
+        """Whether a forward pass of the model is needed."""
+        return self.made_by in ("passes", "reference", "saliency", "confidence", "transport")
+
+
+def _signal(made_by: Source, **kind: Any) -> Any:
+    """A field of ``TokenSignals`` that is None unless it was computed; the arguments are its ``Signal``."""
+    return field(default=None, metadata={"signal": Signal(made_by=made_by, **kind)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,64 +68,68 @@ class TokenSignals:
     mask, not to a forward pass, so no method names it in ``needs``; None means the maximal runs of the mask."""
 
     # One forward pass of the student, and one of the teacher where the name says so or two are compared.
-    student_logprob: Float[Tensor, "B T"] | None = None
+    student_logprob: Float[Tensor, "B T"] | None = _signal("passes", student=True, late=True)
     """log pi(y_t | x, y_<t), nats."""
-    teacher_logprob: Float[Tensor, "B T"] | None = None
+    teacher_logprob: Float[Tensor, "B T"] | None = _signal("passes", teacher=True, late=True)
     """log pi(y_t | x, privileged context, y_<t), nats."""
-    student_entropy: Float[Tensor, "B T"] | None = None
+    student_entropy: Float[Tensor, "B T"] | None = _signal("passes", student=True, late=True)
     """Entropy of the student's next-token distribution before y_t was drawn, nats."""
-    divergence: Float[Tensor, "B T"] | None = None
+    divergence: Float[Tensor, "B T"] | None = _signal("passes", student=True, teacher=True, late=True)
     """KL(student || teacher) over the vocabulary at y_t (reverse KL), nats."""
-    forward_divergence: Float[Tensor, "B T"] | None = None
+    forward_divergence: Float[Tensor, "B T"] | None = _signal(
+        made_by="passes", student=True, teacher=True, late=True
+    )
     """KL(teacher || student) over the vocabulary at y_t (forward KL), nats."""
-    js_divergence: Float[Tensor, "B T"] | None = None
+    js_divergence: Float[Tensor, "B T"] | None = _signal(
+        made_by="passes", student=True, teacher=True, late=True
+    )
     """Jensen-Shannon divergence of student and teacher at y_t, nats, at most log 2."""
-    teacher_entropy: Float[Tensor, "B T"] | None = None
+    teacher_entropy: Float[Tensor, "B T"] | None = _signal("passes", teacher=True, late=True)
     """Entropy of the teacher's next-token distribution before y_t, nats."""
-    student_varentropy: Float[Tensor, "B T"] | None = None
+    student_varentropy: Float[Tensor, "B T"] | None = _signal("passes", student=True, late=True)
     """Variance of -log p under the student's next-token distribution before y_t, nats squared."""
-    reference_logprob: Float[Tensor, "B T"] | None = None
+    reference_logprob: Float[Tensor, "B T"] | None = _signal("reference")
     """log pi_ref(y_t | x, y_<t) at the weights that the run began with, nats."""
 
-    # What the student's own answer hangs on.
-    answer_region: Int[Tensor, "B T"] | None = None
+    # What the student's own answer depends on.
+    answer_region: Int[Tensor, "B T"] | None = _signal("text")
     """0 before the completion's final answer, 1 on the answer's content, 2 on its delimiters and after it; -1
     where the mask is False. A row without a 1 has no answer that was found."""
-    answer_occlusion: Float[Tensor, "B T"] | None = None
+    answer_occlusion: Float[Tensor, "B T"] | None = _signal("saliency")
     """How far the student's answer distribution moves (KL, nats) when y_t is replaced by padding; 0 outside
     region 0."""
-    answer_gradient: Float[Tensor, "B T"] | None = None
+    answer_gradient: Float[Tensor, "B T"] | None = _signal("saliency")
     """|<gradient of the answer's change under noise, embedding>| at y_t's own embedding; 0 outside region 0."""
-    answer_activation: Float[Tensor, "B T"] | None = None
+    answer_activation: Float[Tensor, "B T"] | None = _signal("saliency")
     """Length of (gradient of the answer's loss * activation) at the position that predicts y_t."""
 
     # Completions of a group beside each other.
-    group_B: Int[Tensor, " B"] | None = None
+    group_B: Int[Tensor, " B"] | None = _signal("rollout", per="completion")
     """Which prompt's group the completion belongs to; only for methods that compare siblings. A completion that
     falls back, or that nobody judged where rewards are read, has no siblings: its number is no prompt's."""
-    reward_B: Float[Tensor, " B"] | None = None
+    reward_B: Float[Tensor, " B"] | None = _signal("rollout", per="completion")
     """The completion's reward, as the trainer weighs and sums it; 0 where nobody judged."""
-    rewards_BR: Float[Tensor, "B R"] | None = None
+    rewards_BR: Float[Tensor, "B R"] | None = _signal("rollout", per="reward")
     """What each reward function gave, times its weight; 0 where it abstained."""
-    transport_distance: Float[Tensor, "B T"] | None = None
+    transport_distance: Float[Tensor, "B T"] | None = _signal("transport")
     """How far (Wasserstein) the hidden states around y_t are from those of the group's completions with the
     opposite outcome, in mean lengths of a hidden state; 0 where there is none."""
 
     # Turns and text.
-    token_id: Int[Tensor, "B T"] | None = None
+    token_id: Int[Tensor, "B T"] | None = _signal("rollout", late=True)
     """The sampled token's number in the vocabulary; -1 where the mask is False. The same on every processor, so
     placebos draw their places from it."""
-    turn_reward: Float[Tensor, "B T"] | None = None
+    turn_reward: Float[Tensor, "B T"] | None = _signal("turns")
     """The environment's reward for the turn that emitted y_t, on every token of the turn; the completion's own
     reward is not among them."""
-    anchor_id: Int[Tensor, "B T"] | None = None
+    anchor_id: Int[Tensor, "B T"] | None = _signal("turns")
     """Which state the turn of y_t began in: turns of a group that began alike share the number; -1 outside."""
-    answer_confidence: Float[Tensor, "B T"] | None = None
+    answer_confidence: Float[Tensor, "B T"] | None = _signal("confidence")
     """Geometric mean of the student's probabilities of the ground truth's tokens, had it to answer before the
     turn of y_t; from 0 to 1, the same on every token of the turn."""
-    sentence_id: Int[Tensor, "B T"] | None = None
+    sentence_id: Int[Tensor, "B T"] | None = _signal("text", late=True)
     """Which sentence of the completion y_t belongs to: 0, 1, 2, ...; -1 where the mask is False."""
-    line_id: Int[Tensor, "B T"] | None = None
+    line_id: Int[Tensor, "B T"] | None = _signal("text", late=True)
     """Which line of the completion y_t belongs to: 0, 1, 2, ...; -1 where the mask is False."""
 
     def __post_init__(self) -> None:
@@ -103,11 +137,11 @@ class TokenSignals:
             value: Tensor | None = getattr(self, name)
             if value is None:
                 continue
-            per_row = name in ROW_SIGNALS
+            per = SIGNALS[name].per if name in SIGNALS else "token"
+            per_row = per != "token"
             expected = self.mask.shape[:1] if per_row else self.mask.shape
-            if value.shape[: len(expected)] != expected or value.dim() != (
-                2 if name in _WIDE else len(expected)
-            ):
+            num_dims = 1 if per == "completion" else 2
+            if value.shape[: len(expected)] != expected or value.dim() != num_dims:
                 raise ValueError(
                     f"{name}: shape {tuple(value.shape)}, but mask has shape {tuple(self.mask.shape)}; "
                     f"give one number per {'completion' if per_row else 'completion token'}"
@@ -122,8 +156,7 @@ class TokenSignals:
         Traceback (most recent call last):
         ValueError: signal 'divergence' was not computed; list it in `needs`, or give TokenSignals(divergence=...)
         """
-        if name not in SIGNAL_NAMES:
-            raise ValueError(f"no signal is called {name!r}; the signals are {', '.join(SIGNAL_NAMES)}")
+        signal_of(name)
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise ValueError(
@@ -132,18 +165,40 @@ class TokenSignals:
         return value
 
 
-SIGNAL_NAMES: tuple[str, ...] = tuple(
-    f.name for f in fields(TokenSignals) if f.name not in ("mask", "turn_id")
-)
-"""Every signal that a method may name in ``needs``."""
-ROW_SIGNALS: tuple[str, ...] = tuple(name for name in SIGNAL_NAMES if name.endswith(("_B", "_BR")))
+SIGNALS: dict[str, Signal] = {f.name: f.metadata["signal"] for f in fields(TokenSignals) if f.metadata}
+"""The table of all signals that a method may name in ``needs``: how each is made, and its shape. No other file
+lists them: an engine, a check or a metric that concerns some of them selects them here."""
+SIGNAL_NAMES: tuple[str, ...] = tuple(SIGNALS)
+"""Every signal's name."""
+
+
+def signal_of(name: str) -> Signal:
+    """The entry of the table; ``ValueError`` that lists the signals if there is none of that name.
+
+    >>> signal_of("divergence").teacher, signal_of("token_id").costs_passes
+    (True, False)
+    """
+    if name not in SIGNALS:
+        raise ValueError(f"no signal is called {name!r}; the signals are {', '.join(SIGNALS)}")
+    return SIGNALS[name]
+
+
+def signals_where(select: Callable[[Signal], bool]) -> tuple[str, ...]:
+    """The names of the signals that ``select`` is True for, in the order of the table.
+
+    >>> signals_where(lambda signal: signal.made_by == "saliency")
+    ('answer_occlusion', 'answer_gradient', 'answer_activation')
+    """
+    return tuple(name for name, signal in SIGNALS.items() if select(signal))
+
+
+ROW_SIGNALS: tuple[str, ...] = signals_where(lambda signal: signal.per != "token")
 """The signals with one entry per completion instead of one per token."""
-_WIDE = ("rewards_BR",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What a method hands to the loss. Raises ``ValueError`` where the shapes disagree or a gradient hangs on."""
+    """What a method hands to the loss. Raises ``ValueError`` where shapes disagree or one carries a gradient."""
 
     advantage: Float[Tensor, "B T"]
     """Per-token advantage; exactly 0 where the mask is False."""
@@ -220,7 +275,7 @@ class CreditAssigner(Protocol):
 
     Implementations are frozen dataclasses. The fields are the settings, the defaults are the published ones,
     and the class is its own config: there is no second place to declare them. What the paper or its code sets in
-    the engine (whose weights the teacher has, what it sees) may stand beside them: ``engine_settings_of``.
+    the engine (whose weights the teacher has, what it sees), and what else a method may declare: ``traits``.
     """
 
     name: ClassVar[str]
@@ -236,128 +291,3 @@ class CreditAssigner(Protocol):
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         """Spread each completion's advantage over its tokens. No I/O, no global randomness, no gradient."""
         ...
-
-
-@runtime_checkable
-class Scheduled(Protocol):
-    """What a method has besides, if its settings change in the course of a training.
-
-    A method has no step counter; the engine has one, and asks before each call.
-    """
-
-    def at_step(self, step: int) -> CreditAssigner:
-        """The method as it is at optimizer step ``step``, counted from 0; the method itself stays as it was."""
-        ...
-
-
-Anchor = Literal["none", "urkl", "ufkl", "rkl", "fkl"]
-TopKOf = Literal["student", "teacher"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
-    """Which term an engine adds to its loss for a method that also distils; ``Credit`` says how much of it where.
-
-    The term of a token is a divergence of the student's next-token distribution ``p`` and the teacher's ``q``,
-    with gradient through the student only: ``beta KL(q || m) + (1 - beta) KL(p || m)``, ``m = beta q + (1 - beta)
-    p``, and by convention KL(q || p) at ``beta=0`` (forward) and KL(p || q) at ``beta=1`` (reverse), as in OPSD
-    (arXiv:2601.18734) and TRL. Raises ``ValueError`` for a setting outside its range.
-
-    >>> Distillation(beta=2.0)
-    Traceback (most recent call last):
-    ValueError: beta: 2.0 must be 0 (forward KL) to 1 (reverse KL)
-    """
-
-    beta: float = 1.0
-    """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
-    top_k: int | None = None
-    """Only so many tokens are compared, the likeliest of ``top_k_of``; None for the whole vocabulary."""
-    top_k_of: TopKOf = "teacher"
-    """Whose likeliest tokens: the ``student``'s (SDPO) or the ``teacher``'s (OPSD). The choice is a constant."""
-    tail: bool = True
-    """With ``top_k``: all other tokens are one more outcome. If not, the ``top_k`` are normalised to 1."""
-    temperature: float = 1.0
-    """Divides the logits of both, beside the sampling temperature."""
-    ratio_clip: float | None = None
-    """Each token's term is multiplied by its importance ratio, up to this; None for no factor."""
-    max_nats: float | None = None
-    """The term of a token is at most this; None for no limit."""
-    anchor: Anchor = "none"
-    """The penalty that holds the policy to its first weights, of ``r = log pi - log pi_ref``: ``urkl`` r^2 / 2,
-    ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r) (SDPG, arXiv:2606.04036)."""
-    anchor_weight: float = 0.0
-    """Coefficient of the anchor on every trained token."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.beta <= 1.0:
-            raise ValueError(f"beta: {self.beta} must be 0 (forward KL) to 1 (reverse KL)")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: {self.top_k}; give 1 or more, or None for the whole vocabulary")
-        if self.top_k_of not in get_args(TopKOf):
-            raise ValueError(f"top_k_of: {self.top_k_of!r} is not one of {', '.join(get_args(TopKOf))}")
-        for field in ("temperature", "ratio_clip", "max_nats"):
-            value: float | None = getattr(self, field)
-            if value is not None and not 0.0 < value < math.inf:
-                raise ValueError(f"{field}: {value} must be a finite number above 0")
-        if self.anchor not in get_args(Anchor):
-            raise ValueError(f"anchor: {self.anchor!r} is not one of {', '.join(get_args(Anchor))}")
-        if not 0.0 <= self.anchor_weight < math.inf:
-            raise ValueError(f"anchor_weight: {self.anchor_weight} must be a finite number, 0 or more")
-
-
-@runtime_checkable
-class Distilling(Protocol):
-    """What a method has besides, if its credit may carry ``distill_weight``."""
-
-    @property
-    def distillation(self) -> Distillation | None:
-        """The term of the loss; None where the settings leave nothing to distil."""
-        ...
-
-
-def distillation_of(method: CreditAssigner) -> Distillation | None:
-    """What the method distils, or None."""
-    return method.distillation if isinstance(method, Distilling) else None
-
-
-def is_additive(method: CreditAssigner) -> bool:
-    """Whether the method may give credit where the completion's advantage is 0, or of the other sign.
-
-    A method says so by an attribute ``additive = True``; an engine then computes its signals for every
-    completion. Reweighting methods, which have no such attribute, cost nothing where the advantage is 0. A method
-    that distils is treated as additive: its term does not hang on the advantage.
-    """
-    return bool(getattr(method, "additive", False)) or distillation_of(method) is not None
-
-
-def is_per_completion(method: CreditAssigner) -> bool:
-    """Whether the method gives every completion the same credit whatever other completions it is called with.
-
-    A method says so by an attribute ``per_completion = True``, or a property where it depends on the settings. An
-    engine may then ask for the credit of some completions at a time, with signals out of other forwards, which
-    differ in their last bits: what draws at random by these bits must not say so.
-    """
-    return bool(getattr(method, "per_completion", False))
-
-
-def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
-    """The settings of the engine that the method's paper or released code has; empty where it has none.
-
-    A method declares them by an attribute ``engine_settings``, a mapping from the engine's names to values. An
-    engine applies each of them unless the user set that key. ``ValueError`` if it is no mapping of names; whether
-    the names and values are right is the engine's to check.
-
-    >>> class Synced:
-    ...     name, source, needs = "synced", "an example", ("divergence",)
-    ...     engine_settings = {"teacher_model_kind": "sync"}
-    ...     def __call__(self, advantage_B, signals): ...
-    >>> engine_settings_of(Synced())
-    {'teacher_model_kind': 'sync'}
-    """
-    found: Any = getattr(method, "engine_settings", {})
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in cast(Any, found)):
-        raise ValueError(
-            f"credit: engine_settings of {method.name!r} is {found!r}; give a mapping from names of settings to "
-            "values"
-        )
-    return dict(cast(Mapping[str, Any], found))

@@ -16,7 +16,8 @@ from gear_rl.methods import METHODS, Gear, Opsd, Rlcsd, Rlsd, Sdpo, Shuffled, Un
 from gear_rl.records import read_records
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.types import Credit, engine_settings_of
+from gear_rl.traits import engine_settings_of
+from gear_rl.types import Credit
 from support.commands import gear, untouched
 
 DEFAULTS = {

@@ -18,7 +18,8 @@ from gear_rl.engines.trl_distill import (
     loss_with_distillation,
 )
 from gear_rl.signals.score import Prompts
-from gear_rl.types import Credit, Distillation, TokenSignals
+from gear_rl.traits import Distillation
+from gear_rl.types import Credit, TokenSignals
 
 
 @dataclasses.dataclass(frozen=True)

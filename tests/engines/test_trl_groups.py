@@ -21,7 +21,8 @@ from gear_rl.engines.trl_turns import turn_signals
 from gear_rl.engines.turns import anchor_ids
 from gear_rl.methods import METHODS, Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
 from gear_rl.signals.score import Completions
-from gear_rl.types import SIGNAL_NAMES, TokenSignals, distillation_of
+from gear_rl.traits import distillation_of
+from gear_rl.types import SIGNAL_NAMES, TokenSignals
 from test_contract import OFF
 
 FLOATS = [

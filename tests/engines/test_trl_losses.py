@@ -25,7 +25,8 @@ from engines.probing import Probe
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
 from gear_rl.engines.trl_checks import check_importance_level, check_signs
 from gear_rl.methods import METHODS, Crpo, Gigpo
-from gear_rl.types import TokenSignals, distillation_of
+from gear_rl.traits import distillation_of
+from gear_rl.types import TokenSignals
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)

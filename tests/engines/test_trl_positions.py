@@ -17,7 +17,7 @@ from gear_rl.engines import trl_late, trl_share
 from gear_rl.methods import Opsd
 from gear_rl.records import read_records
 from gear_rl.signals import prefix
-from gear_rl.types import Distillation
+from gear_rl.traits import Distillation
 
 WARNING = "has absolute positions"
 

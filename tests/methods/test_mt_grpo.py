@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import MtGrpo, Uniform
-from gear_rl.types import TokenSignals, is_additive
+from gear_rl.traits import is_additive
+from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY
 from methods.grouped import close, groups, relative, turns_of_rows
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gear_rl.methods import Opsd, Sdpo, Shuffled, Uniform
 from gear_rl.tensor.distill import distillation_terms
 from gear_rl.tensor.logits import Head
-from gear_rl.types import Distillation, TokenSignals, distillation_of, is_additive
+from gear_rl.traits import Distillation, distillation_of, is_additive
+from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, rollouts
 
 MASK = torch.tensor([[True, False, True], [True, True, False], [False, False, False]])

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, Rlsd, Shuffled, Uniform
-from gear_rl.types import CreditAssigner, Scheduled, TokenSignals
+from gear_rl.traits import Scheduled
+from gear_rl.types import CreditAssigner, TokenSignals
 from methods.completions import PROPERTY, completion, rollouts
 
 rlsds = st.builds(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import Sdpg, Uniform
-from gear_rl.types import Distillation, Scheduled, TokenSignals, distillation_of, is_additive
+from gear_rl.traits import Distillation, Scheduled, distillation_of, is_additive
+from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, rollouts
 
 MASK = torch.tensor([[True, False, True], [True, True, False], [True, True, True], [False, False, False]])

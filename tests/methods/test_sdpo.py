@@ -8,7 +8,7 @@ import torch
 from gear_rl.methods import Sdpo
 from gear_rl.tensor.distill import distillation_terms
 from gear_rl.tensor.logits import Head
-from gear_rl.types import Distillation
+from gear_rl.traits import Distillation
 
 
 def test_the_released_term():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Rlsd, Serl, Shuffled, Uniform
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import Scheduled, TokenSignals
+from gear_rl.traits import Scheduled
+from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, rollouts
 
 LOG = math.log

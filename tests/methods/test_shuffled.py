@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from gear_rl.methods import Gear, RandomOnsets, Rlsd, Shuffled, Uniform
-from gear_rl.types import Scheduled, TokenSignals
+from gear_rl.traits import Scheduled
+from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, literal, rollouts
 
 TOKEN_ONLY = literal(onset_rule="never", renormalise="none")

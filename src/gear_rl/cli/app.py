@@ -135,7 +135,7 @@ def methods(
     from gear_rl.errors import did_you_mean
     from gear_rl.methods import METHODS
     from gear_rl.runs.config import settings_of
-    from gear_rl.types import distillation_of, engine_settings_of, is_additive
+    from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
     if name is not None and name not in METHODS:
         raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")

@@ -19,7 +19,7 @@ from gear_rl.runs.arena import REWARDS, arena_config
 from gear_rl.runs.config import build_method
 from gear_rl.runs.trainer import make_trainer, use_few_threads
 from gear_rl.runs.versions import versions
-from gear_rl.types import engine_settings_of
+from gear_rl.traits import engine_settings_of
 
 BASE = "uniform"
 """Plain GRPO, which every other method is measured against."""

@@ -9,7 +9,7 @@ from typing import Any
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.config import settings_of
-from gear_rl.types import distillation_of, engine_settings_of, is_additive
+from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
 _HEAD = """# Methods
 

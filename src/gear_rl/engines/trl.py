@@ -49,7 +49,8 @@ from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
-from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, distillation_of
+from gear_rl.traits import distillation_of
+from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals
 
 TEACHER_FILE, REFERENCE_FILE = "teacher.safetensors", "reference.safetensors"
 """The teacher's own weights inside a checkpoint, and the reference's, where they have any."""

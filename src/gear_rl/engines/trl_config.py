@@ -22,7 +22,8 @@ from gear_rl.signals.contexts import NO_CONTRAST, check_sources
 from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
 from gear_rl.signals.saliency import Layer, LossSpan, Readout
 from gear_rl.signals.teacher import TeacherKind
-from gear_rl.types import CreditAssigner, engine_settings_of
+from gear_rl.traits import engine_settings_of
+from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 

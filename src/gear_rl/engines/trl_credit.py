@@ -21,7 +21,8 @@ from gear_rl.engines.trl_report import log_credit, record
 from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
 from gear_rl.engines.trl_signals import Batch, judged, needs_context, without_first
 from gear_rl.signals.score import Completions, Prompts, needs_teacher
-from gear_rl.types import Credit, CreditAssigner, Scheduled, TokenSignals, distillation_of, is_additive
+from gear_rl.traits import Scheduled, distillation_of, is_additive
+from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ def settle(trainer: Any, asked: Asked, signals: TokenSignals) -> Settled:
         if not asked.batch.teachers:
             raise ValueError(
                 f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
-                "term it weighs; see gear_rl.types.Distilling"
+                "term it weighs; see gear_rl.traits.Distilling"
             )
         credit = without_first(credit, signals, trainer.args.teacher_skip_first_tokens)
     return Settled(credit=credit, signals=signals, fallback_B=fallback_B, trusted_B=scored_B & ~falls)

@@ -23,7 +23,8 @@ from gear_rl.signals.score import Prompts
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head, predicting_positions
-from gear_rl.types import Anchor, Credit, Distillation, TokenSignals, distillation_of
+from gear_rl.traits import Anchor, Distillation, distillation_of
+from gear_rl.types import Credit, TokenSignals
 
 WEIGHT, REFERENCE = "gear_distill_weight", "gear_reference_logprob"
 TEACHER_IDS, TEACHER_ATTENTION = "gear_teacher_ids", "gear_teacher_attention"

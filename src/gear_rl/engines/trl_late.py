@@ -24,13 +24,12 @@ from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 from gear_rl.engines.trl_credit import Asked, Settled, for_loss, report, settle
 from gear_rl.engines.trl_share import StudentPass, makes_old_pass, shares
 from gear_rl.engines.trl_signals import collect, shares_prompts, taught
-from gear_rl.signals.score import COMPUTED, needs_student
-from gear_rl.types import Credit, TokenSignals, distillation_of, is_per_completion
+from gear_rl.signals.score import needs_student
+from gear_rl.traits import distillation_of, is_per_completion
+from gear_rl.types import Credit, TokenSignals, signal_of
 
 ROW = "gear_row"
 """The column that says which rollout of the batch a shuffled row is."""
-_LATE = (*COMPUTED, "sentence_id", "line_id", "token_id")
-"""Signals that are the same whatever other completions they are computed with."""
 _OURS = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
 
 
@@ -51,7 +50,7 @@ def may_wait(trainer: Any, asked: Asked, own_class: type) -> bool:
         and is_per_completion(method)
         and distillation_of(method) is None
         and needs_student(method.needs)
-        and all(name in _LATE for name in method.needs)
+        and all(signal_of(name).late for name in method.needs)
         and len(asked.batch.teachers) <= 1
         and shares(trainer)
     )

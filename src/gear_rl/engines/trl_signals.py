@@ -24,7 +24,6 @@ from gear_rl.signals.prefix import shared_prompts
 from gear_rl.signals.privileged import fill
 from gear_rl.signals.saliency import SALIENCY_SIGNALS, num_saliency_batches, saliency
 from gear_rl.signals.score import (
-    TEACHER_SIGNALS,
     Completions,
     Prompts,
     StudentStates,
@@ -36,11 +35,10 @@ from gear_rl.signals.score import (
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.signals.text_units import line_ids, sentence_ids
 from gear_rl.signals.transport import num_transport_batches, transport_distances
-from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, distillation_of
+from gear_rl.traits import distillation_of
+from gear_rl.types import ROW_SIGNALS, Credit, CreditAssigner, TokenSignals, signal_of, signals_where
 
-_TEXT_SIGNALS = ("answer_region", "sentence_id", "line_id")
-_FREE = (*_TEXT_SIGNALS, *ROW_SIGNALS, "turn_reward", "anchor_id", "token_id")
-"""Signals that cost no forward pass."""
+_TEXT_SIGNALS = signals_where(lambda signal: signal.made_by == "text")
 
 
 def needs_context(method: CreditAssigner) -> bool:
@@ -54,7 +52,7 @@ def needs_context(method: CreditAssigner) -> bool:
 
 def needs_passes(method: CreditAssigner) -> bool:
     """Whether the method costs forward passes of the model."""
-    return distillation_of(method) is not None or any(name not in _FREE for name in method.needs)
+    return distillation_of(method) is not None or any(signal_of(name).costs_passes for name in method.needs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,9 +237,7 @@ def _compared(trainer: Any, needs: Sequence[str], batch: Batch, options: dict[st
     wanted, skip = tuple(needs), trainer.args.teacher_skip_first_tokens
     if "teacher_logprob" in wanted and "student_logprob" not in wanted and (skip or len(batch.teachers) > 1):
         wanted = (*wanted, "student_logprob")  # what a log-ratio of 0 is measured from
-    wanted = tuple(
-        name for name in wanted if name.startswith(("student_", "teacher_")) or "divergence" in name
-    )
+    wanted = tuple(name for name in wanted if signal_of(name).made_by == "passes")
     teachers = batch.teachers or [None]
     passes = [
         score(
@@ -249,7 +245,7 @@ def _compared(trainer: Any, needs: Sequence[str], batch: Batch, options: dict[st
             batch.completions,
             batch.student,
             teacher,
-            needs=wanted if i == 0 else [name for name in wanted if name in TEACHER_SIGNALS],
+            needs=wanted if i == 0 else [name for name in wanted if signal_of(name).teacher],
             teacher_weights=_lent_weights(trainer),
             student_states=batch.student_states,
             share_prompts=trainer._sharding not in SHARDED,

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.types import Anchor, Credit, Distillation, TokenSignals
+from gear_rl.traits import Anchor, Distillation
+from gear_rl.types import Credit, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

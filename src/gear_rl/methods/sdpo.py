@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.types import Credit, Distillation, TokenSignals, TopKOf
+from gear_rl.traits import Distillation, TopKOf
+from gear_rl.types import Credit, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

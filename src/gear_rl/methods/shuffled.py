@@ -10,17 +10,15 @@ from torch import Tensor
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
-from gear_rl.types import (
-    Credit,
-    CreditAssigner,
+from gear_rl.traits import (
     Distillation,
     Scheduled,
-    TokenSignals,
     distillation_of,
     engine_settings_of,
     is_additive,
     is_per_completion,
 )
+from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,21 @@ contrast is a second, wrong context: what both share (the style of a hint) cance
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gear_rl.signals.privileged import Message, privileged_context
 from gear_rl.tensor.segments import segment_starts, turn_ids
-from gear_rl.types import TokenSignals
+from gear_rl.types import TokenSignals, signals_where
 
 SOURCES = ("environment", "row", "sibling", "feedback", "function")
 """What may be asked for a privileged context."""
 CONTRASTS = ("sibling", "shuffled")
 NO_CONTRAST = "none"
 """Wrong contexts that are made from the batch; any other name is a column of the dataset."""
+_DIVERGENCES = signals_where(lambda signal: signal.student and signal.teacher)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +196,8 @@ def skipping_first(signals: TokenSignals, num_tokens: int) -> TokenSignals:
 
 
 def _divergences(signals: TokenSignals) -> list[tuple[str, Tensor]]:
-    found = {
-        "divergence": signals.divergence,
-        "forward_divergence": signals.forward_divergence,
-        "js_divergence": signals.js_divergence,
-    }
-    return [(name, value) for name, value in found.items() if value is not None]
+    values = [(name, cast(Tensor | None, getattr(signals, name))) for name in _DIVERGENCES]
+    return [(name, value) for name, value in values if value is not None]
 
 
 def _sibling(everyone: Sequence[Rollout], place: int, wanted: Callable[[float], bool]) -> str | None:

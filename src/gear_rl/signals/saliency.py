@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from gear_rl.signals.forwards import backbone_of, evaluating, head_of, hidden_states, unwrapped
 from gear_rl.signals.score import Completions, Prompts
 from gear_rl.tensor.logits import Head, predicting_positions
+from gear_rl.types import signals_where
 
-SALIENCY_SIGNALS = ("answer_occlusion", "answer_gradient", "answer_activation")
+SALIENCY_SIGNALS = signals_where(lambda signal: signal.made_by == "saliency")
 """The signals that this file computes; all of them need to know where the answer stands."""
 
 Readout = Literal["mean", "last", "joint"]

@@ -21,13 +21,9 @@ from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
 from gear_rl.tensor.logits import Head, scattered, token_statistics
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import SIGNAL_NAMES, TokenSignals
+from gear_rl.types import SIGNALS, TokenSignals, signals_where
 
-TEACHER_SIGNALS = ("teacher_logprob", "divergence", "forward_divergence", "js_divergence", "teacher_entropy")
-"""The signals that cost a teacher pass."""
-_STUDENT_ALONE = ("student_logprob", "student_entropy", "student_varentropy")
-_STUDENT_SIGNALS = (*_STUDENT_ALONE, "divergence", "forward_divergence", "js_divergence")
-COMPUTED = (*_STUDENT_ALONE, *TEACHER_SIGNALS)
+COMPUTED = signals_where(lambda signal: signal.made_by == "passes")
 """Every signal of the two passes."""
 
 StudentStates = Callable[[Int[Tensor, " N"], Bool[Tensor, "N T"]], Float[Tensor, "M D"]]
@@ -122,7 +118,7 @@ def needs_teacher(needs: Sequence[str]) -> bool:
     >>> needs_teacher(["student_entropy"]), needs_teacher(["divergence"])
     (False, True)
     """
-    return any(name in TEACHER_SIGNALS for name in needs)
+    return any(name in SIGNALS and SIGNALS[name].teacher for name in needs)
 
 
 def needs_student(needs: Sequence[str]) -> bool:
@@ -131,7 +127,7 @@ def needs_student(needs: Sequence[str]) -> bool:
     >>> needs_student(["divergence"]), needs_student(["teacher_logprob"]), needs_student([])
     (True, False, False)
     """
-    return any(name in _STUDENT_SIGNALS for name in needs)
+    return any(name in SIGNALS and SIGNALS[name].student for name in needs)
 
 
 @torch.no_grad()
@@ -336,6 +332,3 @@ class _Scorer:
             both = torch.cat([prompt, ids], 1), torch.cat([attention, attended], 1)
             hidden = hidden_states(self.model, *both, num_tokens=width)
         return hidden[keep]  # a copy, so that the prompt's hidden states are freed
-
-
-assert set(COMPUTED) < set(SIGNAL_NAMES)

@@ -1,0 +1,164 @@
+"""Whether two versions of the package give the same numbers, bit for bit: fingerprints of short runs, compared.
+
+    python benchmarks/same_numbers.py run --out before.json     # in the checkout of the one version
+    python benchmarks/same_numbers.py run --out after.json      # in that of the other
+    python benchmarks/same_numbers.py compare before.json after.json
+
+Every run is a command of the package (``gear demo``, ``gear train``), so the script depends on no module of it
+and is the same file for both versions. A fingerprint is taken of the logged metrics, the recorded credit of every
+token, the demo's summary and the final weights; clocks and versions are left out. Both files must come from one
+machine: the last bits of a float depend on the processor. Uses the ``gear_rl`` that the interpreter finds (set
+PYTHONPATH to choose). Takes about 15 minutes on one core; ``--only`` chooses runs by name.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+METHODS = (
+    *("uniform", "gear", "shuffled", "fixed_spans", "random_onsets", "rlsd", "serl", "rlcsd", "distilled_rl"),
+    *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo"),
+    *("opsd", "sdpo", "sdpg"),
+)
+AGENTS = ("gigpo", "mt_grpo", "igpo", "serl")
+"""Methods that tell turns apart: they train the task with tools."""
+CLOCKS = ("seconds", "time", "runtime", "per_second", "versions", "threads", "output_dir")
+"""Parts of names whose values differ between two runs of one version."""
+VARIANTS: dict[str, tuple[str, list[str]]] = {
+    "gear, own student pass": ("gear", ["--student_pass", "own"]),
+    "gear, two micro-batches": ("gear", ["--gradient_accumulation_steps", "2"]),
+    "gear, old log-probs": ("gear", ["--num_iterations", "2"]),
+    "gear, ema teacher": ("gear", ["--teacher_model_kind", "ema"]),
+    "gear, contrast": (
+        "gear",
+        ["--teacher_contrast", "sibling", "--privileged_sources", "[sibling, row]"],
+    ),
+    "gear, spliced prompt": ("gear", ["--teacher_prompt", "splice", "--teacher_skip_first_tokens", "2"]),
+    "gear, GSPO ratio on cispo": (
+        "gear",
+        ["--loss_type", "cispo", "--importance_sampling_level", "sequence"],
+    ),
+}
+DEMOS: dict[str, list[str]] = {
+    "demo chain": ["--seed", "0"],
+    "demo ledger": ["--task", "ledger", "--seed", "0", "--steps", "5"],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run", help="take fingerprints of this version")
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--only", default="", help="only runs whose name contains this")
+    compare = commands.add_parser("compare", help="compare two files of fingerprints")
+    compare.add_argument("before", type=Path)
+    compare.add_argument("after", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        return take(options.out, options.only)
+    return differences(json.loads(options.before.read_text()), json.loads(options.after.read_text()))
+
+
+def take(out: Path, only: str) -> int:
+    """Run all whose names contain ``only`` and add their fingerprints to the file."""
+    taken: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
+    runs: dict[str, list[str]] = {name: ["demo", *more] for name, more in DEMOS.items()}
+    runs |= {f"3 steps of {name}": training(name, []) for name in METHODS}
+    runs |= {f"3 steps of {name}": training(method, more) for name, (method, more) in VARIANTS.items()}
+    for name, arguments in runs.items():
+        if only not in name or name in taken:
+            continue
+        print(f"{name} ...", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-c", "from gear_rl.cli import main; main()", *arguments]
+            place = "--out" if arguments[0] == "demo" else "--output_dir"
+            command += [place, folder]
+            if arguments[0] == "train":
+                command += ["--record_file", f"{folder}/records.jsonl"]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
+                return 1
+            taken[name] = fingerprints(Path(folder))
+        out.write_text(json.dumps(taken, indent=1) + "\n")
+    return 0
+
+
+def training(method: str, more: list[str]) -> list[str]:
+    """The arguments of ``gear`` for three steps of a method on the arena."""
+    ledger = method in AGENTS
+    credit = ["--credit.name", method]
+    if method == "fixed_spans":
+        credit += ["--credit.span_tokens", "4"]
+    reward = "[arena, 'gear_rl.arena.chain:steps_reward']" if method == "crpo" else "arena"
+    return [
+        *("train", "--model", "arena", "--dataset", f"arena/{'ledger' if ledger else 'chain'}/easy"),
+        *(("--environment", "arena") if ledger else ("--reward", reward)),
+        *credit,
+        *("--max_steps", "3", "--seed", "1", "--learning_rate", "1e-3", "--num_generations", "4"),
+        *("--per_device_train_batch_size", "8" if ledger else "16", "--max_completion_length", "96"),
+        *("--logging_steps", "1", "--save_strategy", "steps", "--save_steps", "3"),
+        *more,
+    ]
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """A digest of each thing that a run has left."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.name == "trainer_state.json":
+            found["metrics"] = digest_of(json.loads(path.read_text())["log_history"])
+        elif path.name == "summary.json":
+            found["summary"] = digest_of(json.loads(path.read_text()))
+        elif path.name == "records.jsonl":
+            found["records"] = digest(path.read_bytes())
+        elif path.suffix == ".safetensors" and "checkpoint-3" in path.parts:
+            found[path.name] = digest(path.read_bytes())
+    return found
+
+
+def without_clocks(value: Any) -> Any:
+    """The same value without what differs between two runs of one version."""
+    if isinstance(value, dict):
+        return {k: without_clocks(v) for k, v in value.items() if not any(clock in k for clock in CLOCKS)}
+    return [without_clocks(item) for item in value] if isinstance(value, list) else value
+
+
+def digest_of(value: Any) -> str:
+    return digest(json.dumps(without_clocks(value), sort_keys=True).encode())
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> int:
+    """Print every run and whether it is the same in both; 1 where one is not, or is missing."""
+    wrong = 0
+    for name in sorted({*before, *after}):
+        one, other = before.get(name), after.get(name)
+        if one is None or other is None:
+            verdict = "only in one of the files"
+        else:
+            unlike = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
+            verdict = f"differs: {', '.join(unlike)}" if unlike else f"the same ({', '.join(one)})"
+        wrong += not verdict.startswith("the same")
+        print(f"{name}: {verdict}")
+    print(
+        f"{wrong} of {len({*before, *after})} runs differ" if wrong else "all runs are the same, bit for bit"
+    )
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
