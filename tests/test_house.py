@@ -27,7 +27,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "view": GROUND,
     "bench": GROUND | {"methods", "signals"},
     "lab": GROUND | {"view"},
-    "credit": GROUND | {"signals"},
+    "credit": GROUND | {"signals", "engines"},
     "engines": GROUND | {"signals", "credit", "view"},
     "arena": GROUND | {"signals", "view"},
     "data": GROUND | {"arena"},

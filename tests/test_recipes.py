@@ -49,7 +49,7 @@ def built(config: RunConfig) -> None:
     """Everything of a configuration that can be built without a model: TRL's, PEFT's and the method's checks."""
     from peft import LoraConfig
 
-    from gear_rl.engines.trl_config import GEARConfig
+    from gear_rl.engines.trl.config import GEARConfig
 
     assert build_method(config.credit).name
     GEARConfig(**({"output_dir": "never-written"} | config.trainer | CPU))

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from engines import probing, tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
-from gear_rl.engines import trl_signals as engine
+from gear_rl.engines.trl import signals as engine
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
 
 

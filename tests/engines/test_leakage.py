@@ -5,10 +5,10 @@ import secrets
 import pytest
 import torch
 
-import gear_rl.engines.trl_signals as engine
+import gear_rl.engines.trl.signals as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
-from gear_rl.engines import trl
+from gear_rl.engines.trl import trainer as trl
 from gear_rl.methods import Igpo, Opsd, Sdpg, Sdpo
 from gear_rl.records import read_records
 from gear_rl.signals.score import Prompts

@@ -8,10 +8,10 @@ import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-import gear_rl.engines.trl_signals as engine
+import gear_rl.engines.trl.signals as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
-from gear_rl.engines.trl_config import LOSS_TYPES, incompatibilities
+from gear_rl.engines.trl.config import LOSS_TYPES, incompatibilities
 from gear_rl.records import read_records
 from gear_rl.types import Credit
 

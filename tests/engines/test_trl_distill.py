@@ -10,7 +10,7 @@ import torch
 
 from engines.distilling import LORA, made, micro_batch
 from gear_rl import GEARTrainer
-from gear_rl.engines.trl_distill import (
+from gear_rl.engines.trl.distillation import (
     anchor_penalty,
     attach,
     check_distillation,

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-import gear_rl.engines.trl
+import gear_rl.engines.trl.trainer
 from engines import tiny
 from engines.distilling import LORA, made
 from gear_rl import Uniform
-from gear_rl.engines import trl_distill
+from gear_rl.engines.trl import distillation
 from gear_rl.methods import Opsd, Sdpg, Sdpo
 
 
@@ -47,13 +47,13 @@ def test_every_method_trains(tiny_model, tmp_path, credit, peft, changes):
 
 def test_rows_without_context_are_neither_distilled_nor_anchored(tiny_model, tmp_path, monkeypatch):
     attached = []
-    original = trl_distill.attach
+    original = distillation.attach
 
     def watched(output, *more):
         original(output, *more)
         attached.append(dict(output))
 
-    monkeypatch.setattr(gear_rl.engines.trl, "attach", watched)
+    monkeypatch.setattr(gear_rl.engines.trl.trainer, "attach", watched)
     rows = [
         row | {"privileged_context": None, "answer": ""} if i % 2 else row
         for i, row in enumerate(tiny.rows())

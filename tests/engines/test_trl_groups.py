@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-import gear_rl.engines.trl as engine
+import gear_rl.engines.trl.trainer as engine
 from engines import tiny
 from engines.probing import REWARDS, SCRIPTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer, Shuffled
-from gear_rl.engines import trl_turns
-from gear_rl.engines.trl_checks import check_groups, check_reference
-from gear_rl.engines.trl_signals import _groups
-from gear_rl.engines.trl_turns import turn_signals
-from gear_rl.engines.turns import anchor_ids
+from gear_rl.credit.turns import anchor_ids
+from gear_rl.engines.trl import turns
+from gear_rl.engines.trl.checks import check_groups, check_reference
+from gear_rl.engines.trl.signals import _groups
+from gear_rl.engines.trl.turns import turn_signals
 from gear_rl.methods import METHODS, Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
 from gear_rl.signals.score import Completions
 from gear_rl.traits import distillation_of
@@ -250,12 +250,12 @@ def test_groups_and_anchors_are_numbered_over_all_processes(desk, monkeypatch, r
         own_groups = _groups(process(rank, size), completions(rank)).tolist()
         assert own_groups == [(4 * rank + b) // size for b in range(4)]
         told: list[Any] = []
-        monkeypatch.setattr(trl_turns, "gather_object", lambda local, told=told: told.extend(local) or told)
+        monkeypatch.setattr(turns, "gather_object", lambda local, told=told: told.extend(local) or told)
         for index in (0, 1):
             turn_signals(process(index, size), ["anchor_id"], completions(index))
         groups = [b // size for b in range(8)]
         assert [group for _, group in told] == groups
-        monkeypatch.setattr(trl_turns, "gather_object", lambda local, told=told: told)
+        monkeypatch.setattr(turns, "gather_object", lambda local, told=told: told)
         value = turn_signals(process(rank, size), ["anchor_id"], completions(rank))["anchor_id"]
         whole = anchor_ids([texts for texts, _ in told], groups, found.mask)
         assert torch.equal(value, whole[4 * rank : 4 * rank + 4])

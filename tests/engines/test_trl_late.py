@@ -10,7 +10,7 @@ from torch import nn
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
-from gear_rl.engines import trl_late, trl_share
+from gear_rl.engines.trl import hooks, late
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
 from gear_rl.signals import prefix
@@ -21,13 +21,13 @@ from gear_rl.signals.forwards import backbone_of
 def waited(monkeypatch):
     """Every batch whose credit was left to the loss."""
     made = []
-    original = trl_late.LateCredit.__init__
+    original = late.LateCredit.__init__
 
     def watched(self, *args):
         made.append(self)
         original(self, *args)
 
-    monkeypatch.setattr(trl_late.LateCredit, "__init__", watched)
+    monkeypatch.setattr(late.LateCredit, "__init__", watched)
     return made
 
 
@@ -272,10 +272,8 @@ def test_shared_prompts_are_run_before_the_shuffle_tears_their_groups_apart(
     tiny_model, tmp_path, monkeypatch
 ):
     seen = []
-    original = trl_late.taught
-    monkeypatch.setattr(
-        trl_late, "taught", lambda *args: seen.append(len(args[2].scored_B)) or original(*args)
-    )
+    original = late.taught
+    monkeypatch.setattr(late, "taught", lambda *args: seen.append(len(args[2].scored_B)) or original(*args))
     trained(tmp_path, tiny_model, Gear(), max_steps=1)
     assert seen == [8], "the whole batch of rollouts at once"
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
@@ -321,7 +319,7 @@ def test_what_is_asked_for_outside_of_a_training_does_not_wait(tiny_model, tmp_p
     trainer.model.train()
     rows = [dict(row) for row in list(tiny.rows(2)) for _ in range(4)]
     output = trainer._generate_and_score_completions(rows)
-    assert output["advantages"].dim() == 2 and trl_late.ROW not in output
+    assert output["advantages"].dim() == 2 and late.ROW not in output
     assert len(waited) == 1
 
 
@@ -329,7 +327,7 @@ def test_dropout_has_a_pass_of_its_own(tiny_model, tmp_path, waited):
     peft = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
     for changes in ({}, {"steps_per_generation": 4}):
         trainer = trained(tmp_path, tiny_model, Gear(), peft=peft, **changes)
-        assert not trl_share.shares(trainer)
+        assert not hooks.shares(trainer)
     assert not waited
 
 
@@ -346,8 +344,8 @@ def test_dropout_has_a_pass_of_its_own(tiny_model, tmp_path, waited):
 def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
     module = nn.Linear(1, 1)
     setattr(module, name, value)
-    assert trl_share.is_deterministic(nn.Sequential(module)) is quiet
-    assert not trl_share.is_deterministic(nn.Sequential(module, nn.BatchNorm1d(1)))
+    assert hooks.is_deterministic(nn.Sequential(module)) is quiet
+    assert not hooks.is_deterministic(nn.Sequential(module, nn.BatchNorm1d(1)))
 
 
 @pytest.mark.parametrize(
@@ -373,8 +371,8 @@ def test_what_was_never_run_keeps_a_pass_of_its_own(change):
         rest = {name: value for name, value in changes.items() if name not in own}
         return SimpleNamespace(args=SimpleNamespace(**(args | rest)), **(trainer | own))
 
-    assert trl_share.shares(made({}))
-    assert not trl_share.shares(made(change))
+    assert hooks.shares(made({}))
+    assert not hooks.shares(made(change))
 
 
 def test_a_loss_that_reads_the_advantages_first_is_known(monkeypatch):
@@ -383,18 +381,18 @@ def test_a_loss_that_reads_the_advantages_first_is_known(monkeypatch):
             advantages = inputs["advantages"]
             return advantages, self._get_per_token_logps_and_entropies(model, 1)
 
-    assert trl_late._loss_reads_late()
-    monkeypatch.setattr(trl_late, "GRPOTrainer", Early)
-    trl_late._loss_reads_late.cache_clear()
+    assert late._loss_reads_late()
+    monkeypatch.setattr(late, "GRPOTrainer", Early)
+    late._loss_reads_late.cache_clear()
     try:
-        assert not trl_late._loss_reads_late()
+        assert not late._loss_reads_late()
     finally:
-        trl_late._loss_reads_late.cache_clear()
+        late._loss_reads_late.cache_clear()
 
 
 def test_what_was_not_heard_is_computed(tiny_model, tmp_path, monkeypatch, waited):
     """A backbone that TRL reaches some other way: the student then has a pass of its own, in the loss."""
-    monkeypatch.setattr(trl_share.StudentPass, "whole", property(lambda self: False))
+    monkeypatch.setattr(hooks.StudentPass, "whole", property(lambda self: False))
     agree(*both(tmp_path, monkeypatch, tiny_model, Gear()))
     agree(*both(tmp_path / "own", monkeypatch, tiny_model, Gear(), steps_per_generation=4))
     assert len(waited) == 2

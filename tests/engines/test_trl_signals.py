@@ -12,7 +12,7 @@ from engines import tiny
 from engines.probing import SCRIPTS, WEIGHTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.engines.turns import anchor_ids
+from gear_rl.credit.turns import anchor_ids
 from gear_rl.signals.answers import answer_regions
 from gear_rl.signals.confidence import answer_confidence
 from gear_rl.signals.saliency import SALIENCY_SIGNALS, saliency

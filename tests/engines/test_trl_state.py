@@ -13,8 +13,8 @@ from engines import tiny
 from engines.desks import Store
 from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines import trl_rollouts
 from gear_rl.engines.evaluation import RESAMPLES, interval
+from gear_rl.engines.trl import rollouts
 from gear_rl.records import read_records
 from gear_rl.signals.score import Completions
 
@@ -65,13 +65,13 @@ def test_half_surrogates_lists_and_names_do_not_end_the_run(roomy, tmp_path):
 
 def test_feedback_that_a_reward_function_logs_is_told_to_failures(roomy, tmp_path, monkeypatch):
     told = []
-    prompts = trl_rollouts.teacher_prompts
+    prompts = rollouts.teacher_prompts
 
     def watched(trainer, contexts, student):
         told.append(list(contexts))
         return prompts(trainer, contexts, student)
 
-    monkeypatch.setattr("gear_rl.engines.trl_credit.teacher_prompts", watched)
+    monkeypatch.setattr("gear_rl.engines.trl.credit.teacher_prompts", watched)
     values: list[Any] = ["a<|im_end|>", {"line": 3}, None, "won"]
 
     def judge(completions, log_extra, **_):
@@ -153,15 +153,15 @@ def contexts_of_process(monkeypatch, index: int, **args: Any) -> tuple[Any, Any]
     others: list[Any] = []
     if "sibling" in (*trainer._sources, trainer.args.teacher_contrast):
         with monkeypatch.context() as patch:
-            patch.setattr(trl_rollouts, "gather_object", lambda local: others.extend(local) or local * 2)
+            patch.setattr(rollouts, "gather_object", lambda local: others.extend(local) or local * 2)
             there = SimpleNamespace(
                 **{**vars(trainer), "accelerator": SimpleNamespace(process_index=1 - index)}
             )
             other_ids = torch.arange(4).view(2, 2)[1 - index][:, None]
-            trl_rollouts.contexts_of(there, [{}] * 2, completions_of(other_ids))
-    monkeypatch.setattr(trl_rollouts, "gather_object", gather)
+            rollouts.contexts_of(there, [{}] * 2, completions_of(other_ids))
+    monkeypatch.setattr(rollouts, "gather_object", gather)
     rows = [{"answer": f"answer {index}"}] * 2
-    return trl_rollouts.contexts_of(trainer, rows, completions_of(ids))
+    return rollouts.contexts_of(trainer, rows, completions_of(ids))
 
 
 def completions_of(ids: torch.Tensor) -> Completions:
@@ -188,7 +188,7 @@ def test_siblings_and_failures_keep_their_places_over_processes(monkeypatch, ind
 def test_no_environment_is_asked_for_a_secret_that_nobody_wants():
     for sources, told in ((["row"], [None]), (["row", "environment"], ["of the class"])):
         trainer = SimpleNamespace(environments=[Store()], _sources=sources)
-        assert trl_rollouts._secrets(trainer, 1) == told
+        assert rollouts._secrets(trainer, 1) == told
 
 
 @pytest.mark.parametrize("vllm", [False, True])

@@ -27,7 +27,7 @@ def ledger_trainer(model: Any, tokenizer: Any, tier: str, folder: str) -> Any:
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS
     from gear_rl.arena.tiers import LEDGER_DEMOS
     from gear_rl.engines.trl import GEARTrainer
-    from gear_rl.engines.trl_config import GEARConfig
+    from gear_rl.engines.trl.config import GEARConfig
     from gear_rl.methods import Uniform
 
     budget = LEDGER_DEMOS[tier]

@@ -67,7 +67,7 @@ def _device() -> list[Finding]:
 
 def _hooks() -> list[Finding]:
     try:
-        from gear_rl.engines.trl_config import incompatibilities
+        from gear_rl.engines.trl.config import incompatibilities
     except ImportError as error:
         return [Finding("broken", "TRL hooks", str(error), "install the TRL release that is named")]
     problems = incompatibilities()

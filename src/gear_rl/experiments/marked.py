@@ -18,7 +18,7 @@ from gear_rl.data.rewards.text import dotted
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import Unreadable, numbered_lines
 from gear_rl.data.spans import token_span
-from gear_rl.engines.trl_replay import prompt_tokens
+from gear_rl.engines.trl.replay import prompt_tokens
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.experiments.score import REPLAY, Material
 from gear_rl.files import replace_file

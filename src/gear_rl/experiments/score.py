@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.ledger.episodes import Fault
-from gear_rl.engines.trl_replay import replay
+from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Found, Localisation, Role, localisation, locate, onsets_of
 from gear_rl.lab.report import Places

@@ -174,7 +174,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
 def trainer_settings() -> dict[str, Any]:
     """Name and type of every field of GEARConfig."""
     try:
-        from gear_rl.engines.trl_config import GEARConfig
+        from gear_rl.engines.trl.config import GEARConfig
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed; run: pip install 'gear-rl[trl]'") from None
     except ImportError as error:

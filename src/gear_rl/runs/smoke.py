@@ -170,7 +170,7 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
 
 def _check_settings(config: RunConfig) -> None:
     """TRL's own checks of the settings, those of vLLM included, which the run itself leaves out."""
-    from gear_rl.engines.trl_config import GEARConfig
+    from gear_rl.engines.trl.config import GEARConfig
 
     known = {key: value for key, value in config.trainer.items() if key not in DROPPED}
     try:

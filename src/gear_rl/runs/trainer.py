@@ -84,7 +84,7 @@ def make_trainer(config: RunConfig) -> Any:
     try:
         model, processing, extra = _model(config)
         from gear_rl.engines.trl import GEARTrainer
-        from gear_rl.engines.trl_config import GEARConfig
+        from gear_rl.engines.trl.config import GEARConfig
 
         # transformers' own bar and dictionaries give way to our line.
         everything: dict[str, Any] = {**extra, **settings, "disable_tqdm": True}

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gear_rl.engines.trl_checks import SHARDED, gathered_head
-from gear_rl.engines.trl_turns import turn_signals
+from gear_rl.engines.trl.checks import SHARDED, gathered_head
+from gear_rl.engines.trl.turns import turn_signals
 from gear_rl.signals.answers import answer_regions
 from gear_rl.signals.confidence import answer_confidence, confidence_batches
 from gear_rl.signals.contexts import contrasted, skipping_first

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gear_rl.engines.trl_solve import unnoticed
+from gear_rl.engines.trl.solve import unnoticed
 from gear_rl.records import Record, read_records
 
 Turns = Sequence[Sequence[int]]

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 
 from gear_rl.engines.rollouts import rollouts_of
 from gear_rl.engines.tools import FAILURES, control_pattern, defused, secret_of
-from gear_rl.engines.trl_signals import needs_context
+from gear_rl.engines.trl.signals import needs_context
 from gear_rl.signals.contexts import NO_CONTRAST, SOURCES, Rollout, find_contexts, wrong_contexts
 from gear_rl.signals.privileged import TeacherPrompt, fill, render, splice
 from gear_rl.signals.score import Completions, Prompts, left_padded

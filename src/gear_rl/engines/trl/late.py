@@ -21,9 +21,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.engines.trl_credit import Asked, Settled, for_loss, report, settle
-from gear_rl.engines.trl_share import StudentPass, makes_old_pass, shares
-from gear_rl.engines.trl_signals import collect, shares_prompts, taught
+from gear_rl.engines.trl.credit import Asked, Settled, for_loss, report, settle
+from gear_rl.engines.trl.hooks import StudentPass, makes_old_pass, shares
+from gear_rl.engines.trl.signals import collect, shares_prompts, taught
 from gear_rl.signals.score import needs_student
 from gear_rl.traits import distillation_of, is_per_completion
 from gear_rl.types import Credit, TokenSignals, signal_of

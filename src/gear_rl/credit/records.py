@@ -6,7 +6,7 @@ from typing import cast
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.engines.measures import FALLBACKS, weights
+from gear_rl.credit.metrics import FALLBACKS, weights
 from gear_rl.records import Record
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals

@@ -27,7 +27,7 @@ from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.evaluation import success_metrics
 from gear_rl.engines.tools import ToolGuard, control_pattern, defused_message
-from gear_rl.engines.trl_checks import (
+from gear_rl.engines.trl.checks import (
     SHARDED,
     check_groups,
     check_importance_level,
@@ -36,13 +36,13 @@ from gear_rl.engines.trl_checks import (
     check_signs,
     report_contexts,
 )
-from gear_rl.engines.trl_config import GEARConfig
-from gear_rl.engines.trl_credit import asked_of, for_loss, report, settle
-from gear_rl.engines.trl_distill import attach, check_trainer, loss_with_distillation
-from gear_rl.engines.trl_late import ROW, LateCredit, may_wait
-from gear_rl.engines.trl_share import StudentPass, listened, makes_old_pass, shares, warn_of_positions
-from gear_rl.engines.trl_signals import collect, needs_context, needs_passes, of_all_processes
-from gear_rl.engines.trl_solve import solve
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.credit import asked_of, for_loss, report, settle
+from gear_rl.engines.trl.distillation import attach, check_trainer, loss_with_distillation
+from gear_rl.engines.trl.hooks import StudentPass, listened, makes_old_pass, shares, warn_of_positions
+from gear_rl.engines.trl.late import ROW, LateCredit, may_wait
+from gear_rl.engines.trl.signals import collect, needs_context, needs_passes, of_all_processes
+from gear_rl.engines.trl.solve import solve
 from gear_rl.records import RecordWriter
 from gear_rl.signals.contexts import PrivilegedFunction, check_sources
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped

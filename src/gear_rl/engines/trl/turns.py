@@ -10,8 +10,8 @@ from typing import Any, cast
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from gear_rl.credit.turns import anchor_ids, anchor_texts, turn_reward_values
 from gear_rl.engines.tools import ANCHOR_STATES, TURN_REWARDS, told
-from gear_rl.engines.turns import anchor_ids, anchor_texts, turn_reward_values
 from gear_rl.signals.score import Completions
 
 

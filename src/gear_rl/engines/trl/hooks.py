@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.engines.trl_checks import SHARDED
+from gear_rl.engines.trl.checks import SHARDED
 from gear_rl.signals.forwards import backbone_of
 from gear_rl.signals.score import KeptStates
 from gear_rl.tensor.logits import predicting_positions

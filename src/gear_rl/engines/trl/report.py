@@ -11,8 +11,8 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from gear_rl.engines.measures import finished, measured
-from gear_rl.engines.recording import records_of
+from gear_rl.credit.metrics import finished, measured
+from gear_rl.credit.records import records_of
 from gear_rl.records import RecordWriter
 from gear_rl.types import ROW_SIGNALS, Credit, TokenSignals
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from gear_rl.engines.measures import FALLBACKS, cleaned, finished, finite_rows, measured, without
+from gear_rl.credit.metrics import FALLBACKS, cleaned, finished, finite_rows, measured, without
 from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
 
 

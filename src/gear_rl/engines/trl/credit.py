@@ -1,6 +1,6 @@
 """The credit of a batch of TRL's rollouts: what is asked for, what it comes to, what is told of it.
 
-Between the first two the signals are collected, at once or in TRL's own forwards (``trl_late``). Knows no method:
+Between the first two the signals are collected, at once or in TRL's own forwards (``late``). Knows no method:
 it is handed an object.
 """
 
@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.engines.measures import FALLBACKS, cleaned, finite_rows, without
-from gear_rl.engines.trl_report import log_credit, record
-from gear_rl.engines.trl_rollouts import contexts_of, log_tools, teacher_prompts, tool_report
-from gear_rl.engines.trl_signals import Batch, judged, needs_context, without_first
+from gear_rl.credit.metrics import FALLBACKS, cleaned, finite_rows, without
+from gear_rl.engines.trl.report import log_credit, record
+from gear_rl.engines.trl.rollouts import contexts_of, log_tools, teacher_prompts, tool_report
+from gear_rl.engines.trl.signals import Batch, judged, needs_context, without_first
 from gear_rl.signals.score import Completions, Prompts, needs_teacher
 from gear_rl.traits import Scheduled, distillation_of, is_additive
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
