@@ -12,6 +12,7 @@ from rich.table import Table
 from gear_rl.cli.console import error_console, out_console, user_errors
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.plan import plan
+from gear_rl.cli.report import report
 from gear_rl.errors import InputError
 
 app = typer.Typer(
@@ -345,6 +346,7 @@ def _arena_task(task: str) -> None:
 
 add_laboratory(app)
 app.command()(plan)
+app.command()(report)
 
 if __name__ == "__main__":
     app()
