@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,34 +16,51 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def python_of(page: str) -> str:
-    """The one Python block of a page."""
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    return block
+FENCED = re.compile(r"^```(\w*) *([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+"""Language, what else its line says, and text of a block."""
+NEEDED = {"docs/data.md": ("math_verify", "reasoning_gym")}
+"""Optional packages that a page's Python imports."""
+TRAINS = {"README.md": "gear/divergence/mean", "docs/agents.md": "gear/tools/raised"}
+"""What TRL's log says in pages that train: our metrics are in it."""
 
 
-def run_block(code: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    import os
-
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        exec(compile(code, "README.md", "exec"), {})
-    finally:
-        os.chdir(before)
-    return capsys.readouterr().out
+def python_of(page: str) -> list[str]:
+    """The Python blocks of a page that run; one that cannot says so to the reader: ```python title="fragment"."""
+    blocks = FENCED.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [code for language, title, code in blocks if language == "python" and "fragment" not in title]
 
 
-def test_the_fourteen_lines_run_and_print_what_they_say(tmp_path, capsys):
-    block = python_of("docs/concepts.md")
-    printed = run_block(block, tmp_path, capsys)
-    promised = re.search(r"# (\[[\d, ]+\])", block)
-    assert printed.startswith(promised[1])
-    assert len(block.splitlines()) == 14
+def with_python() -> list[str]:
+    pages = [str(page.relative_to(ROOT)) for page in PAGES]
+    return [page for page in pages if python_of(page)]
+
+
+@pytest.mark.parametrize("page", with_python())
+def test_the_python_of_a_page_runs_and_prints_what_its_comments_say(page, tmp_path, monkeypatch, capsys):
+    """From top to bottom in one folder; `print(...)  # 4` or `# 4: in words` has to print 4."""
+    for package in NEEDED.get(page, ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "page"}
+    for block in python_of(page):
+        exec(compile(block, page, "exec"), names)
+        printed = capsys.readouterr().out
+        promised = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
+        if promised:
+            lines = printed.splitlines()
+            assert len(lines) == len(promised), printed
+            for line, words in zip(lines, promised, strict=True):
+                assert words == line or words.startswith(f"{line}: "), (
+                    f"{line!r}, but the page says {words!r}"
+                )
+    if page in TRAINS:
+        assert TRAINS[page] in printed
 
 
 def test_the_fourteen_lines_need_torch_and_jaxtyping_alone():
-    code = python_of("docs/concepts.md") + (
+    [block] = python_of("docs/concepts.md")
+    assert len(block.splitlines()) == 14
+    code = block + (
         "\nimport sys\nheavy = {'trl', 'transformers', 'datasets', 'typer', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -50,14 +68,48 @@ def test_the_fourteen_lines_need_torch_and_jaxtyping_alone():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_trl_example_of_the_readme_trains(tmp_path, capsys):
-    printed = run_block(python_of("README.md"), tmp_path, capsys)
-    assert "gear/divergence/mean" in printed, "TRL prints its log, with our metrics in it"
+def gear_commands() -> list[tuple[str, str]]:
+    """Page and command for every `gear ...` of the documents, in blocks and inside the text."""
+    commands: dict[tuple[str, str], None] = {}
+    for page in PAGES:
+        text, name = page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))
+        for _, _, body in FENCED.findall(text):
+            lines = re.sub(r"\\\n\s*", " ", body).splitlines()
+            commands |= {(name, line.strip()): None for line in lines if re.match(r"\s*gear [a-z]", line)}
+        inline = re.findall(r"`(gear [a-z][^`]*)`", FENCED.sub("", text))
+        commands |= {(name, code.replace("\n", " ")): None for code in inline}
+    return list(commands)
 
 
-def test_the_environment_of_the_agents_page_trains(tmp_path, capsys):
-    block = python_of("docs/agents.md")
-    assert "gear/tools/raised" in run_block(block, tmp_path, capsys)
+@pytest.mark.parametrize(("page", "command"), gear_commands(), ids=lambda text: text[:60])
+def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, command):
+    """Commands and options exist and values are of their kind; settings after them are those of a run's file."""
+    import typer.main
+
+    from gear_rl.cli.app import app
+    from gear_rl.runs.config import load_config
+
+    loop = {"credit": "gear"}  # variables of a shell's loop; the others are numbers
+    said = re.sub(r"\$(\w+)", lambda variable: loop.get(variable[1], "1"), command.partition(" > ")[0])
+    words = [word for word in shlex.split(said, comments=True)[1:] if word != "..."]
+    known = typer.main.get_command(app)
+    context = known.make_context("gear", [], resilient_parsing=True)
+    name = "gear"
+    while hasattr(known, "get_command") and words:
+        name = words.pop(0)
+        known = known.get_command(context, name)
+        assert known is not None, f"{page}: {command}: there is no command {name!r}"
+        context = known.make_context(name, [], parent=context, resilient_parsing=True)
+    if not words:
+        return
+    context = known.make_context(name, words, parent=context)  # raises for an option that does not exist
+    if name == "train":
+        config = context.params["config"]
+        load_config(config and ROOT / config, context.args)
+    elif name in ("demo", "score"):
+        own = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
+        method = ["--credit", context.params["credit"]] if name == "demo" else []
+        load_config(None, [*own, *method, *context.args])
 
 
 def test_every_kind_of_failure_is_on_the_agents_page():

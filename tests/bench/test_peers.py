@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks import peers
-from benchmarks.peers import (
+from gear_rl.bench import peers
+from gear_rl.bench.peers import (
     ALL,
     COMPETITORS,
     Competitor,
