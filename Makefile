@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-processors bench pages check format picture clean
+.PHONY: help install demo test test-processors bench docs docs-serve check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -21,6 +21,10 @@ $(VENV)/.trl: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.trl
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
+	@touch $@
 
 install: $(VENV)/.dev ## Make the virtual environment, with everything for development
 
@@ -41,13 +45,16 @@ test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on tw
 	ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 
-bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
-	$(BIN)/python -m benchmarks methods --out docs/results/method_costs.json $(ARGS)
-	$(MAKE) pages
-
-pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
+bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make docs/methods.md again
+	$(BIN)/gear bench methods --out docs/results/method_costs.json $(ARGS)
 	$(BIN)/gear methods --page --costs docs/results/method_costs.json > docs/methods.md
-	$(BIN)/python -m benchmarks page
+
+docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked
+	$(BIN)/python -m doctest docs/_hooks/docstrings.py
+	NO_MKDOCS_2_WARNING=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs ## Show the documentation site at http://127.0.0.1:8000 and follow what is edited
+	NO_MKDOCS_2_WARNING=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/mkdocs serve
 
 check: $(VENV)/.dev ## Lint, types and the architecture
 	$(BIN)/ruff check .
@@ -64,4 +71,4 @@ picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/dem
 	$(BIN)/gear view runs/ledger/records.jsonl --number 33 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis
