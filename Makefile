@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-processors bench docs docs-serve check format picture clean
+.PHONY: help install demo test test-processors bench pages docs docs-serve check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -45,9 +45,13 @@ test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on tw
 	ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 
-bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make docs/methods.md again
-	$(BIN)/gear bench methods --out docs/results/method_costs.json $(ARGS)
+bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
+	$(BIN)/python -m benchmarks methods --out docs/results/method_costs.json $(ARGS)
+	$(MAKE) pages
+
+pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
 	$(BIN)/gear methods --page --costs docs/results/method_costs.json > docs/methods.md
+	$(BIN)/python -m benchmarks page
 
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked
 	$(BIN)/python -m doctest docs/_hooks/docstrings.py

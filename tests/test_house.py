@@ -13,7 +13,7 @@ import gear_rl
 ROOT = Path(gear_rl.__file__).parent
 GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records"}
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
-EVERYTHING = BELOW_RUNS | {"view", "lab", "bench", "runs", "experiments"}
+EVERYTHING = BELOW_RUNS | {"view", "lab", "runs", "experiments"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
     "types": set[str](),
     "traits": {"types"},
@@ -25,7 +25,6 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "methods": GROUND,
     "signals": GROUND,
     "view": GROUND,
-    "bench": GROUND | {"methods", "signals"},
     "lab": GROUND | {"view"},
     "credit": GROUND | {"signals", "engines"},
     "engines": GROUND | {"signals", "credit", "view"},

@@ -11,17 +11,25 @@ import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from gear_rl.cli.app import app
+from benchmarks.app import PROGRAM
+from benchmarks.app import app as benchmarks_app
+from gear_rl.cli.app import app as gear_app
 
-COMMAND = typer.main.get_command(app)
-for sub in COMMAND.commands.values():
-    sub.context_class = (
-        typer.Context
-    )  # what the commands' annotations say, and the tests' type checker asks for
+
+def _command(app: typer.Typer) -> Any:
+    """The command, with contexts of the class in the annotations, which the tests' type checker needs."""
+    command: Any = typer.main.get_command(app)
+    for sub in command.commands.values():
+        sub.context_class = typer.Context
+    return command
+
+
+GEAR, BENCHMARKS = _command(gear_app), _command(benchmarks_app)
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,21 @@ class Done:
 
 def gear(*words: str, cwd: Path | None = None) -> Done:
     """``gear WORDS`` in the folder ``cwd``; an exception that nobody caught is raised here."""
+    return _run(GEAR, "gear", words, cwd)
+
+
+def benchmark(*words: str, cwd: Path | None = None) -> Done:
+    """``python -m benchmarks WORDS`` in the folder ``cwd``; an exception that nobody caught is raised here."""
+    return _run(BENCHMARKS, PROGRAM, words, cwd)
+
+
+def _run(command: Any, program: str, words: tuple[str, ...], cwd: Path | None) -> Done:
     out, told, code = io.StringIO(), io.StringIO(), 0
     with untouched(cwd), redirect_stdout(out), redirect_stderr(told), pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
-        patch.setattr(sys, "argv", ["gear", *words])
+        patch.setattr(sys, "argv", [program, *words])
         try:
-            COMMAND.main(list(words), prog_name="gear")
+            command.main(list(words), prog_name=program)
         except SystemExit as end:
             code = int(end.code or 0)
     return Done(code, out.getvalue(), told.getvalue())

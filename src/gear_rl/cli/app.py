@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from gear_rl.cli.console import error_console, out_console, user_errors
-from gear_rl.cli.laboratory import add_laboratory, bench_app
-from gear_rl.cli.speed import add_speed
+from gear_rl.cli.laboratory import add_laboratory
+from gear_rl.cli.plan import plan
+from gear_rl.cli.report import report
 from gear_rl.errors import InputError
 
 app = typer.Typer(
@@ -123,7 +124,7 @@ def methods(
     markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
     page: Annotated[bool, typer.Option(help="The page docs/methods.md.")] = False,
     costs: Annotated[
-        Path | None, typer.Option(help="With --page: what `gear bench methods --out` wrote.")
+        Path | None, typer.Option(help="With --page: what `python -m benchmarks methods --out` wrote.")
     ] = None,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
@@ -344,7 +345,8 @@ def _arena_task(task: str) -> None:
 
 
 add_laboratory(app)
-add_speed(app, bench_app)
+app.command()(plan)
+app.command()(report)
 
 if __name__ == "__main__":
     app()

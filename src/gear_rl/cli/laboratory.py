@@ -1,4 +1,4 @@
-"""``gear score``, ``gear compare`` and ``gear bench``: the laboratory's commands.
+"""``gear score`` and ``gear compare``: the laboratory's commands.
 
 Heavy imports live inside them, so that ``gear --help`` answers at once.
 """
@@ -14,9 +14,9 @@ import typer
 
 from gear_rl.arena.tiers import LABORATORY_TIERS
 from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
 
-bench_app = typer.Typer(help="What a method costs, measured beside plain GRPO.", no_args_is_help=True)
 ALIASES = {"sums": "chain"}
 """Other names of the arena's tasks."""
 TIER_HELP = "How hard it is: easy, default or hard."
@@ -24,10 +24,9 @@ OWN_TIERS = " By itself " + ", ".join(f"{tier} for {task}" for task, tier in LAB
 
 
 def add_laboratory(app: typer.Typer) -> None:
-    """Hang these commands into ``gear``."""
+    """Add these commands to ``gear``."""
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(score)
     app.command()(compare)
-    app.add_typer(bench_app, name="bench")
 
 
 @user_errors
@@ -115,7 +114,7 @@ def score(
 
         document = findings(
             title=f"Where credit lands: {title_of(found)}",
-            command=_command(),
+            command=command_line(),
             localisations=[places_of(found, rows)],
             settings={"n": found["n"], "methods": sorted(chosen)},
             versions=found["versions"],
@@ -192,7 +191,7 @@ def compare(
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
     rows = run_cells(specs, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console)
-    found = compared(rows, command=_command())
+    found = compared(rows, command=command_line())
     save(found, out)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -205,107 +204,5 @@ def compare(
         raise typer.Exit(1)
 
 
-@bench_app.command("methods")
-@user_errors
-def bench_methods(
-    method: Annotated[
-        list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
-    ] = None,
-    task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help=TIER_HELP)] = "default",
-    steps: Annotated[int, typer.Option(help="Steps per run; the first does not count.")] = 4,
-    repeats: Annotated[int, typer.Option(help="Runs of every method.")] = 3,
-    rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
-) -> None:
-    """Seconds per training step of every method over those of GRPO, on the arena, in one run."""
-    from gear_rl.methods import METHODS
-
-    for name in method or ():
-        if name not in METHODS:
-            raise InputError(f"--method: no method {name!r}; {did_you_mean(name, METHODS)}")
-    if rollouts < 8 or rollouts % 8:
-        raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
-    from gear_rl.cli.bench import bench_methods as run
-    from gear_rl.cli.bench import methods_table
-    from gear_rl.runs.trainer import quiet_libraries
-
-    quiet_libraries(error_console)
-    found = run(
-        method or list(METHODS),
-        task=task,
-        tier=tier,
-        steps=steps,
-        repeats=repeats,
-        rollouts=rollouts,
-        console=error_console,
-    )
-    text = json.dumps(found, indent=2) + "\n"
-    if out is not None:
-        from gear_rl.files import replace_file
-
-        replace_file(out, text.encode())
-    if as_json:
-        sys.stdout.write(text)
-    else:
-        out_console.print(methods_table(found))
-
-
-@bench_app.command("step")
-@user_errors
-def bench_step(
-    method: Annotated[
-        str, typer.Option(help="The method; its settings after a colon, as in gear:alpha=2.")
-    ] = "gear",
-    task: Annotated[str, typer.Option(help="What to train on: chain or ledger.")] = "chain",
-    tier: Annotated[str, typer.Option(help=TIER_HELP)] = "default",
-    steps: Annotated[int, typer.Option(help="Steps of both per repeat; the first does not count.")] = 6,
-    repeats: Annotated[int, typer.Option(help="How often both are trained.")] = 5,
-    rollouts: Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")] = 64,
-    student_pass: Annotated[
-        str, typer.Option(help="Where the student's signals come from: auto or own (see GEARConfig).")
-    ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
-) -> None:
-    """CPU seconds of a method's whole training step over GRPO's, taking turns, and where they go."""
-    from gear_rl.experiments.compare import parse_method
-
-    _, credit = parse_method(method)
-    if rollouts < 8 or rollouts % 8:
-        raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
-    from gear_rl.bench.measure import machine
-    from gear_rl.cli.bench_step import bench_step as run
-    from gear_rl.cli.speed_tables import table_of
-    from gear_rl.runs.trainer import quiet_libraries
-
-    quiet_libraries(error_console)
-    found = run(
-        credit,
-        task=ALIASES.get(task, task),
-        tier=tier,
-        steps=steps,
-        repeats=repeats,
-        rollouts=rollouts,
-        trainer={"student_pass": student_pass},
-        console=error_console,
-    )
-    found |= {"command": _command(), "machine": machine()}
-    text = json.dumps(found, indent=2) + "\n"
-    if out is not None:
-        from gear_rl.files import replace_file
-
-        replace_file(out, text.encode())
-    if as_json:
-        sys.stdout.write(text)
-    else:
-        out_console.print(table_of("step", found))
-
-
 def _tier_of(task: str) -> str:
     return LABORATORY_TIERS.get(ALIASES.get(task, task), "default")
-
-
-def _command() -> str:
-    return " ".join(["gear", *sys.argv[1:]])

@@ -23,7 +23,7 @@ Settings of the method are given as `--credit.NAME VALUE` or in Python; those of
 
 
 def methods_page(costs: dict[str, Any] | None) -> str:
-    """The page as Markdown; ``costs`` is a result of ``gear bench methods``, None leaves the costs out."""
+    """The page as Markdown; ``costs`` is what ``python -m benchmarks methods`` wrote, None leaves them out."""
     parts = [_HEAD, _overview(costs)]
     parts += [_section(name, cls) for name, cls in METHODS.items()]
     return "\n".join(parts)
@@ -45,7 +45,7 @@ def _overview(costs: dict[str, Any] | None) -> str:
             "share of a step, and so do these. Made by",
             "",
             "```",
-            f"gear bench methods --steps {costs['steps']} --repeats {costs['repeats']} "
+            f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
             f"--rollouts {costs['rollouts_per_step']} --out docs/results/method_costs.json",
             "gear methods --page --costs docs/results/method_costs.json > docs/methods.md",
             "```",
@@ -93,10 +93,12 @@ def needs_of(method: Any) -> str:
 
 
 def read_costs(file: Path) -> dict[str, Any]:
-    """What ``gear bench methods --out`` wrote; ``InputError`` for another file."""
+    """What ``python -m benchmarks methods --out`` wrote; ``InputError`` for another file."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         assert "ratio" in found["methods"]["uniform"]
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
-        raise InputError(f"{file} is no result of `gear bench methods --out FILE`; make it first") from None
+        raise InputError(
+            f"{file} is no result of `python -m benchmarks methods --out FILE`; make it first"
+        ) from None
     return found

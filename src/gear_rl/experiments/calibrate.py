@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from gear_rl.bench.measure import interleaved
 from gear_rl.errors import InputError
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, of_config, ratios, seconds
 from gear_rl.runs.arena import arena_config
@@ -312,17 +311,25 @@ def _save_model(shape: Shape, folder: Path) -> Any:
 
 
 def _matrix_rate(tokens: int = 2048, width: int = 1024) -> float:
-    """Operations a second of a square float32 product that a training step would be glad of."""
+    """Operations a second of a square float32 product, the size of those in a training step."""
     a, b = torch.randn(tokens, width), torch.randn(width, width)
     out = torch.empty(tokens, width)
-    run = {"product": lambda: torch.mm(a, b, out=out)}
-    interleaved(run, 3)
-    return 2 * tokens * width * width / min(interleaved(run, 5)["product"])
+    return 2 * tokens * width * width / _least_seconds(lambda: torch.mm(a, b, out=out), warm_up=3)
 
 
 def _bandwidth(size: int = 1 << 25) -> float:
     """Bytes a second that one thread reads and writes."""
     a, b = torch.zeros(size), torch.zeros(size)
-    run = {"copy": lambda: b.copy_(a)}
-    interleaved(run, 2)
-    return 8 * size / min(interleaved(run, 5)["copy"])
+    return 8 * size / _least_seconds(lambda: b.copy_(a), warm_up=2)
+
+
+def _least_seconds(run: Callable[[], object], warm_up: int) -> float:
+    """CPU seconds of the fastest of five calls, after some that do not count."""
+    for _ in range(warm_up):
+        run()
+    seconds: list[float] = []
+    for _ in range(5):
+        begin = time.process_time()
+        run()
+        seconds.append(time.process_time() - begin)
+    return min(seconds)

@@ -1,7 +1,10 @@
-"""Versions of everything that a result may depend on."""
+"""What a result may depend on: installed versions and the machine."""
 
 import importlib.metadata
+import os
 import platform
+import sys
+from pathlib import Path
 
 PACKAGES = (
     "torch",
@@ -27,3 +30,28 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def machine() -> str:
+    """This machine in words, without its name; also how large a core's L2 cache is, on which tiles depend.
+
+    >>> "core" in machine()
+    True
+    """
+    import torch
+
+    from gear_rl.tensor.tiles import l2_bytes
+
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in info.splitlines())}
+    flags = facts.get("flags", "").split()
+    units = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    words = [facts.get("model name", platform.machine()), f"{os.cpu_count()} cores"]
+    words += [" ".join(units)] if units else []
+    l2 = l2_bytes()
+    words.append(f"L2 {l2 / 2**20:.3g} MiB a core" if l2 else "L2 not known")
+    if sys.platform != "win32":
+        words.append(f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
+    if torch.cuda.is_available():
+        words.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+    return ", ".join([*words, platform.system()])

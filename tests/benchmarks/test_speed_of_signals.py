@@ -1,15 +1,15 @@
-"""gear bench signals and memory: every number is there, and says what it is a ratio of."""
+"""python -m benchmarks signals and memory: every number is there, and says what it is a ratio of."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from gear_rl.bench import memory, signals
-from gear_rl.bench.measure import can_measure_peaks
-from gear_rl.bench.memory import bench_memory, fresh_peak, measured
-from gear_rl.bench.peers import COMPETITORS, Competitor
-from gear_rl.bench.signals import bench_signals
+from benchmarks import memory, signals
+from benchmarks.measure import can_measure_peaks
+from benchmarks.memory import bench_memory, fresh_peak, measured
+from benchmarks.peers import COMPETITORS, Competitor
+from benchmarks.signals import bench_signals
 
 HEADLINES = {
     "ratio_eager",

@@ -1,10 +1,10 @@
-"""The page ``docs/benchmarks.md``: its tables are those of the JSON files, and its prose is its own."""
+"""The page ``docs/benchmarks.md``: its tables are those of the JSON files; the prose is written by hand."""
 
 import json
 import re
 from pathlib import Path
 
-from gear_rl.cli.speed_tables import markdown_of
+from benchmarks.tables import markdown_of
 
 FILES = {
     "signals": ("signals", "bench_signals.json"),

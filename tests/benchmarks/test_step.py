@@ -1,4 +1,4 @@
-"""gear bench step: two trainers take turns, and the parts of their steps add up."""
+"""python -m benchmarks step: two trainers take turns, and the parts of their steps add up."""
 
 import json
 import threading
@@ -6,10 +6,10 @@ import threading
 import pytest
 from rich.console import Console
 
-from gear_rl.cli import bench_step as bench
-from gear_rl.cli.speed_tables import CELLS
+from benchmarks import step as bench
+from benchmarks.tables import CELLS
 from gear_rl.runs.trainer import quiet_libraries
-from support.commands import gear, untouched
+from support.commands import benchmark, untouched
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_part_inside_another_is_counted_once(monkeypatch):
     assert clock.parts["teacher"] == 4.0 and clock.parts["credit"] == 2.0
 
 
-def test_a_trainer_that_fails_lets_the_other_end_and_is_heard_of(monkeypatch):
+def test_a_trainer_that_fails_lets_the_other_end_and_is_reported(monkeypatch):
     def broken(*args):
         raise KeyError("no reward today")
 
@@ -94,7 +94,7 @@ def test_it_answers_in_json_and_in_a_file(tmp_path):
         "--out",
         str(file),
     ]
-    done = gear("bench", "step", "--method", "gear:alpha=2.0", "--student-pass", "own", *words)
+    done = benchmark("step", "--method", "gear:alpha=2.0", "--student-pass", "own", *words)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert json.loads(file.read_text()) == measured
@@ -112,5 +112,5 @@ def test_it_answers_in_json_and_in_a_file(tmp_path):
     ],
 )
 def test_bad_input_is_one_line(words, message):
-    done = gear("bench", "step", *words)
+    done = benchmark("step", *words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

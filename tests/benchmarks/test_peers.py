@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gear_rl.bench import peers
-from gear_rl.bench.peers import (
+from benchmarks import peers
+from benchmarks.peers import (
     ALL,
     COMPETITORS,
     Competitor,

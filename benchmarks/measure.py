@@ -1,4 +1,4 @@
-"""Clocks, peak memory and the fit of an exponent: what every bench here is measured with.
+"""Clocks, peak memory and the fit of an exponent: what every benchmark here is measured with.
 
 A neighbour on the machine moves wall time by any factor; on a CPU only CPU seconds are read, and only their
 ratios in one process are worth keeping. Knows nothing of what is measured.
@@ -10,14 +10,11 @@ import math
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-
-from gear_rl.tensor.tiles import l2_bytes
 
 Run = Callable[[], object]
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -76,13 +73,13 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> dict[str, float]:
     {'ratio': 2.0, 'least': 1.5, 'median': 1.75, 'most': 2.0}
     """
     each = [a / b for a, b in zip(own, base, strict=False)]
-    found = {
+    ratios = {
         "ratio": min(own[: len(each)]) / min(base[: len(each)]),
         "least": min(each),
         "median": statistics.median(each),
         "most": max(each),
     }
-    return {name: round(value, 3) for name, value in found.items()}
+    return {name: round(value, 3) for name, value in ratios.items()}
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -131,27 +128,6 @@ def peak_extra_mb(run: Run, device: str = "cpu") -> float:
     before = _status_kb("VmRSS")
     run()
     return (_status_kb("VmHWM") - before) / 1024
-
-
-def machine() -> str:
-    """This machine in words, without its name; also how large a core's L2 cache is, on which tiles depend.
-
-    >>> "core" in machine()
-    True
-    """
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    found = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in info.splitlines())}
-    flags = found.get("flags", "").split()
-    units = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
-    words = [found.get("model name", platform.machine()), f"{os.cpu_count()} cores"]
-    words += [" ".join(units)] if units else []
-    l2 = l2_bytes()
-    words.append(f"L2 {l2 / 2**20:.3g} MiB a core" if l2 else "L2 not known")
-    if sys.platform != "win32":
-        words.append(f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
-    if torch.cuda.is_available():
-        words.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
-    return ", ".join([*words, platform.system()])
 
 
 def _status_kb(key: str) -> float:

@@ -1,4 +1,4 @@
-"""``gear bench segments``: tokens a second that are cut into segments, against a loop and the memory's speed."""
+"""Tokens a second that are cut into segments, against a loop and the memory's speed."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl.bench.measure import Run, interleaved
+from benchmarks.measure import Run, interleaved
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts
 from gear_rl.types import TokenSignals

@@ -1,4 +1,4 @@
-"""``gear bench``: what a method costs, measured beside plain GRPO in one run."""
+"""What a method costs, measured beside plain GRPO in one run."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -6,14 +6,14 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
+from gear_rl.cli.results import Cells
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import REWARDS, arena_config
 from gear_rl.runs.config import build_method
@@ -124,18 +124,12 @@ class _Clock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self._begin)
 
 
-def methods_table(found: dict[str, Any]) -> Table:
-    """The costs, for the terminal."""
-    table = Table(title=f"{found['task']}/{found['tier']}, {found['rollouts_per_step']} rollouts a step")
-    for column in ("method", "step / GRPO's", "least", "most", "credit pass", "seconds a step"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    for name, row in found["methods"].items():
-        table.add_row(
-            name,
-            f"{row['ratio']:.2f}",
-            f"{row['least']:.2f}",
-            f"{row['most']:.2f}",
-            f"{row['credit_share']:.0%}",
-            f"{row['seconds_per_step']:.3f}",
-        )
-    return table
+def methods_cells(result: Mapping[str, Any]) -> Cells:
+    """The costs as a table."""
+    rows: list[tuple[str, ...]] = []
+    for name, row in result["methods"].items():
+        ratios = (f"{row[key]:.2f}" for key in ("ratio", "least", "most"))
+        rows.append((name, *ratios, f"{row['credit_share']:.0%}", f"{row['seconds_per_step']:.3f}"))
+    title = f"{result['task']}/{result['tier']}, {result['rollouts_per_step']} rollouts a step"
+    columns = ("method", "step / GRPO's", "least", "most", "credit pass", "seconds a step")
+    return Cells(title, columns, rows, [])

@@ -1,56 +1,44 @@
-"""The tables and the figure of ``gear bench`` and ``gear plan``, the same for the terminal and for the page."""
+"""The tables and the figure of the benchmarks, the same for the terminal and for the page."""
 
 # matplotlib is partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
+from benchmarks.peers import COMPETITORS
+from gear_rl.cli.plan_tables import calibration_cells, plan_cells
+from gear_rl.cli.results import Cells
 from gear_rl.view.picture import figure_style, write_figure
 
 _LINES = ("#808080", "#0072b2", "#56b4e9", "#d55e00", "#e69f00")
 """Okabe and Ito, grey for the limit."""
 
 
-class Cells(NamedTuple):
-    """A table as text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    below: list[str]
-    """Sentences that belong under it."""
-
-
-def table_of(kind: str, found: Mapping[str, Any]) -> Group:
-    """The result of ``gear bench KIND`` or ``gear plan`` for the terminal."""
-    cells = CELLS[kind](found)
-    table = Table()
-    for i, column in enumerate(cells.columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
-    for row in cells.rows:
-        table.add_row(*row)
-    return Group(Text(cells.title, style="bold"), table, *(Text(sentence) for sentence in cells.below))
-
-
 def markdown_of(kind: str, found: Mapping[str, Any]) -> str:
-    """The same for a page, with the command, the machine and the versions."""
+    """The table of a result for a page, with the command, the machine and the versions."""
     cells = CELLS[kind](found)
     lines = ["| " + " | ".join(cells.columns) + " |", "|---" + "|---:" * (len(cells.columns) - 1) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in cells.rows]
     for sentence in cells.below:
         lines += ["", sentence]
-    lines += ["", "```", found["command"], "```"]
+    lines += ["", "```", command_of(found), "```"]
     if "machine" in found:
         versions = found["versions"]
         known = [f"{name} {versions[name]}" for name in ("torch", "trl", "transformers") if name in versions]
         lines += ["", f"On {found['machine']}; {', '.join(known)}."]
     return f"{cells.title}.\n\n" + "\n".join(lines) + "\n"
+
+
+def command_of(found: Mapping[str, Any]) -> str:
+    """The command that measures a result again; ``gear bench`` of older results is this package now.
+
+    >>> command_of({"command": "gear bench step --repeats 3"})
+    'python -m benchmarks step --repeats 3'
+    """
+    return re.sub(r"^gear bench(?= )", "python -m benchmarks", found["command"])
 
 
 def _signals(found: Mapping[str, Any]) -> Cells:
@@ -144,91 +132,6 @@ def _step(found: Mapping[str, Any]) -> Cells:
     return Cells(title, ("part of the step, of GRPO's whole", "GRPO", name, "more"), rows, [])
 
 
-def _plan(found: Mapping[str, Any]) -> Cells:
-    parts, step = found["seconds"], found["step"]
-    labels = {
-        "generation": "generation",
-        "old_logprob": "old log-probs",
-        "update": "forward and backward",
-        "teacher": "teacher's forward",
-        "signals": "its head product, with the signals",
-        "student": "a student pass for the signals",
-    }
-    ours = ("teacher", "signals", "student")
-    rows = [
-        (label, "" if name in ours else f"{parts[name]:.1f}", f"{parts[name]:.1f}")
-        for name, label in labels.items()
-        if parts[name] > 0
-    ]
-    given = found["designs"]["as given"]
-    rows.append(("whole step", f"{given['grpo']:.1f}", f"{given['gear']:.1f}"))
-    low, high = found["range"]
-    below = [
-        f"GEAR takes {given['ratio']:.3f} of GRPO's step, {given['ratio_without_generation']:.3f} without "
-        f"generation; {low:.3f} to {high:.3f} over the shares that one sees reported."
-    ]
-    others = [(name, each) for name, each in found["designs"].items() if name != "as given"]
-    below += [f"{name[0].upper()}{name[1:]}: {each['ratio']:.3f}." for name, each in others]
-    gib = found["fullest_gib"]
-    fits = (
-        "fits"
-        if max(value for name, value in gib.items() if name != "there") < 0.9 * gib["there"]
-        else "does not fit"
-    )
-    below.append(
-        f"Memory of a GPU: {gib['generation']:.1f} GiB while generating, {gib['update, GRPO']:.1f} in GRPO's "
-        f"update and {gib['update, GEAR']:.1f} in GEAR's, of {gib['there']:.1f}: {fits} with a tenth to spare."
-    )
-    rates = ", ".join(f"{name} {share:.2f}" for name, share in found["rates"].items())
-    below.append(f"Assumed, not measured: these shares of the data sheet: {rates}.")
-    below.append(f"Not known: {'; '.join(found['unknown'])}.")
-    below.append(_error_words(found["error"]))
-    title = (
-        f"{found['model']} ({found['params'] / 1e9:.2f}B) on {step['gpus']} x {found['gpu']}, "
-        f"{step['prompts']} x {step['group']} completions of {step['tokens']} tokens, prompts of "
-        f"{step['prompt']} and {step['teacher_prompt']}; seconds a step"
-    )
-    return Cells(title, ("", "GRPO", "GEAR"), rows, below)
-
-
-def _error_words(error: Mapping[str, Any] | None) -> str:
-    if error is None:
-        return (
-            "How far off this is has not been checked: `gear plan --calibrate --out FILE` does it on a CPU."
-        )
-    return (
-        f"Where the model could be checked, it was off by up to {error['step']:.0%} in the seconds of a step and "
-        f"{error['ratio']:.0%} in GEAR over GRPO (small models, {error['machine']}, shares fitted there); a GPU "
-        "may be further off."
-    )
-
-
-def _calibration(found: Mapping[str, Any]) -> Cells:
-    rows: list[tuple[str, ...]] = []
-    for i, row in enumerate(found["shapes"]):
-        for name, label in (("grpo", "GRPO, s"), ("gear", "GEAR, s"), ("ratio", "GEAR / GRPO")):
-            said, real = row["predicted"][name], row["measured"][name]
-            shape = row["shape"] + (" (fitted)" if i == 0 else "")
-            rows.append(
-                (
-                    shape if name == "grpo" else "",
-                    label,
-                    f"{said:.2f}",
-                    f"{real:.2f}",
-                    f"{row['error'][name]:+.0%}",
-                )
-            )
-    shares = ", ".join(f"{name} {share:.2f}" for name, share in found["shares"].items())
-    below = [
-        f"Shares of this machine's {found['gflops']:.0f} Gflop/s, fitted on the first: {shares}. Off by up to "
-        f"{found['error_step']:.0%} in the seconds of a step and {found['error_ratio']:.0%} in GEAR over GRPO on "
-        "the others."
-    ]
-    return Cells(
-        "CPU seconds of one step, one thread", ("", "", "predicted", "measured", "error"), rows, below
-    )
-
-
 def _gives(row: Mapping[str, Any]) -> str:
     names = {"logp": "log-prob", "kl": "KL", "jsd": "one JSD", "teacher_logp": "teacher's log-prob"}
     shown = [name for name in row["gives"] if name != "teacher_logp" or "kl" not in row["gives"]]
@@ -236,8 +139,6 @@ def _gives(row: Mapping[str, Any]) -> str:
 
 
 def _label(name: str) -> str:
-    from gear_rl.bench.peers import COMPETITORS
-
     return COMPETITORS[name].label
 
 
@@ -262,8 +163,8 @@ CELLS: dict[str, Callable[[Mapping[str, Any]], Cells]] = {
     "memory": _memory,
     "segments": _segments,
     "step": _step,
-    "plan": _plan,
-    "calibration": _calibration,
+    "plan": plan_cells,
+    "calibration": calibration_cells,
 }
 """How each kind of result is laid out."""
 

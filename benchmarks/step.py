@@ -1,4 +1,4 @@
-"""``gear bench step``: a method's whole training step over GRPO's, the trainers taking turns step by step."""
+"""A method's whole training step over GRPO's, the trainers taking turns step by step."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from gear_rl.cli.bench import BASE
+from benchmarks.methods import BASE
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import REWARDS, arena_config
 from gear_rl.runs.config import build_method
@@ -124,7 +124,7 @@ class _Clock:
         return measured
 
 
-class _Baton:
+class _TurnLock:
     """Lets one of two threads run, from the beginning of a step to the beginning of its next one."""
 
     def __init__(self, first: int) -> None:
@@ -146,16 +146,16 @@ class _Baton:
 
 
 class _Turns(TrainerCallback):
-    """Passes the baton between two steps and reads the clock while this trainer has it."""
+    """Lets the other trainer run between two steps, and reads the clock while it is this one's turn."""
 
-    def __init__(self, me: int, baton: _Baton, clock: _Clock) -> None:
-        self._me, self._baton, self._clock = me, baton, clock
+    def __init__(self, me: int, lock: _TurnLock, clock: _Clock) -> None:
+        self._me, self._lock, self._clock = me, lock, clock
         self._begin: tuple[float, float] | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop()
-        self._baton.pass_on(self._me)
-        self._baton.wait(self._me)
+        self._lock.pass_on(self._me)
+        self._lock.wait(self._me)
         self._clock.counts = self._begin is not None or state.global_step > 0
         self._begin = time.process_time(), time.perf_counter()
 
@@ -179,7 +179,7 @@ def _both(
     repeat: int,
 ) -> tuple[_Clock, _Clock]:
     """The clocks of GRPO and of the method after one run of both."""
-    clocks, baton, errors = (_Clock(), _Clock()), _Baton(first=repeat % 2), list[BaseException]()
+    clocks, lock, errors = (_Clock(), _Clock()), _TurnLock(first=repeat % 2), list[BaseException]()
     threads = torch.get_num_threads()
     # Both are judged alike, by what the method wants to be judged by.
     reward = REWARDS.get(credit if isinstance(credit, str) else credit["name"]) if task == "chain" else None
@@ -205,19 +205,19 @@ def _both(
         for me, trainer in enumerate(trainers):
             for printer in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(printer)
-            trainer.add_callback(_Turns(me, baton, clocks[me]))
+            trainer.add_callback(_Turns(me, lock, clocks[me]))
             stack.enter_context(_parts_timed(trainer, clocks[me]))
         stack.enter_context(_passes_timed(clocks[1]))
 
         def run(me: int) -> None:
             torch.set_num_threads(threads)  # every thread has a number of its own
             try:
-                baton.wait(me)
+                lock.wait(me)
                 trainers[me].train()
             except BaseException as error:
                 errors.append(error)
             finally:
-                baton.pass_on(me, for_good=True)
+                lock.pass_on(me, for_good=True)
 
         both = [threading.Thread(target=run, args=(me,)) for me in (0, 1)]
         for thread in both:

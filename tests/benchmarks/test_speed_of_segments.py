@@ -1,10 +1,10 @@
-"""gear bench segments: the loop is the definition, and a bench of wrong results is none."""
+"""python -m benchmarks segments: the loop is the definition, and a bench of wrong results is none."""
 
 import pytest
 import torch
 
-from gear_rl.bench import segments
-from gear_rl.bench.segments import bench_segments, by_loop, segmentation, signals
+from benchmarks import segments
+from benchmarks.segments import bench_segments, by_loop, segmentation, signals
 
 
 def test_the_loop_by_hand():

@@ -1,15 +1,15 @@
-"""gear bench methods: the numbers are of one run, and add up."""
+"""python -m benchmarks methods: the numbers are of one run, and add up."""
 
 import json
 
 import pytest
 from rich.console import Console
 
-from gear_rl.cli.bench import bench_methods, methods_table
+from benchmarks.methods import bench_methods, methods_cells
 from gear_rl.cli.methods_page import methods_page, read_costs
 from gear_rl.errors import InputError
 from gear_rl.runs.trainer import quiet_libraries
-from support.commands import gear, untouched
+from support.commands import benchmark, untouched
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_the_median_lies_between_least_and_most(found):
 
 
 def test_the_table_and_the_page_show_them(found):
-    assert methods_table(found).row_count == 2
+    assert [row[0] for row in methods_cells(found).rows] == ["uniform", "entropy_forks"]
     page = methods_page(found)
     row = found["methods"]["entropy_forks"]
     shown = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
@@ -64,5 +64,5 @@ def test_a_file_that_is_no_result_is_refused(tmp_path, found):
     ],
 )
 def test_bad_input_is_one_line(words, message):
-    done = gear("bench", "methods", *words)
+    done = benchmark("methods", *words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""``gear bench memory``: the peak that each competitor adds to its operands, measured in a process of its own.
+"""The peak memory that each competitor adds to its operands, measured in a process of its own.
 
 A process that did other work before would hide a part of the peak in memory that its allocator kept.
 """
@@ -8,13 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from gear_rl.bench.measure import can_measure_peaks, peak_extra_mb
-from gear_rl.bench.peers import COMPETITORS, chosen, operands, why_missing
+from benchmarks.measure import can_measure_peaks, peak_extra_mb
+from benchmarks.peers import COMPETITORS, chosen, operands, why_missing
 
+ROOT = Path(__file__).parents[1]
+"""Where ``python -m benchmarks`` works."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -87,10 +90,11 @@ def fresh_peak(
         "device": device,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "gear_rl.bench.memory", json.dumps(spec)],
+        [sys.executable, "-m", "benchmarks.memory", json.dumps(spec)],
         capture_output=True,
         text=True,
         check=False,
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"},
     )
     if done.returncode:

@@ -1,4 +1,4 @@
-"""``gear bench signals``: log-prob, entropy and KL of every token, against bare head products and peers."""
+"""Log-prob, entropy and KL of every token, against bare head products and peers."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gear_rl.bench.measure import Run, can_measure_peaks, exponent, interleaved, ratio
-from gear_rl.bench.memory import check_dtype, fresh_peak
-from gear_rl.bench.peers import (
+from benchmarks.measure import Run, can_measure_peaks, exponent, interleaved, ratio
+from benchmarks.memory import check_dtype, fresh_peak
+from benchmarks.peers import (
     COMPETITORS,
     TILES,
     Found,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gear_rl.bench import measure
-from gear_rl.bench.measure import can_measure_peaks, exponent, interleaved, machine, peak_extra_mb, ratio
+from benchmarks import measure
+from benchmarks.measure import can_measure_peaks, exponent, interleaved, peak_extra_mb, ratio
 
 PEAKS = pytest.mark.skipif(not can_measure_peaks(), reason="the system does not tell a process its peak")
 
@@ -70,14 +70,3 @@ def test_a_system_without_peaks_says_what_to_do(monkeypatch, tmp_path):
         ValueError, match=r"no /proc/self/clear_refs .* measure on Linux, or with device cuda"
     ):
         peak_extra_mb(lambda: None)
-
-
-@pytest.mark.parametrize(("l2", "said"), [(3 * 2**19, "L2 1.5 MiB a core"), (None, "L2 not known")])
-def test_the_machine_is_in_words_and_without_its_name(monkeypatch, l2, said):
-    import platform
-
-    monkeypatch.setattr(measure, "l2_bytes", lambda: l2)
-    words = machine()
-    assert said in words.split(", ")
-    assert "cores" in words
-    assert not platform.node() or platform.node() not in words.split(", ")

@@ -1,0 +1,237 @@
+"""The commands. Heavy imports live inside them, so that ``python -m benchmarks --help`` answers at once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.cli.results import AsJson, Out, command_line, deliver, measured
+from gear_rl.errors import InputError, did_you_mean
+
+PROGRAM = "python -m benchmarks"
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Peers = Annotated[str, typer.Option(help="all or none.")]
+Task = Annotated[str, typer.Option(help="What to train on: chain or ledger.")]
+Tier = Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")]
+Rollouts = Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")]
+Say = Callable[[str], None]
+
+app = typer.Typer(
+    help="What things cost, each measured beside its limit and its peers in one process.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.command()
+@user_errors
+def signals(
+    tokens: Annotated[int, typer.Option(help="Trained tokens.")] = 1024,
+    hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
+    vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 151936,
+    dtype: Annotated[str, typer.Option(help="Of the operands: float32 or bfloat16.")] = "float32",
+    device: Device = "cpu",
+    repeats: Annotated[
+        int,
+        typer.Option(
+            help="Measurements of each, of ours and the limit three times as many; the least counts."
+        ),
+    ] = 3,
+    peers: Peers = "all",
+    scaling: Annotated[
+        bool, typer.Option(help="Also over 16-fold ranges of tokens and vocabulary; minutes more.")
+    ] = False,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, in fresh processes.")] = True,
+    as_json: AsJson = False,
+    out: Out = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw cost over size here, as .png or .svg; needs --scaling.")
+    ] = None,
+) -> None:
+    """Log-prob, entropy and KL of every token: cost over the two bare head products, beside the peers."""
+    if plot is not None and not scaling:
+        raise InputError(f"--plot {plot}: cost over size needs --scaling too")
+
+    def run(say: Say) -> dict[str, Any]:
+        from benchmarks.signals import bench_signals
+
+        sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab, "repeats": repeats}
+        return bench_signals(
+            **sizes, dtype=dtype, device=device, peers=peers, scaling=scaling, memory=memory, say=say
+        )
+
+    result = measured(run, PROGRAM)
+    from benchmarks.tables import CELLS, draw_scaling
+
+    if plot is not None:
+        draw_scaling(result, plot)
+    deliver(result, CELLS["signals"], out, as_json)
+
+
+@app.command()
+@user_errors
+def memory(
+    tokens: Annotated[str, typer.Option(help="Trained tokens, several with commas.")] = "1024",
+    hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
+    vocab: Annotated[str, typer.Option(help="Sizes of the vocabulary, several with commas.")] = "151936",
+    dtype: Annotated[str, typer.Option(help="Of the operands: float32 or bfloat16.")] = "float32",
+    device: Device = "cpu",
+    peers: Peers = "all",
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Peak memory of the signals and of the peers beyond their operands, each in a fresh process."""
+
+    def run(say: Say) -> dict[str, Any]:
+        from benchmarks.memory import bench_memory
+
+        sizes = {"tokens": _sizes("tokens", tokens), "vocab": _sizes("vocab", vocab)}
+        return bench_memory(**sizes, hidden=hidden, dtype=dtype, device=device, peers=peers, say=say)
+
+    result = measured(run, PROGRAM)
+    from benchmarks.tables import CELLS
+
+    deliver(result, CELLS["memory"], out, as_json)
+
+
+@app.command()
+@user_errors
+def segments(
+    rows: Annotated[int, typer.Option(help="Completions.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 8192,
+    repeats: Annotated[int, typer.Option(help="Measurements of each; the fastest counts.")] = 5,
+    loop_rows: Annotated[int, typer.Option(help="Rows for the Python loop.")] = 8,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How many tokens a second are cut into segments, against a Python loop and the memory's speed."""
+
+    def run(say: Say) -> dict[str, Any]:
+        from benchmarks.segments import bench_segments
+
+        return bench_segments(
+            rows=rows, tokens=tokens, repeats=repeats, loop_rows=loop_rows, device=device, say=say
+        )
+
+    result = measured(run, PROGRAM)
+    from benchmarks.tables import CELLS
+
+    deliver(result, CELLS["segments"], out, as_json)
+
+
+@app.command()
+@user_errors
+def methods(
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
+    ] = None,
+    task: Task = "chain",
+    tier: Tier = "default",
+    steps: Annotated[int, typer.Option(help="Steps per run; the first does not count.")] = 4,
+    repeats: Annotated[int, typer.Option(help="Runs of every method.")] = 3,
+    rollouts: Rollouts = 64,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Seconds per training step of every method over those of GRPO, on the arena, in one run."""
+    from gear_rl.methods import METHODS
+
+    for name in method or ():
+        if name not in METHODS:
+            raise InputError(f"--method: no method {name!r}; {did_you_mean(name, METHODS)}")
+    _check_groups(rollouts)
+    from benchmarks.methods import bench_methods, methods_cells
+    from gear_rl.runs.trainer import quiet_libraries
+
+    quiet_libraries(error_console)
+    result = bench_methods(
+        method or list(METHODS),
+        task=task,
+        tier=tier,
+        steps=steps,
+        repeats=repeats,
+        rollouts=rollouts,
+        console=error_console,
+    )
+    deliver(result, methods_cells, out, as_json, indent=2)
+
+
+@app.command()
+@user_errors
+def step(
+    method: Annotated[
+        str, typer.Option(help="The method; its settings after a colon, as in gear:alpha=2.")
+    ] = "gear",
+    task: Task = "chain",
+    tier: Tier = "default",
+    steps: Annotated[int, typer.Option(help="Steps of both per repeat; the first does not count.")] = 6,
+    repeats: Annotated[int, typer.Option(help="How often both are trained.")] = 5,
+    rollouts: Rollouts = 64,
+    student_pass: Annotated[
+        str, typer.Option(help="Where the student's signals come from: auto or own (see GEARConfig).")
+    ] = "auto",
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """CPU seconds of a method's whole training step over GRPO's, taking turns, and where they go."""
+    from gear_rl.experiments.compare import parse_method
+
+    _, credit = parse_method(method)
+    _check_groups(rollouts)
+    from benchmarks.step import bench_step
+    from benchmarks.tables import CELLS
+    from gear_rl.cli.laboratory import ALIASES
+    from gear_rl.runs.trainer import quiet_libraries
+    from gear_rl.runs.versions import machine
+
+    quiet_libraries(error_console)
+    result = bench_step(
+        credit,
+        task=ALIASES.get(task, task),
+        tier=tier,
+        steps=steps,
+        repeats=repeats,
+        rollouts=rollouts,
+        trainer={"student_pass": student_pass},
+        console=error_console,
+    )
+    result |= {"command": command_line(PROGRAM), "machine": machine()}
+    deliver(result, CELLS["step"], out, as_json, indent=2)
+
+
+@app.command()
+@user_errors
+def page(
+    page: Annotated[Path, typer.Argument(help="The page; the text between its marks is made anew.")] = Path(
+        "docs/benchmarks.md"
+    ),
+    results: Annotated[Path, typer.Option(help="Folder of the JSON files.")] = Path("docs/results"),
+) -> None:
+    """Put the tables of the JSON files between the marks of the page of benchmarks."""
+    from benchmarks.page import renewed
+
+    try:
+        text = renewed(page.read_text(encoding="utf-8"), results)
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+    page.write_text(text, encoding="utf-8")
+    out_console.print(f"wrote {page}", highlight=False)
+
+
+def _check_groups(rollouts: int) -> None:
+    if rollouts < 8 or rollouts % 8:
+        raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
+
+
+def _sizes(field: str, text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"--{field}: {text!r}; give whole numbers from 1 up, with commas between them")
+    return sizes

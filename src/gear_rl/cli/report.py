@@ -1,0 +1,30 @@
+"""``gear report``: the page of a comparison, from its JSON file."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from gear_rl.cli.console import out_console, user_errors
+from gear_rl.errors import InputError
+
+
+@user_errors
+def report(
+    files: Annotated[list[Path], typer.Argument(help="comparison.json of `gear compare`, one or several.")],
+) -> None:
+    """Make report.html beside the JSON file of each comparison; `gear compare` writes both."""
+    from gear_rl.lab.report import save_report
+
+    for file in files:
+        page = file.with_name("report.html")
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("holds no JSON object")
+            save_report(cast(dict[str, Any], found), page)
+        except (OSError, ValueError) as error:
+            message = f"{file}: {error}; give the comparison.json of a `gear compare`"
+            raise InputError(message) from None
+        out_console.print(f"wrote {page}", highlight=False, soft_wrap=True)

@@ -1,0 +1,84 @@
+"""What a command measured, with the command line, the machine and the versions: as table, JSON or file."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gear_rl.cli.console import error_console, out_console
+from gear_rl.errors import InputError
+from gear_rl.files import replace_file
+
+AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
+Out = Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")]
+
+
+class Cells(NamedTuple):
+    """A table as text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    below: list[str]
+    """Sentences that belong under it."""
+
+    def table(self) -> Group:
+        """The same for the terminal."""
+        table = Table()
+        for i, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        return Group(Text(self.title, style="bold"), table, *(Text(sentence) for sentence in self.below))
+
+
+def command_line(program: str = "gear") -> str:
+    """The command that runs, so that its result can be made again."""
+    return " ".join([program, *sys.argv[1:]])
+
+
+def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: str = "gear") -> dict[str, Any]:
+    """What ``run`` measures on one thread, with the command, the machine and the versions.
+
+    ``run`` gets a function that shows what is being measured. A ``ValueError`` becomes an ``InputError``.
+    """
+    # Before torch is imported: threads that wait must not burn the CPU seconds that are counted.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import torch
+
+    from gear_rl.runs.versions import machine, versions
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with error_console.status("measuring") as status:
+            result = run(lambda name: status.update(f"measuring: {name}"))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    finally:
+        torch.set_num_threads(before)
+    return result | {"command": command_line(program), "machine": machine(), "versions": versions()}
+
+
+def deliver(
+    result: dict[str, Any],
+    cells_of: Callable[[Mapping[str, Any]], Cells],
+    out: Path | None,
+    as_json: bool,
+    indent: int = 1,
+) -> None:
+    """Write the result into the file, if there is one, and as JSON or as a table to the standard output."""
+    text = json.dumps(result, indent=indent) + "\n"
+    if out is not None:
+        replace_file(out, text.encode())
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        out_console.print(cells_of(result).table())
