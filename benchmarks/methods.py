@@ -15,7 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from gear_rl.cli.results import Cells
 from gear_rl.errors import InputError
-from gear_rl.runs.arena import REWARDS, arena_config
+from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import build_method
 from gear_rl.runs.trainer import make_trainer, use_few_threads
 from gear_rl.runs.versions import versions
@@ -86,7 +86,7 @@ def bench_methods(
 def _steps_of(name: str, task: str, tier: str, steps: int, rollouts: int, seed: int) -> tuple[float, float]:
     """Mean seconds of a step after the first, and the share of them that the credit pass took."""
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder:
-        reward = REWARDS.get(name) if task == "chain" else None
+        reward = rewards_for(name, task)
         trainer = make_trainer(
             arena_config(
                 task,

@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from benchmarks.methods import BASE
 from gear_rl.errors import InputError
-from gear_rl.runs.arena import REWARDS, arena_config
+from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import build_method
 from gear_rl.runs.trainer import make_trainer, use_few_threads
 from gear_rl.runs.versions import versions
@@ -182,7 +182,7 @@ def _both(
     clocks, lock, errors = (_Clock(), _Clock()), _TurnLock(first=repeat % 2), list[BaseException]()
     threads = torch.get_num_threads()
     # Both are judged alike, by what the method wants to be judged by.
-    reward = REWARDS.get(credit if isinstance(credit, str) else credit["name"]) if task == "chain" else None
+    reward = rewards_for(credit, task)
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, ExitStack() as stack:
         trainers = [
             make_trainer(

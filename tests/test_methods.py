@@ -8,14 +8,15 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
-from gear_rl.runs.arena import REWARDS, arena_config
+from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.trainer import make_trainer, quiet_libraries
 from gear_rl.traits import distillation_of
 from support.commands import untouched
 
 pytestmark = pytest.mark.methods
 STEPS = 6
-AGENTS = {"mt_grpo", "gigpo", "igpo", "serl"}
+TURNS = {"turn_reward", "anchor_id", "answer_confidence"}
+AGENTS = {name for name, cls in METHODS.items() if TURNS & set(cls().needs)} | {"serl"}
 """Methods that tell turns apart: they train the task with tools."""
 SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
 """A completion of this tier is shorter than a span of the default length."""
@@ -28,16 +29,17 @@ def history_of(name: str, folder, **changes):
 
 def _history_of(name: str, folder, changes):
     quiet_libraries(Console(stderr=True, quiet=True))
+    task = "ledger" if name in AGENTS else "chain"
     trainer = make_trainer(
         arena_config(
-            "ledger" if name in AGENTS else "chain",
+            task,
             "easy",
             SETTINGS.get(name, name),
             seed=1,
             steps=STEPS,
             output_dir=str(folder),
             rollouts_per_step=8 if name in AGENTS else 16,
-            reward=REWARDS.get(name),
+            reward=rewards_for(name, task),
             record_file=str(folder / "records.jsonl"),
             **changes,
         )

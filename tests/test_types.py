@@ -93,9 +93,15 @@ def test_a_term_outside_its_range_is_named(given, message):
 
 
 def test_who_adds_and_who_distils():
-    adds = {name for name, cls in METHODS.items() if is_additive(cls())}
-    assert adds == {"gigpo", "mt_grpo", "igpo", "crpo", "opsd", "sdpo", "sdpg"}
-    assert {name for name, cls in METHODS.items() if distillation_of(cls())} == {"opsd", "sdpo", "sdpg"}
+    distils = {"opsd", "sdpo", "sdpg"}
+    adds = {"gigpo", "mt_grpo", "igpo", "crpo"} | distils
+    reweights = {
+        "uniform", "gear", "rlsd", "serl", "rlcsd", "distilled_rl", "entropy_forks", "fixed_spans", "oar_p",
+        "oar_g", "grail", "shear", "shuffled", "random_onsets",
+    }  # fmt: skip
+    for name in adds | reweights:
+        assert is_additive(METHODS[name]()) == (name in adds), name
+        assert (distillation_of(METHODS[name]()) is not None) == (name in distils), name
     assert not is_additive(Opsd(strength=0.0)) and distillation_of(Opsd(strength=0.0)) is None
     assert is_additive(Sdpg(weight=0.0)), "its anchor is left"
     assert is_additive(Shuffled(of=Igpo())) and not is_additive(Shuffled(of=Gear()))

@@ -44,6 +44,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "success_reward": 0.5,
     },
 }
+LIVE = (
+    "uniform", "gear", "distilled_rl", "entropy_forks", "fixed_spans", "oar_p", "oar_g", "grail", "shear",
+    "gigpo", "mt_grpo", "igpo", "crpo", "sdpg", "shuffled", "random_onsets",
+)  # fmt: skip
+"""Methods that take the general defaults."""
 SHUFFLED = {"name": "shuffled", "of": {"name": "rlsd"}}
 
 
@@ -59,7 +64,13 @@ def trainer_of(folder, model, credit, **changes) -> GEARTrainer:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_plain_trainer_has_the_methods_own_settings(name, tiny_model, tmp_path):
-    assert seen(trainer_of(tmp_path, tiny_model, METHODS[name]())) == DEFAULTS | PUBLISHED.get(name, {})
+    method = METHODS[name]()
+    assert seen(trainer_of(tmp_path, tiny_model, method)) == DEFAULTS | engine_settings_of(method)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *LIVE])
+def test_the_methods_own_settings_are_the_published_ones(name):
+    assert DEFAULTS | engine_settings_of(METHODS[name]()) == DEFAULTS | PUBLISHED.get(name, {})
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "gear", "shuffled"])

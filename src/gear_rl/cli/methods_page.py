@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,22 @@ Settings of the method are given as `--credit.NAME VALUE` or in Python; those of
 """
 
 
-def methods_page(costs: dict[str, Any] | None) -> str:
-    """The page as Markdown; ``costs`` is what ``python -m benchmarks methods`` wrote, None leaves them out."""
-    parts = [_HEAD, _overview(costs)]
-    parts += [_section(name, cls) for name, cls in METHODS.items()]
+Catalogue = Mapping[str, Any]
+
+
+def methods_page(costs: dict[str, Any] | None, methods: Catalogue = METHODS) -> str:
+    """The page as Markdown, with one section for each of the methods.
+
+    ``costs`` is what ``python -m benchmarks methods`` wrote: None leaves the column empty, and so does a method
+    that was not there yet when costs were measured.
+    """
+    parts = [_HEAD, _overview(costs, methods), *(_section(name, cls) for name, cls in methods.items())]
     return "\n".join(parts)
 
 
-def _overview(costs: dict[str, Any] | None) -> str:
+def _overview(costs: dict[str, Any] | None, methods: Catalogue) -> str:
     lines = ["| method | needs | step / GRPO's | source |", "|---|---|---|---|"]
-    for name, cls in METHODS.items():
+    for name, cls in methods.items():
         row = None if costs is None else costs["methods"].get(name)
         cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
         lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} | {cls.source} |")

@@ -25,7 +25,7 @@ from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Found, Localisation, Role, localisation, locate, onsets_of
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
-from gear_rl.runs.arena import REWARDS, arena_config, task_of
+from gear_rl.runs.arena import arena_config, rewards_for, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.runs.versions import versions
@@ -70,8 +70,7 @@ def arena_material(
         raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems")
 
     def config(credit: dict[str, Any], folder: str) -> RunConfig:
-        name = str(credit["name"])
-        reward = REWARDS.get(name) if task == "chain" else None
+        reward = rewards_for(credit, task)
         return arena_config(task, tier, credit, seed=0, steps=1, output_dir=folder, reward=reward, **REPLAY)
 
     def chosen(trainer: Any, informed: bool) -> list[Case]:

@@ -12,8 +12,23 @@ from gear_rl.arena.tiers import DEMOS, LEDGER_DEMOS, TASKS, Demo
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import RunConfig
 
-REWARDS: dict[str, list[str]] = {"crpo": ["arena", "gear_rl.arena.chain:steps_reward"]}
-"""Rewards on the task chain for methods that need more than one."""
+TWO_REWARDS = ["arena", "gear_rl.arena.chain:steps_reward"]
+"""On the task chain, for methods that compare rewards."""
+
+
+def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
+    """The rewards of a run on that task: two for a method of the catalogue that compares rewards, else None.
+
+    None is the task's own reward.
+
+    >>> rewards_for("gear", "chain"), rewards_for({"name": "crpo"}, "chain") == TWO_REWARDS
+    (None, True)
+    """
+    from gear_rl.methods import METHODS
+
+    name = credit if isinstance(credit, str) else str(credit.get("name"))
+    compares = name in METHODS and "rewards_BR" in METHODS[name]().needs
+    return TWO_REWARDS if compares and task == "chain" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
