@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import AsJson, Out, command_line, deliver, measured
 from gear_rl.errors import InputError, did_you_mean
 
@@ -145,9 +145,8 @@ def methods(
             raise InputError(f"--method: no method {name!r}; {did_you_mean(name, METHODS)}")
     _check_groups(rollouts)
     from benchmarks.methods import bench_methods, methods_cells
-    from gear_rl.runs.trainer import quiet_libraries
 
-    quiet_libraries(error_console)
+    show_log()
     result = bench_methods(
         method or list(METHODS),
         task=task,
@@ -185,10 +184,9 @@ def step(
     from benchmarks.step import bench_step
     from benchmarks.tables import CELLS
     from gear_rl.cli.laboratory import ALIASES
-    from gear_rl.runs.trainer import quiet_libraries
     from gear_rl.runs.versions import machine
 
-    quiet_libraries(error_console)
+    show_log()
     result = bench_step(
         credit,
         task=ALIASES.get(task, task),

@@ -21,7 +21,8 @@ from benchmarks.methods import BASE
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import build_method
-from gear_rl.runs.trainer import make_trainer, use_few_threads
+from gear_rl.runs.machine import use_few_threads
+from gear_rl.runs.trainer import make_trainer
 from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
 

@@ -30,8 +30,8 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "engines": GROUND | {"signals", "credit", "view"},
     "arena": GROUND | {"signals", "view"},
     "data": GROUND | {"arena"},
-    "runs": BELOW_RUNS | {"cli"},
-    "experiments": EVERYTHING | {"cli"},
+    "runs": BELOW_RUNS,
+    "experiments": EVERYTHING,
     "cli": EVERYTHING,
 }
 TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals"}

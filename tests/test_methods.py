@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from rich.console import Console
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
 from gear_rl.runs.arena import arena_config, rewards_for
-from gear_rl.runs.trainer import make_trainer, quiet_libraries
+from gear_rl.runs.machine import quiet_libraries
+from gear_rl.runs.trainer import make_trainer
 from gear_rl.traits import distillation_of
 from support.commands import untouched
 
@@ -28,7 +28,7 @@ def history_of(name: str, folder, **changes):
 
 
 def _history_of(name: str, folder, changes):
-    quiet_libraries(Console(stderr=True, quiet=True))
+    quiet_libraries()
     task = "ledger" if name in AGENTS else "chain"
     trainer = make_trainer(
         arena_config(

@@ -1,6 +1,5 @@
 """The recipes of `examples/`: each runs with --smoke, and each option in a comment is known to its parser."""
 
-import io
 import json
 import re
 import runpy
@@ -8,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method, load_config, trainer_settings
@@ -223,7 +221,7 @@ def test_a_mistake_in_a_recipe_is_named(recipe, right, wrong, message, tmp_path,
     monkeypatch.syspath_prepend(ROOT)
     file = mistaken(recipe, right, wrong, tmp_path)
     with pytest.raises(InputError, match=message):
-        smoke(load_config(file), Console(file=io.StringIO()))
+        smoke(load_config(file))
 
 
 def test_a_mistake_is_one_line_on_the_command_line(tmp_path):

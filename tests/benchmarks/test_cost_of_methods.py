@@ -8,14 +8,14 @@ from rich.console import Console
 from benchmarks.methods import bench_methods, methods_cells
 from gear_rl.cli.methods_page import methods_page, read_costs
 from gear_rl.errors import InputError
-from gear_rl.runs.trainer import quiet_libraries
+from gear_rl.runs.machine import quiet_libraries
 from support.commands import benchmark, untouched
 
 
 @pytest.fixture(scope="module")
 def found():
     with untouched(None):
-        quiet_libraries(Console(quiet=True))
+        quiet_libraries()
         return bench_methods(
             ["entropy_forks"], tier="easy", steps=2, repeats=2, rollouts=8, console=Console(quiet=True)
         )

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks import step as bench
 from benchmarks.tables import CELLS
-from gear_rl.runs.trainer import quiet_libraries
+from gear_rl.runs.machine import quiet_libraries
 from support.commands import benchmark, untouched
 
 
@@ -23,7 +23,7 @@ def found():
 
     with untouched(None), pytest.MonkeyPatch.context() as patched:
         patched.setattr(bench._Turns, "on_step_begin", watched)
-        quiet_libraries(Console(quiet=True))
+        quiet_libraries()
         measured = bench.bench_step(
             "gear", tier="easy", steps=3, repeats=2, rollouts=8, console=Console(quiet=True)
         )

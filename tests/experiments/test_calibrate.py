@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from rich.console import Console
 
 from gear_rl.errors import InputError
 from gear_rl.experiments import calibrate as room
 from gear_rl.experiments.calibrate import Shape, alternating_reward, calibrate
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, seconds
-from gear_rl.runs.trainer import quiet_libraries
+from gear_rl.runs.machine import quiet_libraries
 from support.commands import gear, untouched
 
 TINY = Shape(hidden=64, layers=1, rollouts=8, tokens=6, vocab=1024)
@@ -18,7 +17,7 @@ TINY = Shape(hidden=64, layers=1, rollouts=8, tokens=6, vocab=1024)
 @pytest.fixture(scope="module")
 def found():
     with untouched(None):
-        quiet_libraries(Console(quiet=True))
+        quiet_libraries()
         longer = Shape(hidden=64, layers=1, rollouts=16, tokens=9, vocab=1024)
         return calibrate(fitted=TINY, checked=(longer,), steps=2, repeats=1)
 

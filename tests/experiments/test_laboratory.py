@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
+from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.laboratory import compare
+from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import cell_trainer, finished, run_cell
 from gear_rl.experiments.compare import (
@@ -20,15 +21,11 @@ from gear_rl.experiments.compare import (
     save,
     specs_of,
     split_methods,
-    verdict_table,
 )
-from gear_rl.experiments.score import arena_material, records_of, score, score_table
+from gear_rl.experiments.score import arena_material, records_of, score
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
-from gear_rl.runs.trainer import quiet_libraries
+from gear_rl.runs.machine import quiet_libraries
 from support.commands import gear, untouched
-
-QUIET = Console(quiet=True)
-
 
 # --- score ---------------------------------------------------------------------------------------------------
 
@@ -58,9 +55,9 @@ def test_more_faults_than_problems_are_refused():
 @pytest.fixture(scope="module")
 def scored():
     with untouched(None):
-        quiet_libraries(QUIET)
+        quiet_libraries()
         material = arena_material(tier="easy", n=6)
-        return score({"entropy_forks": {"name": "entropy_forks"}}, material, console=QUIET)
+        return score({"entropy_forks": {"name": "entropy_forks"}}, material)
 
 
 def test_floors_controls_and_the_ceiling_are_always_there(scored):
@@ -154,10 +151,10 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
 def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
     """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
 
-    def asked(specs, *_, **__):
+    def refused(specs, *_, **__):
         raise InputError(",".join(sorted({spec.tier for spec in specs})))
 
-    monkeypatch.setattr("gear_rl.experiments.compare.run_cells", asked)
+    monkeypatch.setattr("gear_rl.cli.compare.run_cells_with_bar", refused)
     # gear score's default is held by the exported faults of test_marked.py.
     with pytest.raises(InputError, match=f"^{tier}$"):
         compare.__wrapped__(**words)
@@ -168,9 +165,9 @@ def comparison(tmp_path_factory):
     """A run that finishes, one that cannot; interrupted after the first, so to speak, and gone on with."""
     folder = tmp_path_factory.mktemp("compare")
     specs = specs_of(["crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8, samples=3)
-    first = run_cells(specs[:1], folder / "cells", jobs=1, console=QUIET)
+    first = run_cells(specs[:1], folder / "cells", jobs=1)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
-    rows = run_cells(specs, folder / "cells", jobs=2, console=QUIET)
+    rows = run_cells(specs, folder / "cells", jobs=2)
     assert (folder / "cells" / specs[0].file).stat().st_mtime_ns == stamp, "a finished run was run again"
     assert rows[0] == first[0]
     return folder, specs, rows
@@ -252,7 +249,7 @@ def test_the_same_seed_draws_the_same_answers_again(drawn, tmp_path):
     task = task_of("chain", "easy")
     problems = task.rows("easy", num=64, first_seed=task.held_out.start)
     with untouched(None):
-        quiet_libraries(QUIET)
+        quiet_libraries()
         trainer = cell_trainer(specs[1], str(tmp_path))
         state = torch.random.get_rng_state()
         again = accuracies(task, trainer, problems, seed=1, samples=2)

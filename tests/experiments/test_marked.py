@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from engines import tiny
 from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
+from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
 from gear_rl.experiments.marked import EXAMPLE, exported, marked_material, read_marked
 from gear_rl.experiments.score import (
@@ -22,14 +22,12 @@ from gear_rl.experiments.score import (
     arena_material,
     records_of,
     score,
-    score_table,
 )
 from gear_rl.runs.config import RunConfig
-from gear_rl.runs.trainer import quiet_libraries
+from gear_rl.runs.machine import quiet_libraries
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from support.commands import gear, untouched
 
-QUIET = Console(quiet=True)
 GOOD = json.loads(EXAMPLE)
 LONG = " plus 2 is 3" * 120
 
@@ -155,7 +153,7 @@ def test_a_file_of_nothing_and_a_file_of_nothing_usable(tmp_path):
         read(tmp_path, "")
     bad = GOOD | {"fault": {"text": "53"}}
     with pytest.raises(InputError, match=r"none of the 2 lines of .* can be used; line 1: fault: '53'"):
-        marked_material(written(tmp_path, bad, bad), "arena", console=QUIET)
+        marked_material(written(tmp_path, bad, bad), "arena")
 
 
 def test_prompts_of_two_kinds_need_chat(tmp_path):
@@ -175,9 +173,9 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
     assert done.returncode == 0 and "wrote 7 completions" in done.stdout, done.stderr
     named = {"by_entropy": {"name": "gear", "onset_signal": "entropy"}, "gear": {"name": "gear"}}
     with untouched(None):
-        quiet_libraries(QUIET)
-        ours = score(named, marked_material(file, "arena", console=QUIET), console=QUIET)[0]
-        theirs = score(named, arena_material(tier="hard", n=7), console=QUIET)[0]
+        quiet_libraries()
+        ours = score(named, marked_material(file, "arena"))[0]
+        theirs = score(named, arena_material(tier="hard", n=7))[0]
     assert ours["n"] == 7 and ours["other_completion"] == {"correct": 7}
     assert ours["methods"].keys() == theirs["methods"].keys()
     # The task draws the other problem that this control's teacher is told of; a file has its next line.
@@ -265,9 +263,9 @@ def seen(tiny_model, tmp_path_factory):
     """The records of GEAR, and what its teacher is told in the control."""
     folder = tmp_path_factory.mktemp("seen")
     with untouched(None):
-        quiet_libraries(QUIET)
+        quiet_libraries()
         same = ROWS[0] | {"prompt": "3 plus 3"}
-        material = marked_material(written(folder, *ROWS, same), tiny_model, max_tokens=900, console=QUIET)
+        material = marked_material(written(folder, *ROWS, same), tiny_model, max_tokens=900)
         return records_of({"name": "gear"}, material), records_of({"name": "gear"}, material, informed=False)
 
 
@@ -301,9 +299,9 @@ def test_the_uninformed_teacher_is_told_the_next_lines_context(seen):
 
 def test_without_another_context_the_control_says_nothing(tiny_model, tmp_path):
     with untouched(None):
-        quiet_libraries(QUIET)
-        material = marked_material(written(tmp_path, ROWS[0]), tiny_model, console=QUIET)
-        found, _ = score({"uniform": {"name": "uniform"}}, material, console=QUIET)
+        quiet_libraries()
+        material = marked_material(written(tmp_path, ROWS[0]), tiny_model)
+        found, _ = score({"uniform": {"name": "uniform"}}, material)
     assert (found["methods"][UNINFORMED]["n"], found["methods"][UNINFORMED]["auc"]) == (0, None)
     assert found["methods"]["divergence"]["n"] == 1
     assert score_table(found).row_count == len(found["methods"])
@@ -313,8 +311,8 @@ def test_two_large_models_never_stand_side_by_side(tiny_model, tmp_path, monkeyp
     monkeypatch.setattr("gear_rl.experiments.score.LARGE", 1)
     models: list[weakref.ref] = []
     with untouched(None):
-        quiet_libraries(QUIET)
-        material = marked_material(written(tmp_path, ROWS[0]), tiny_model, console=QUIET)
+        quiet_libraries()
+        material = marked_material(written(tmp_path, ROWS[0]), tiny_model)
 
         def watched(trainer, informed):
             models.append(weakref.ref(trainer.model))
@@ -345,8 +343,8 @@ def test_prompts_that_the_model_cannot_take_are_set_aside(tiny_model, tmp_path):
     half = ROWS[4] | {"completion": LONG[: len(LONG) // 2], "fault": {"start": 0, "end": 5}}
     file = written(tmp_path, judge, ROWS[0], half, ROWS[0] | {"correct": LONG}, nobody)
     with untouched(None):
-        quiet_libraries(QUIET)
-        material = marked_material(file, str(folder), console=QUIET)
+        quiet_libraries()
+        material = marked_material(file, str(folder))
         chosen, _ = records_of({"name": "uniform"}, material)
     assert len(chosen) == 1
     reasons = [line["reason"] for line in material.about()["set_aside"]]
@@ -367,9 +365,9 @@ def test_settings_of_the_engine_may_follow(tiny_model, tmp_path):
     words = ["--columns.prompt", "question", "--chat", "false", "--privileged_column", "gold"]
     words += ["--teacher_prompt_template", "{privileged_context} {prompt}"]
     with untouched(None):
-        quiet_libraries(QUIET)
+        quiet_libraries()
         file = written(tmp_path, row)
-        material = marked_material(file, tiny_model, words=words, console=QUIET)
+        material = marked_material(file, tiny_model, words=words)
         config = material.config({"name": "gear"}, str(tmp_path))
         [case], [record] = records_of({"name": "gear"}, material)
     assert record.prompt == "1 plus 1"

@@ -1,7 +1,6 @@
 """`--smoke`: what is swapped, what is not, and what a recipe that does nothing is told."""
 
 import inspect
-import io
 import json
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from rich.console import Console
 
 from gear_rl.data.adapters import openenv
 from gear_rl.data.objects import import_object
@@ -187,7 +185,7 @@ def test_a_recipe_that_does_nothing_or_breaks_is_told_why(tmp_path, monkeypatch,
     monkeypatch.delitem(sys.modules, "smoke_mine", raising=False)
     config = load_config(written(tmp_path, **changes))
     with pytest.raises(InputError, match=f"(?s){message}"):
-        smoke(config, Console(file=io.StringIO()))
+        smoke(config)
 
 
 ENVIRONMENT = """class Env:

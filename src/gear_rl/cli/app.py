@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.plan import plan
 from gear_rl.cli.report import report
@@ -56,17 +56,24 @@ def train(
         )
         out_console.print(f"# credit: {build_method(found.credit)!r}", highlight=False, soft_wrap=True)
         return
-    from gear_rl.runs.trainer import quiet_libraries
-    from gear_rl.runs.trainer import train as run
+    from gear_rl.cli.progress import ProgressLine
 
-    quiet_libraries(error_console)
-    if smoke:
-        from gear_rl.runs.smoke import smoke as smoke_run
+    show_log()
+    with ProgressLine(error_console) as line:
+        if smoke:
+            from gear_rl.runs.smoke import smoke as smoke_run
 
-        smoke_run(found, error_console, name="the run" if config is None else str(config))
-        return
-    trainer = run(found, error_console)
-    out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
+            facts = smoke_run(found, [line], say=_say_smoke)
+            _say_smoke(f"{config or 'the run'} works: {facts}")
+        else:
+            from gear_rl.runs.trainer import train as run
+
+            trainer = run(found, [line])
+            out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
+
+
+def _say_smoke(text: str) -> None:
+    error_console.print(f"smoke: {escape(text)}", highlight=False, soft_wrap=True)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -100,20 +107,12 @@ def demo(
             raise InputError(f"--{key}: no such option; see `gear demo --help`")
     named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
     chosen = load_config(None, [*named, *context.args]).credit
-    from gear_rl.experiments.demo import demo as run
-    from gear_rl.runs.trainer import quiet_libraries
+    from gear_rl.cli.demo import show_demo
+    from gear_rl.experiments.demo import checked_demo
 
-    quiet_libraries(error_console)
-    run(
-        credit=chosen,
-        task=task,
-        tier=tier,
-        seed=seed,
-        steps=steps,
-        n_eval=n_eval,
-        out=out,
-        console=out_console,
-    )
+    show_log()
+    demo = checked_demo(chosen, task=task, tier=tier, seed=seed, steps=steps, n_eval=n_eval)
+    show_demo(demo, out, out_console)
 
 
 @app.command()
@@ -263,10 +262,10 @@ def build(
     """Make a model of the arena again: competence first, then a sloppy habit. A quarter of an hour or less."""
     from gear_rl.arena.model import CHECKPOINTS
     from gear_rl.cli.arena import build as run
-    from gear_rl.runs.trainer import quiet_libraries, use_few_threads
+    from gear_rl.runs.machine import use_few_threads
 
     _arena_task(task)
-    quiet_libraries(error_console)
+    show_log()
     use_few_threads()
     folder = CHECKPOINTS[task] if out is None else out
     try:
@@ -294,7 +293,7 @@ def check(
     from gear_rl.arena.tiers import LEDGER_TIERS, TIERS
     from gear_rl.cli.arena import chain_tables, check_ledger, ledger_tables
     from gear_rl.errors import did_you_mean
-    from gear_rl.runs.trainer import quiet_libraries, use_few_threads
+    from gear_rl.runs.machine import use_few_threads
 
     _arena_task(task)
     for option, number in (("n", n), ("faults", faults)):
@@ -306,7 +305,7 @@ def check(
     for name in tier or ():
         if name not in known:
             raise InputError(f"--tier: the task has no tier {name!r}; {did_you_mean(name, known)}")
-    quiet_libraries(error_console)
+    show_log()
     use_few_threads()
     tiers = tuple(tier or known)
     passed = self_test(tiers) if task == "chain" else ledger_self_test(tiers)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gear_rl.runs.trainer import machine_defaults
+from gear_rl.runs.machine import machine_defaults
 
 REFERENCES = ("trace", "answer", "shuffled")
 """What a prompt may hold besides the problem when a model is measured with a reference."""

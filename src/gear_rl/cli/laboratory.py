@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from gear_rl.arena.tiers import LABORATORY_TIERS
-from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
 
@@ -78,53 +78,66 @@ def score(
     if fault not in ("relation", "argument"):
         raise InputError(f"--fault: {fault!r} is not one of relation, argument")
     _check_apart(context, data, export)
-    from gear_rl.runs.trainer import quiet_libraries
-
-    quiet_libraries(error_console)
-    logging.getLogger("gear_rl").setLevel(logging.WARNING)  # every method's trainer would tell the same
-    tier = tier or _tier_of(task)
+    show_log(logging.WARNING)  # every method's trainer would say the same
+    task, tier = ALIASES.get(task, task), tier or _tier_of(task)
     if export is not None:
-        if ALIASES.get(task, task) != "chain":
-            raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export chain")
-        from gear_rl.experiments.marked import export as write
-
-        count = write(export, tier, 256 if n is None else n)
-        out_console.print(f"wrote {count} completions to {export}", highlight=False, soft_wrap=True)
+        _export(export, task, tier, 256 if n is None else n)
         return
     chosen = parse_methods(split_methods(methods))
-    from gear_rl.experiments.score import arena_material, places_of, score_table, title_of
+    from gear_rl.cli.score import score_table, scoring_bar
     from gear_rl.experiments.score import score as run
 
     if data is None:
-        material = arena_material(ALIASES.get(task, task), tier, 256 if n is None else n, cast(Any, fault))
+        from gear_rl.experiments.score import arena_material
+
+        material = arena_material(task, tier, 256 if n is None else n, cast(Any, fault))
     else:
-        from gear_rl.experiments.marked import marked_material
-
-        if model is None:
-            raise InputError(
-                "--model: missing; give the folder or the hub name of the model to score, or arena"
-            )
-        words = context.args
-        material = marked_material(
-            data, model, n=n, max_tokens=max_tokens, words=words, console=error_console
-        )
-    found, rows = run(chosen, material, console=error_console)
+        material = _marked(data, model, n, max_tokens, context.args)
+    with scoring_bar(error_console) as progress:
+        found, rows = run(chosen, material, progress=progress)
     if report is not None:
-        from gear_rl.lab.report import findings, save_report
-
-        document = findings(
-            title=f"Where credit lands: {title_of(found)}",
-            command=command_line(),
-            localisations=[places_of(found, rows)],
-            settings={"n": found["n"], "methods": sorted(chosen)},
-            versions=found["versions"],
-        )
-        save_report(document, report)
-        error_console.print(f"wrote {report}", highlight=False)
+        _save_score(found, rows, sorted(chosen), report)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         out_console.print(score_table(found))
+
+
+def _export(file: Path, task: str, tier: str, n: int) -> None:
+    if task != "chain":
+        raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export chain")
+    from gear_rl.experiments.marked import export
+
+    count = export(file, tier, n)
+    out_console.print(f"wrote {count} completions to {file}", highlight=False, soft_wrap=True)
+
+
+def _marked(data: Path, model: str | None, n: int | None, max_tokens: int, words: list[str]) -> Any:
+    """The completions of the user's file; the lines that are of no use are said on the error console."""
+    from gear_rl.experiments.marked import marked_material
+
+    if model is None:
+        raise InputError("--model: missing; give the folder or the hub name of the model to score, or arena")
+
+    def say(text: str) -> None:
+        error_console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return marked_material(data, model, n=n, max_tokens=max_tokens, words=words, say=say)
+
+
+def _save_score(found: dict[str, Any], rows: Any, methods: list[str], file: Path) -> None:
+    from gear_rl.experiments.score import places_of, title_of
+    from gear_rl.lab.report import findings, save_report
+
+    document = findings(
+        title=f"Where credit lands: {title_of(found)}",
+        command=command_line(),
+        localisations=[places_of(found, rows)],
+        settings={"n": found["n"], "methods": methods},
+        versions=found["versions"],
+    )
+    save_report(document, file)
+    error_console.print(f"wrote {file}", highlight=False)
 
 
 def _check_apart(context: typer.Context, data: Path | None, export: Path | None) -> None:
@@ -177,7 +190,8 @@ def compare(
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
     compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled
     """
-    from gear_rl.experiments.compare import compared, run_cells, save, specs_of, split_methods, verdict_table
+    from gear_rl.cli.compare import run_cells_with_bar, verdict_table
+    from gear_rl.experiments.compare import compared, save, specs_of, split_methods
 
     specs = specs_of(
         split_methods(methods),
@@ -190,7 +204,7 @@ def compare(
     )
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
-    rows = run_cells(specs, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console)
+    rows = run_cells_with_bar(specs, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console)
     found = compared(rows, command=command_line())
     save(found, out)
     if as_json:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gear_rl.cli.console import error_console, user_errors
+from gear_rl.cli.console import show_log, user_errors
 from gear_rl.cli.plan_tables import calibration_cells, plan_cells
 from gear_rl.cli.results import AsJson, Out, command_line, deliver, measured
 from gear_rl.errors import InputError
@@ -86,9 +86,8 @@ def plan(
 def _calibrate(steps: int, repeats: int, out: Path | None, as_json: bool) -> None:
     def run(say: Callable[[str], None]) -> dict[str, Any]:
         from gear_rl.experiments.calibrate import calibrate
-        from gear_rl.runs.trainer import quiet_libraries
 
-        quiet_libraries(error_console)
+        show_log()
         return calibrate(steps=steps, repeats=repeats, say=say)
 
     deliver(measured(run), calibration_cells, out, as_json)

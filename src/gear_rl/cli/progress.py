@@ -16,7 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 SHOWN = {
     "reward": "reward",
@@ -97,15 +97,14 @@ class ProgressLine(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
 
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give the terminal back, also after an error."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def replace_printers(trainer: Any, line: ProgressLine) -> None:
-    """Put the line in the place of transformers' bar and of its wall of dictionaries."""
-    for printer in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printer)
-    trainer.add_callback(line)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.errors import InputError
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, of_config, ratios, seconds
@@ -219,8 +219,6 @@ def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
     config.model = folder
     config.trainer["max_completion_length"] = shape.tokens
     trainer = make_trainer(config)
-    for printer in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printer)
     with _watched(trainer) as seen:
         trainer.train()
     return seen

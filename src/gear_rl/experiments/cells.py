@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -123,43 +124,28 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
 
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
-    from rich.console import Console
-
-    from gear_rl.runs.trainer import quiet_libraries, use_few_threads
-
-    quiet_libraries(Console(quiet=True))
-    use_few_threads()
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
-
+    """The numbers of a cell: accuracies before, on the way and after, and curves of the training."""
     from gear_rl.runs.arena import accuracies, task_of
     from gear_rl.runs.config import build_method
+    from gear_rl.runs.machine import quiet_libraries, use_few_threads
 
+    quiet_libraries()
+    use_few_threads()
     task = task_of(spec.task, spec.tier)
     problems = task.rows(spec.tier, num=spec.n_eval, first_seed=task.held_out.start)
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
-        for printer in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(printer)
 
-        def measured() -> list[float]:
-            return accuracies(task, trainer, problems, seed=spec.seed, samples=spec.samples)
+        def measured(count: int | None = None, samples: int = 1) -> list[float]:
+            return accuracies(task, trainer, problems[:count], seed=spec.seed, samples=samples)
 
-        points: list[dict[str, float]] = []
-        every = -(-spec.steps // POINTS)
-
-        class Between(TrainerCallback):
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                if state.global_step % every == 0 and state.global_step < state.max_steps and spec.n_between:
-                    some = problems[: spec.n_between]
-                    [value] = accuracies(task, trainer, some, seed=spec.seed)
-                    points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
-
-        trainer.add_callback(Between())
+        between = _between(spec, measured)
+        trainer.add_callback(between)
         held_out = task.fingerprint(spec.tier, spec.n_eval)
         stem = f"before-{held_out[:16]}-seed{spec.seed}-samples{spec.samples}"
-        before = _once(folder / f"{stem}.json", measured)
+        before = _once(folder / f"{stem}.json", lambda: measured(samples=spec.samples))
         trainer.train()
-        after = measured()
+        after = measured(samples=spec.samples)
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         "credit": repr(build_method(spec.credit)),
@@ -167,12 +153,31 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         "accuracy_after": fmean(after),
         "accuracies_before": before,
         "accuracies_after": after,
-        "held_out": points,
+        "held_out": between.points,
         "held_out_sha256": held_out,
         "curves": {name: [entry.get(key) for entry in steps] for name, key in CURVES.items()},
         "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
     }
 
 
+def _between(spec: Spec, measured: Callable[[int], list[float]]) -> Any:
+    """A trainer's callback that measures some of the held-out problems now and then, and keeps the points."""
+    from transformers.trainer_callback import TrainerCallback
+
+    every = -(-spec.steps // POINTS)
+
+    class Between(TrainerCallback):
+        def __init__(self) -> None:
+            self.points: list[dict[str, float]] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % every == 0 and state.global_step < state.max_steps and spec.n_between:
+                [value] = measured(spec.n_between)
+                self.points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
+
+    return Between()
+
+
 if __name__ == "__main__":
+    logging.getLogger("gear_rl").addHandler(logging.NullHandler())  # a cell says nothing but why it failed
     run_cell(Spec(**json.loads(sys.argv[1])), Path(sys.argv[2]))

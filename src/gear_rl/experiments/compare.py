@@ -1,4 +1,4 @@
-"""``gear compare``: methods by seeds, each run in a process of its own, resumed where it was interrupted."""
+"""A comparison: methods by seeds, each run in a process of its own, resumed where it was interrupted."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -6,15 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import Spec, failed, finished, read_cell
@@ -122,46 +118,32 @@ def specs_of(
     ]
 
 
-def run_cells(specs: Sequence[Spec], folder: Path, *, jobs: int, console: Console) -> list[dict[str, Any]]:
+def run_cells(
+    specs: Sequence[Spec],
+    folder: Path,
+    *,
+    jobs: int,
+    each: Callable[[dict[str, Any]], None] = lambda cell: None,
+) -> list[dict[str, Any]]:
     """Run what is not there yet, ``jobs`` at a time, and return every cell in the order of the specs.
 
-    A cell is a process of its own: one that dies takes no other along, and each begins from a clean slate. What
-    is finished when this is interrupted is not run again.
+    ``each`` gets every cell that was run, as it ends. A cell is a process of its own: one that dies takes no
+    other along, and each begins from a clean slate. What is finished when this is interrupted is not run again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [finished(spec, folder) for spec in specs]
-    todo = [i for i, row in enumerate(rows) if row is None]
-    if len(todo) < len(rows):
-        console.print(f"{len(rows) - len(todo)} of {len(rows)} runs are there already", highlight=False)
-    columns = (*Progress.get_default_columns()[:2], TimeElapsedColumn(), TimeRemainingColumn())
     running: dict[int, subprocess.Popen[str]] = {}
 
     def run(i: int) -> dict[str, Any]:
-        # One thread each: more only wait for each other.
-        surroundings = {"OMP_NUM_THREADS": "1", **os.environ}
-        words = [sys.executable, "-m", "gear_rl.experiments.cells", json.dumps(asdict(specs[i])), str(folder)]
-        running[i] = process = subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=surroundings
-        )
-        told = process.communicate()[1]
-        found = read_cell(specs[i], folder) if process.returncode == 0 else None
-        if found is None:
-            last = (told.strip().splitlines() or [""])[-1]
-            found = failed(specs[i], f"the process ended with {process.returncode}: {last}")
-        return found
+        running[i] = process = _started(specs[i], folder)
+        return _ended(process, specs[i], folder)
 
-    with (
-        Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar,
-        ThreadPoolExecutor(max_workers=jobs) as pool,
-    ):
-        work = bar.add_task(f"{len(todo)} runs", total=len(todo))
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
         try:
-            futures = {pool.submit(run, i): i for i in todo}
+            futures = {pool.submit(run, i): i for i, row in enumerate(rows) if row is None}
             for future in as_completed(futures):
-                i = futures[future]
-                rows[i] = future.result()
-                bar.advance(work)
-                _tell(future.result(), console)
+                rows[futures[future]] = future.result()
+                each(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in running.values():
@@ -170,10 +152,29 @@ def run_cells(specs: Sequence[Spec], folder: Path, *, jobs: int, console: Consol
     return [row for row in rows if row is not None]
 
 
+def _started(spec: Spec, folder: Path) -> subprocess.Popen[str]:
+    """The process of a cell, with one thread: more only wait for each other."""
+    words = [sys.executable, "-m", "gear_rl.experiments.cells", json.dumps(asdict(spec)), str(folder)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    return subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _ended(process: subprocess.Popen[str], spec: Spec, folder: Path) -> dict[str, Any]:
+    """The cell that the process left in the folder; a failed one if it left none."""
+    errors = process.communicate()[1]
+    cell = read_cell(spec, folder) if process.returncode == 0 else None
+    if cell is not None:
+        return cell
+    last = (errors.strip().splitlines() or [""])[-1]
+    return failed(spec, f"the process ended with {process.returncode}: {last}")
+
+
 def compared(rows: Sequence[dict[str, Any]], *, command: str) -> dict[str, Any]:
     """The verdicts, the cells and what they were run with (docs/laboratory.md).
 
-    Nothing in it hangs on time, or on how often the runs were interrupted.
+    Nothing in it depends on time, or on how often the runs were interrupted.
     """
     from gear_rl.lab.cells import Cell
     from gear_rl.lab.report import findings
@@ -199,31 +200,3 @@ def save(found: dict[str, Any], folder: Path) -> None:
     replace_file(folder / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
     save_report(found, folder / "report.html")
     save_plots(found, folder / "plots")
-
-
-def verdict_table(found: dict[str, Any]) -> Table:
-    """The verdicts, for the terminal."""
-    one = found["comparisons"][0]
-    table = Table(
-        title=f"{one['task']}/{one['tier']}: {one['steps']} steps, {one['n_eval']} held-out problems, "
-        f"{one['samples']} sampled answers each"
-    )
-    for column in ("method", "after", "difference", f"{one['level']:.0%} interval", "verdict"):
-        table.add_column(column, justify="right" if column in ("after", "difference") else "left")
-    for row in one["verdicts"]:
-        gap, ends = row["difference"], row["difference_interval"]
-        table.add_row(
-            row["method"],
-            "-" if row["mean"] is None else f"{row['mean']:.3f}",
-            "" if gap is None else f"{gap:+.3f}",
-            "" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}",
-            row["words"],
-        )
-    return table
-
-
-def _tell(row: dict[str, Any], console: Console) -> None:
-    if console.is_terminal and row.get("error") is None:
-        return
-    told = f"{row['accuracy_after']:.3f}" if row.get("error") is None else f"FAILED: {row['error']}"
-    console.print(f"{row['method']}, seed {row['seed']}: {told}", highlight=False, markup=False)

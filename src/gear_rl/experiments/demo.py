@@ -1,4 +1,4 @@
-"""``gear demo``: a small language model learns, on a CPU, in minutes, with credit from any method.
+"""A small language model learns, on a CPU, in minutes, with credit from any method.
 
 The real thing in small: the arena's model, TRL's trainer, held-out problems before and after.
 """
@@ -9,135 +9,164 @@ The real thing in small: the arena's model, TRL's trainer, held-out problems bef
 import json
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from rich.console import Console
-from rich.table import Table
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.cli.progress import ProgressLine, replace_printers
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
-from gear_rl.records import read_records
-from gear_rl.runs.arena import accuracies, arena_config, task_of
+from gear_rl.records import Record, read_records
+from gear_rl.runs.arena import ArenaTask, accuracies, arena_config, task_of
 from gear_rl.runs.config import build_method
-from gear_rl.runs.trainer import make_trainer, use_few_threads
+from gear_rl.runs.machine import use_few_threads
+from gear_rl.runs.trainer import make_trainer
 from gear_rl.runs.versions import versions
+from gear_rl.types import CreditAssigner
 
 EVAL_BATCH = 128
 """Held-out problems that are solved at a time."""
 
 
-def demo(
-    *,
-    credit: str | dict[str, Any],
-    task: str,
-    tier: str,
-    seed: int,
-    steps: int | None,
-    n_eval: int,
-    out: Path,
-    console: Console,
-) -> dict[str, Any]:
-    """Train, evaluate before and after, print the table and one rollout, write ``out``; returns the summary.
+@runtime_checkable
+class DemoProgress(Protocol):
+    """How a demo is shown while it runs."""
 
-    ``out`` gets ``summary.json``, ``records.jsonl`` and ``curves.png``; what an earlier demo left there under
-    these names is replaced. Raises ``InputError`` for an unknown task, tier or method.
+    def begin(self, demo: "Demo") -> None:
+        """Everything is checked and loaded; evaluation and training come next."""
+        ...
+
+    def working(self, what: str) -> AbstractContextManager[Any]:
+        """Open while something takes long that has no bar of its own."""
+        ...
+
+    def training(self) -> AbstractContextManager[Any]:
+        """Open while the model trains; gives a trainer's callback with ``note(accuracy=...)``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """One run on a task of the arena, checked: a task, a tier and a method that exist, and possible numbers."""
+
+    task: str
+    tier: str
+    credit: str | dict[str, Any]
+    seed: int
+    steps: int
+    n_eval: int
+    threads: int
+    arena: ArenaTask
+    method: CreditAssigner
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Completions that a step trains on."""
+        return self.arena.demos[self.tier].rollouts_per_step
+
+
+def checked_demo(
+    credit: str | dict[str, Any], *, task: str, tier: str, seed: int, steps: int | None, n_eval: int
+) -> Demo:
+    """The demo of these settings; without ``steps`` it has the tier's own budget.
+
+    Raises ``InputError`` for an unknown task, tier or method, and for numbers that are not possible.
     """
-    from gear_rl.view.curves import save_curves
-    from gear_rl.view.terminal import choose, rollout_panel
-
-    chosen = task_of(task, tier)
-    if not 1 <= n_eval <= len(chosen.held_out):
-        number = len(chosen.held_out)
+    arena = task_of(task, tier)
+    if not 1 <= n_eval <= len(arena.held_out):
+        number = len(arena.held_out)
         raise InputError(f"--n-eval: {n_eval} is not possible; there are {number} held-out problems")
     if steps is not None and steps < 1:
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
-    method = build_method(credit)
+    return Demo(
+        task=task,
+        tier=tier,
+        credit=credit,
+        seed=seed,
+        steps=arena.demos[tier].steps if steps is None else steps,
+        n_eval=n_eval,
+        arena=arena,
+        method=build_method(credit),
+        threads=use_few_threads(),
+    )
+
+
+def run_demo(demo: Demo, out: Path, progress: DemoProgress) -> dict[str, Any]:
+    """Train, evaluate before and after, write ``out``; returns the summary.
+
+    ``out`` gets ``summary.json``, ``records.jsonl`` and ``curves.png``; what an earlier demo left there under
+    these names is replaced.
+    """
+    from gear_rl.view.curves import save_curves
+
     begin = time.perf_counter()
-    threads = use_few_threads()
-    budget = chosen.demos[tier]
-    steps = budget.steps if steps is None else steps
     out.mkdir(parents=True, exist_ok=True)
     records = out / "records.jsonl"
     records.unlink(missing_ok=True)
+    # TRL wants a folder; nothing of it is kept.
+    with tempfile.TemporaryDirectory(prefix="gear-demo-") as scratch:
+        trainer = _trainer(demo, scratch, records)
+        progress.begin(demo)
+        measured = _trained(demo, trainer, progress)
+    history = [*trainer.state.log_history]
+    summary = _summary(demo, measured, history, time.perf_counter() - begin)
+    before, after = measured["before"], measured["after"]
+    title = f"{demo.task}/{demo.tier}, {demo.method.name}"
+    save_curves(history, out / "curves.png", {"before": before, "after": after}, title=title)
+    replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    return summary
 
-    scratch = tempfile.TemporaryDirectory(prefix="gear-demo-")  # TRL wants a folder; nothing of it is kept
-    trainer = make_trainer(
+
+def early_records(file: Path, steps: int) -> list[Record]:
+    """The records of the first quarter of the steps, else all: later the student hardly errs."""
+    records = list(read_records(file))
+    return [record for record in records if record.step <= steps // 4] or records
+
+
+def _trainer(demo: Demo, folder: str, records: Path) -> Any:
+    return make_trainer(
         arena_config(
-            task,
-            tier,
-            credit,
-            seed=seed,
-            steps=steps,
-            output_dir=scratch.name,
+            demo.task,
+            demo.tier,
+            demo.credit,
+            seed=demo.seed,
+            steps=demo.steps,
+            output_dir=folder,
             per_device_eval_batch_size=EVAL_BATCH,
             record_file=str(records),
         )
     )
-    problems = chosen.rows(tier, num=n_eval, first_seed=chosen.held_out.start)
+
+
+def _trained(demo: Demo, trainer: Any, progress: DemoProgress) -> dict[str, Any]:
+    """Accuracies before, on the way and after, and the seconds of the training between them."""
+    problems = demo.arena.rows(demo.tier, num=demo.n_eval, first_seed=demo.arena.held_out.start)
 
     def held_out(count: int) -> float:
-        return accuracies(chosen, trainer, problems[:count], seed=seed)[0]
+        return accuracies(demo.arena, trainer, problems[:count], seed=demo.seed)[0]
 
-    console.print(
-        f"[bold]gear demo[/]: {task} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} steps of "
-        f"{budget.rollouts_per_step} completions, {threads} thread{'s' if threads > 1 else ''}"
-    )
-    with console.status(f"solving {n_eval} held-out problems before training ..."):
-        before = held_out(n_eval)
-    line = ProgressLine(console)
-    line.note(accuracy=before)
-    curve = _HeldOut(held_out, line, every=max(1, steps // 6), count=min(128, n_eval))
-    replace_printers(trainer, line)
-    trainer.add_callback(curve)
-    training = time.perf_counter()
-    try:
+    with progress.working(f"solving {demo.n_eval} held-out problems before training ..."):
+        before = held_out(demo.n_eval)
+    with progress.training() as line:
+        line.note(accuracy=before)
+        curve = _HeldOut(held_out, line, every=max(1, demo.steps // 6), count=min(128, demo.n_eval))
+        trainer.add_callback(line)
+        trainer.add_callback(curve)
+        begin = time.perf_counter()
         trainer.train()
-    finally:
-        line.close()
-    training = time.perf_counter() - training
-    with console.status(f"solving {n_eval} held-out problems after training ..."):
-        after = held_out(n_eval)
-
-    summary = {
-        "task": task,
-        "tier": tier,
-        "method": method.name,
-        "credit": repr(method),
-        "steps": steps,
-        "seed": seed,
-        "accuracy_before": round(before, 4),
-        "accuracy_after": round(after, 4),
-        "n_eval": n_eval,
-        "held_out": curve.points,
-        "held_out_sha256": chosen.fingerprint(tier, n_eval),
-        "seconds": round(time.perf_counter() - begin, 1),
-        "seconds_training": round(training, 1),
-        "seconds_credit": round(sum(h.get("gear/credit_seconds", 0.0) for h in trainer.state.log_history), 1),
-        "threads": threads,
-        "versions": versions(),
-    }
-    history = [*trainer.state.log_history]
-    save_curves(
-        history, out / "curves.png", {"before": before, "after": after}, title=f"{task}/{tier}, {method.name}"
-    )
-    replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-
-    # From the first steps: later the student hardly errs, and there is less to see.
-    scratch.cleanup()
-    early = [record for record in read_records(records) if record.step <= steps // 4]
-    console.print(rollout_panel(choose(early or list(read_records(records)))))
-    console.print(_table(summary))
-    console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
-    return summary
+    seconds = time.perf_counter() - begin
+    with progress.working(f"solving {demo.n_eval} held-out problems after training ..."):
+        after = held_out(demo.n_eval)
+    return {"before": before, "after": after, "held_out": curve.points, "seconds": seconds}
 
 
 class _HeldOut(TrainerCallback):
     """A quick held-out accuracy now and then, for the line and the curve."""
 
-    def __init__(self, held_out: Any, line: ProgressLine, every: int, count: int) -> None:
+    def __init__(self, held_out: Callable[[int], float], line: Any, every: int, count: int) -> None:
         self.held_out, self.line, self.every, self.count = held_out, line, every, count
         self.points: list[dict[str, float]] = []
 
@@ -148,11 +177,24 @@ class _HeldOut(TrainerCallback):
             self.line.note(accuracy=value)
 
 
-def _table(summary: dict[str, Any]) -> Table:
-    table = Table(title=f"{summary['n_eval']} held-out problems, sampled at temperature 1")
-    for column in ("method", "seed", "steps", "before", "after", "gain", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    before, after = summary["accuracy_before"], summary["accuracy_after"]
-    numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{summary['seconds']:.0f}")
-    table.add_row(summary["method"], str(summary["seed"]), str(summary["steps"]), *numbers)
-    return table
+def _summary(
+    demo: Demo, measured: dict[str, Any], history: list[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    return {
+        "task": demo.task,
+        "tier": demo.tier,
+        "method": demo.method.name,
+        "credit": repr(demo.method),
+        "steps": demo.steps,
+        "seed": demo.seed,
+        "accuracy_before": round(measured["before"], 4),
+        "accuracy_after": round(measured["after"], 4),
+        "n_eval": demo.n_eval,
+        "held_out": measured["held_out"],
+        "held_out_sha256": demo.arena.fingerprint(demo.tier, demo.n_eval),
+        "seconds": round(seconds, 1),
+        "seconds_training": round(measured["seconds"], 1),
+        "seconds_credit": round(sum(entry.get("gear/credit_seconds", 0.0) for entry in history), 1),
+        "threads": demo.threads,
+        "versions": versions(),
+    }

@@ -5,12 +5,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
-
-from rich.console import Console
 
 from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.tiers import TASKS
@@ -37,8 +35,8 @@ BATCH = 8
 """Completions through the model at a time, where the user does not say."""
 ARENA = ("arena", *(f"arena/{task}" for task in TASKS))
 """Names of the arena's own models."""
-TOLD = 10
-"""Lines set aside that are told one by one; the others are counted."""
+REPORTED = 10
+"""Lines set aside that are reported one by one; the others are counted."""
 _OWN = ("model", "dataset", "reward", "credit", "output_dir", "max_steps", *REPLAY)
 """Settings that scoring decides itself."""
 
@@ -201,82 +199,99 @@ def marked_material(
     n: int | None = None,
     max_tokens: int = 4096,
     words: Sequence[str] = (),
-    console: Console,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Material:
     """The completions of a JSON lines file (`EXAMPLE`), for a model that a name or a folder means.
 
-    ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). Lines that cannot be used
-    are told on ``console`` and counted; ``InputError`` if none is left, or if one is not of the format.
+    ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). ``say`` gets a line of
+    text for each of the first lines that cannot be used, and their number. Raises ``InputError`` if no line is
+    left, or if one is not of the format.
     """
     if n is not None and n < 1:
         raise InputError(f"--n: {n} is not possible; give 1 or more")
     if max_tokens < 1:
         raise InputError(f"--max-tokens: {max_tokens}; give 1 or more")
     run = _run(model, words)
-    reading = read_marked(path, run, n)
-    told = 0
+    lines = _Lines(path, model, run, max_tokens, say, read_marked(path, run, n))
+    lines.report()
+    _check(lines.reading.marked, lines.reading.aside, path)
+    return Material(
+        n=len(lines.reading.marked),
+        config=lines.config,
+        cases=lines.cases,
+        about=lines.about,
+        marks=({REWARD: 0.0}, {REWARD: 1.0}),
+    )
 
-    def tell() -> None:
-        nonlocal told
-        new = reading.aside[told:]
-        for line, why in new[: max(0, TOLD - told)]:
-            console.print(f"line {line}: {why}; set aside", markup=False, highlight=False, soft_wrap=True)
-        told = len(reading.aside)
 
-    def config(credit: dict[str, Any], folder: str) -> RunConfig:
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a file on their way into the engine."""
+
+    path: Path
+    model: str
+    run: RunConfig
+    max_tokens: int
+    say: Callable[[str], None]
+    reading: Reading
+    made: list[tuple[Marked, Case]] = field(default_factory=list[tuple[Marked, Case]])
+    """The lines that can be used, as ids; the first trainer makes them."""
+    reported: int = 0
+    """Lines set aside that were reported."""
+
+    def report(self) -> None:
+        """Say which further lines are set aside, as long as they are few."""
+        for line, why in self.reading.aside[self.reported : max(self.reported, REPORTED)]:
+            self.say(f"line {line}: {why}; set aside")
+        self.reported = len(self.reading.aside)
+
+    def config(self, credit: dict[str, Any], folder: str) -> RunConfig:
+        """The run of a method; the trainer wants to see its columns, the rows themselves come with the replay."""
         rows = Path(folder) / "rows.jsonl"
-        # The trainer wants to see its columns; the rows themselves come with the replay.
-        rows.write_text(json.dumps(reading.marked[0].row) + "\n", encoding="utf-8")
-        settings = {
-            "per_device_train_batch_size": 64 if run.model in ARENA else BATCH,
+        rows.write_text(json.dumps(self.reading.marked[0].row) + "\n", encoding="utf-8")
+        reward = f"{__name__}:{marked_reward.__name__}"
+        update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
+        config = self.run.model_copy(update=update)
+        config.trainer = {
+            "per_device_train_batch_size": 64 if self.run.model in ARENA else BATCH,
             "gradient_accumulation_steps": 1,
             "save_strategy": "no",
-            **run.trainer,
+            **self.run.trainer,
             **REPLAY,
             "privileged_column": None,
             "max_steps": 1,
             "output_dir": folder,
         }
-        reward = f"{__name__}:{marked_reward.__name__}"
-        update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
-        found = run.model_copy(update=update)
-        found.trainer = settings
-        return found
+        return config
 
-    made: list[tuple[Marked, Case]] = []
-
-    def chosen(trainer: Any, informed: bool) -> list[Case]:
-        if not made:
-            for one in reading.marked:
-                case = _case(one, trainer, max_tokens)
+    def cases(self, trainer: Any, informed: bool) -> list[Case]:
+        """What is scored; made with the first trainer's tokenizer and kept for the others."""
+        if not self.made:
+            for one in self.reading.marked:
+                case = _case(one, trainer, self.max_tokens)
                 if isinstance(case, Case):
-                    made.append((one, case))
+                    self.made.append((one, case))
                 else:
-                    reading.aside.append((one.line, case))
-            tell()
-            _check(made, reading.aside, path)
-            if reading.aside:
-                total = len(reading.aside) + len(made)
-                console.print(f"{len(reading.aside)} of {total} lines are set aside", highlight=False)
-        found = [case for _, case in made]
-        return found if informed else _told_of_others(found)
+                    self.reading.aside.append((one.line, case))
+            self.report()
+            aside = self.reading.aside
+            _check(self.made, aside, self.path)
+            if aside:
+                self.say(f"{len(aside)} of {len(aside) + len(self.made)} lines are set aside")
+        cases = [case for _, case in self.made]
+        return cases if informed else _with_contexts_of_others(cases)
 
-    def about() -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
+        """What the document says of the file."""
         return {
             "what": "absolute credit on completions with one marked fault",
-            "data": path.name,
-            "model": Path(model).name or model,
+            "data": self.path.name,
+            "model": Path(self.model).name or self.model,
             "fault": "marked",
-            "n": len(made),
-            "other_completion": dict(Counter(one.other_from for one, _ in made)),
-            "set_aside": [{"line": line, "reason": why} for line, why in sorted(reading.aside)],
+            "n": len(self.made),
+            "other_completion": dict(Counter(one.other_from for one, _ in self.made)),
+            "set_aside": [{"line": line, "reason": why} for line, why in sorted(self.reading.aside)],
         }
-
-    tell()
-    _check(reading.marked, reading.aside, path)
-    return Material(
-        n=len(reading.marked), config=config, cases=chosen, about=about, marks=({REWARD: 0.0}, {REWARD: 1.0})
-    )
 
 
 def _run(model: str, words: Sequence[str]) -> RunConfig:
@@ -330,7 +345,7 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
     return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault)
 
 
-def _told_of_others(found: Sequence[Case]) -> list[Case]:
+def _with_contexts_of_others(found: Sequence[Case]) -> list[Case]:
     """The same with the context of the next case that has another one; without those where there is none."""
     own = [str(case.row["privileged_context"]) for case in found]
     others = wrong_contexts([], own, [], "shuffled")

@@ -1,4 +1,4 @@
-"""``gear score``: where methods put their credit on completions with a known fault; nothing is trained.
+"""Where methods put their credit on completions with a known fault; nothing is trained.
 
 The completions are the arena's, with a planted fault, or the user's (`gear_rl.experiments.marked`).
 """
@@ -13,10 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 
 from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.ledger.episodes import Fault
@@ -33,13 +29,16 @@ from gear_rl.runs.versions import versions
 FLOORS = ("uniform", "shuffled", "random_onsets")
 """What a method has to beat; always measured beside the others."""
 UNINFORMED = "gear_uninformed"
-"""GEAR with a teacher that is told the solution of another problem."""
+"""GEAR with a teacher that sees the solution of another problem."""
 ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
 SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
 """Signals by themselves, beside the methods that are made from them."""
 REPLAY: dict[str, Any] = {"num_generations": 2, "scale_rewards": "group", "record_max_mb": 4096}
 """Settings of every replay: a group is the faulty completion and another one."""
+
+Progress = Callable[[str, float, int], None]
+"""Gets what is being scored, how many problems are done, and of how many."""
 
 LARGE = 50_000_000
 """Weights from which a model is cleared away before the next is loaded; that takes half a second."""
@@ -54,7 +53,7 @@ class Material:
     config: Callable[[dict[str, Any], str], RunConfig]
     """The run of a method in a folder."""
     cases: Callable[[Any, bool], list[Case]]
-    """What is scored with a trainer; with False its teacher is told of other problems."""
+    """What is scored with a trainer; with False its teacher sees the solutions of other problems."""
     about: Callable[[], dict[str, Any]]
     """What the document says of them, once they were scored; ``n`` is how many."""
     marks: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
@@ -91,7 +90,10 @@ def arena_material(
 
 
 def score(
-    methods: Mapping[str, dict[str, Any]], material: Material, *, console: Console
+    methods: Mapping[str, dict[str, Any]],
+    material: Material,
+    *,
+    progress: Progress = lambda name, done, total: None,
 ) -> tuple[dict[str, Any], list[Localisation]]:
     """How well each method's credit finds the faults of the material; as JSON-ready numbers.
 
@@ -103,38 +105,60 @@ def score(
     named = {name: {"name": name} for name in ("gear", "rlsd", *FLOORS)} | dict(methods)
     for credit in named.values():
         build_method(credit)
-    found: list[Localisation] = []
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        work = bar.add_task("scoring", total=(len(named) + 2) * material.n)
-
-        def replayed(
-            name: str, credit: dict[str, Any], informed: bool = True
-        ) -> tuple[list[Case], list[Record]]:
-            bar.update(work, description=f"scoring {name}")
-            return records_of(
-                credit, material, informed=informed, advance=lambda rows: bar.advance(work, rows / 2)
-            )
-
-        kept: dict[str, tuple[list[Case], list[Record]]] = {}
-        for name, credit in named.items():
-            kept[name] = replayed(name, credit)
-            if name in methods or name in FLOORS:
-                found.append(_found(name, *kept[name], role="floor" if name in FLOORS else "method"))
-        gear = {"name": "gear"}
-        found.append(_found(UNINFORMED, *replayed(UNINFORMED, gear, informed=False), role="control"))
-        gear["onset_signal"] = "entropy"
-        found.append(_found(ENTROPY_ONSETS, *replayed(ENTROPY_ONSETS, gear), role="control"))
-    for name, signal in SIGNALS.items():
-        source = kept["rlsd" if signal == "log_ratio" else "gear"]
-        found.append(_found(name, *source, role="control", signal=signal))
-    found.append(_found("oracle", *kept["uniform"], role="ceiling"))
+    replays = _Replays(material, progress, total=(len(named) + 2) * material.n)
+    kept = {name: replays.run(name, credit) for name, credit in named.items()}
+    rows = [
+        _localised(name, *kept[name], role="floor" if name in FLOORS else "method")
+        for name in named
+        if name in methods or name in FLOORS
+    ]
+    rows += _controls(replays, kept)
+    rows.append(_localised("oracle", *kept["uniform"], role="ceiling"))
     document = {
         **material.about(),
         "threads": torch.get_num_threads(),
-        "methods": {one.name: _as_dict(one) for one in found},
+        "methods": {row.name: _as_dict(row) for row in rows},
         "versions": versions(),
     }
-    return document, found
+    return document, rows
+
+
+Replayed = tuple[list[Case], list[Record]]
+"""Cases, and the record of each one's faulty completion."""
+
+
+@dataclass(slots=True)
+class _Replays:
+    """Runs methods over the material, and says how far they are."""
+
+    material: Material
+    progress: Progress
+    total: int
+    done: float = 0.0
+
+    def run(self, name: str, credit: dict[str, Any], *, informed: bool = True) -> Replayed:
+        """The records of a method, shown under that name."""
+
+        def advance(rows: int) -> None:
+            self.done += rows / 2
+            self.progress(name, self.done, self.total)
+
+        advance(0)
+        return records_of(credit, self.material, informed=informed, advance=advance)
+
+
+def _controls(replays: _Replays, kept: Mapping[str, Replayed]) -> list[Localisation]:
+    """GEAR without its information, GEAR on another signal, and the signals by themselves."""
+    uninformed = replays.run(UNINFORMED, {"name": "gear"}, informed=False)
+    entropy = replays.run(ENTROPY_ONSETS, {"name": "gear", "onset_signal": "entropy"})
+    rows = [
+        _localised(UNINFORMED, *uninformed, role="control"),
+        _localised(ENTROPY_ONSETS, *entropy, role="control"),
+    ]
+    for name, signal in SIGNALS.items():
+        source = kept["rlsd" if signal == "log_ratio" else "gear"]
+        rows.append(_localised(name, *source, role="control", signal=signal))
+    return rows
 
 
 def places_of(found: dict[str, Any], rows: list[Localisation]) -> Places:
@@ -175,7 +199,7 @@ def records_of(
     return chosen, records[::2]
 
 
-def _found(
+def _localised(
     name: str, chosen: list[Case], records: list[Record], *, role: Role, signal: str | None = None
 ) -> Localisation:
     """``signal`` is looked at instead of the credit; the ceiling puts all on the fault."""
@@ -210,7 +234,7 @@ def _signal(record: Record, name: str) -> list[float]:
     if name != "log_ratio":
         return record.signals[name]
     pairs = zip(record.signals["student_logprob"], record.signals["teacher_logprob"], strict=True)
-    return [own - told for own, told in pairs]  # the teacher thinks little of a wrong token
+    return [student - teacher for student, teacher in pairs]  # the teacher thinks little of a wrong token
 
 
 def _as_dict(one: Localisation) -> dict[str, Any]:
@@ -222,38 +246,3 @@ def _as_dict(one: Localisation) -> dict[str, Any]:
         if name == "distance":
             row["with_onset"] = count
     return row
-
-
-def score_table(found: dict[str, Any]) -> Table:
-    """The numbers, for the terminal: what they are compared with below the methods."""
-    kind = "marked" if "data" in found else "planted"
-    table = Table(title=f"{escape(title_of(found))}: {found['n']} {kind} faults")
-    columns = ["", "AUC", "95 %", "share on the fault", "lift", "rank", "nearest onset"]
-    if any(row["n"] < found["n"] for row in found["methods"].values()):
-        columns.append("n")  # some say nothing of a method
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("", "95 %") else "right")
-    last = None
-    for name, row in sorted(found["methods"].items(), key=lambda item: _ORDER.index(item[1]["role"])):
-        if last is not None and row["role"] != last:
-            table.add_section()
-        last = row["role"]
-        role = "" if row["role"] == "method" else f" ({row['role']})"
-        span = row["auc_interval"]
-        cells = [
-            f"{escape(name)}{role}",
-            _number(row["auc"], 3),
-            "-" if span is None else " to ".join(_number(end, 3) for end in span),
-            _number(row["share"], 3),
-            *(_number(row[key], 1) for key in ("lift", "rank", "distance")),
-            str(row["n"]),
-        ]
-        table.add_row(*cells[: len(columns)])
-    return table
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-_ORDER = ["method", "floor", "control", "ceiling"]

@@ -17,12 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig
+from gear_rl.runs.machine import use_few_threads
 
 STEPS = 2
 GROUP = 4
@@ -84,29 +82,30 @@ def spread(completions: Sequence[Any], **kwargs: Any) -> list[float]:
     return [float(i % 2) for i in range(len(completions))]
 
 
-def smoke(config: RunConfig, console: Console, name: str = "the recipe") -> None:
-    """Run a recipe for two steps with everything costly swapped, and say what was swapped.
+def smoke(
+    config: RunConfig, callbacks: Sequence[Any] = (), say: Callable[[str], None] = lambda text: None
+) -> str:
+    """Run a recipe for two steps with everything costly swapped; returns what the run did, in one line.
 
-    Raises ``InputError`` for whatever the recipe's author can mend: it names the key, or the line of the author's
-    own code that failed.
+    ``say`` gets each swapped key and what stands there now, before the run begins. Raises ``InputError`` for
+    whatever the recipe's author can correct: it names the key, or the line of the author's own code that failed.
     """
-    from gear_rl.runs.trainer import train, use_few_threads
+    from gear_rl.runs.trainer import train
 
     use_few_threads()
     _check_settings(config)
     with tempfile.TemporaryDirectory(prefix="gear-smoke-") as folder:
         small, swaps = swapped(config, Path(folder))
         for key, text in swaps.items():
-            console.print(f"smoke: {escape(f'{key}: {text}')}", highlight=False, soft_wrap=True)
+            say(f"{key}: {text}")
         try:
-            trainer = train(small, console)
+            trainer = train(small, callbacks)
         except InputError:
             raise
         except Exception as error:
             raise InputError(f"smoke: {_where(error)}") from error
         _check_rows(Path(small.trainer["output_dir"]) / "quarantine.jsonl")
-        facts = _checked(trainer)
-    console.print(f"smoke: {escape(name)} works: {facts}", highlight=False, soft_wrap=True)
+        return _checked(trainer)
 
 
 def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]:

@@ -1,111 +1,98 @@
-"""``gear train``: from a checked configuration to a trained model."""
+"""From a checked configuration to a trainer, and to a trained model."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-import logging
 import os
-import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.logging import RichHandler
-
 from gear_rl.arena.tiers import TASKS
-from gear_rl.cli.progress import ProgressLine, replace_printers
 from gear_rl.data.objects import import_object
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.data.sources import arena_task
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.machine import machine_defaults, use_few_threads
 
 OUTPUT_DIR = "runs/train"
 """Where a run goes that does not say."""
 
 
-def quiet_libraries(console: Console) -> None:
-    """Our own log in the console; of the libraries under us only what a user can act on."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    log = logging.getLogger("gear_rl")
-    log.setLevel(logging.INFO)
-    log.handlers = [RichHandler(console=console, show_path=False, show_time=False, show_level=False)]
-    log.propagate = False
-
-
-def machine_defaults() -> dict[str, Any]:
-    """Settings that follow from the machine, for keys that the user leaves alone.
-
-    Without an accelerator TRL's defaults (bfloat16, gradient checkpointing, pinned memory) only cost time.
-    """
-    import torch
-
-    if torch.accelerator.is_available():
-        return {}
-    return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
-
-
-def use_few_threads() -> int:
-    """One thread for tiny models, unless the user set OMP_NUM_THREADS: more threads only wait for each other."""
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    return torch.get_num_threads()
-
-
 def make_trainer(config: RunConfig) -> Any:
-    """The trainer that a configuration describes; ``InputError`` for what the user can mend."""
+    """The trainer that a configuration describes, without callbacks that print.
+
+    Raises ``InputError`` for what the user can correct.
+    """
     credit = build_method(config.credit)
     dataset, held_out = load_data(config)
     names = [config.reward] if isinstance(config.reward, str) else config.reward or []
     rewards = [load_reward(name) for name in names]
+    options = _options(config)
+    try:
+        model, processing, settings = _model(config)
+        settings |= _settings(config)
+        from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+        from gear_rl.engines.trl import GEARTrainer
+        from gear_rl.engines.trl.config import GEARConfig
+
+        trainer = GEARTrainer(
+            model,
+            rewards or None,
+            GEARConfig(**settings),
+            dataset,
+            eval_dataset=held_out,
+            processing_class=processing,
+            peft_config=_lora(config.lora),
+            credit=credit,
+            **options,
+        )
+    except (ValueError, ImportError, OSError) as error:
+        raise InputError(str(error)) from None
+    for printer in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(printer)
+    return trainer
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """What the trainer calls during rollouts, as far as the configuration names it."""
     options: dict[str, Any] = {
         "environment_factory": load_environment(config),
         "tools": [_function(path, "tools") for path in config.tools] or None,
         "rollout_func": _function(config.rollout_func, "rollout_func"),
         "privileged": _function(config.privileged, "privileged"),
     }
-    settings: dict[str, Any] = {
-        "logging_steps": 1,
-        "report_to": "none",
-        **machine_defaults(),
-        **config.trainer,
-    }
-    settings.setdefault("output_dir", OUTPUT_DIR)
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The fields of ``GEARConfig``; transformers' own bar is switched off, since the command has one."""
+    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine_defaults()}
+    return defaults | config.trainer | {"disable_tqdm": True}
+
+
+def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> Any:
+    """Run the training with further callbacks, save the model, and return the trainer."""
+    resume = _checkpoint(config)
+    trainer = make_trainer(config)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     try:
-        model, processing, extra = _model(config)
-        from gear_rl.engines.trl import GEARTrainer
-        from gear_rl.engines.trl.config import GEARConfig
-
-        # transformers' own bar and dictionaries give way to our line.
-        everything: dict[str, Any] = {**extra, **settings, "disable_tqdm": True}
-        args = GEARConfig(**everything)
-        return GEARTrainer(
-            model,
-            rewards or None,
-            args,
-            dataset,
-            eval_dataset=held_out,
-            processing_class=processing,
-            peft_config=_lora(config.lora),
-            credit=credit,
-            **{name: value for name, value in options.items() if value is not None},
-        )
-    except (ValueError, ImportError, OSError) as error:
+        trainer.train(resume_from_checkpoint=resume)
+    except ValueError as error:
+        if not str(error).startswith("resume_from_checkpoint"):
+            raise
         raise InputError(str(error)) from None
+    trainer.save_model()
+    trainer.save_state()
+    return trainer
 
 
-def train(config: RunConfig, console: Console) -> Any:
-    """Run the training, save the model, and return the trainer."""
+def _checkpoint(config: RunConfig) -> str | None:
+    """The folder to resume from, taken out of the trainer's settings; None for a run that begins anew."""
     resume = config.trainer.pop("resume_from_checkpoint", None)
     if resume == "latest":
         from transformers.trainer_utils import get_last_checkpoint
@@ -118,20 +105,7 @@ def train(config: RunConfig, console: Console) -> Any:
             )
     elif resume is not None and not os.path.isdir(resume):
         raise InputError(f"resume_from_checkpoint: {resume} is no folder; give one, or latest")
-    trainer = make_trainer(config)
-    line = ProgressLine(console)
-    replace_printers(trainer, line)
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-    except ValueError as error:
-        if not str(error).startswith("resume_from_checkpoint"):
-            raise
-        raise InputError(str(error)) from None
-    finally:
-        line.close()
-    trainer.save_model()
-    trainer.save_state()
-    return trainer
+    return resume
 
 
 def load_data(config: RunConfig) -> tuple[Any, Any]:

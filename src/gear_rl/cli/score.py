@@ -1,0 +1,59 @@
+"""How ``gear score`` looks in a terminal."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from gear_rl.experiments.score import title_of
+
+_ROLES = ("method", "floor", "control", "ceiling")
+"""The order of the rows."""
+
+
+@contextmanager
+def scoring_bar(console: Console) -> Generator[Callable[[str, float, int], None]]:
+    """A bar in a terminal; gives what moves it: a method's name, the problems that are done, and all of them."""
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        work = bar.add_task("scoring")
+
+        def advance(name: str, done: float, total: int) -> None:
+            bar.update(work, description=f"scoring {name}", completed=done, total=total)
+
+        yield advance
+
+
+def score_table(found: dict[str, Any]) -> Table:
+    """The numbers, for the terminal: what they are compared with below the methods."""
+    kind = "marked" if "data" in found else "planted"
+    table = Table(title=f"{escape(title_of(found))}: {found['n']} {kind} faults")
+    columns = ["", "AUC", "95 %", "share on the fault", "lift", "rank", "nearest onset"]
+    if any(row["n"] < found["n"] for row in found["methods"].values()):
+        columns.append("n")  # some say nothing of a method
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("", "95 %") else "right")
+    last = None
+    for name, row in sorted(found["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"])):
+        if last is not None and row["role"] != last:
+            table.add_section()
+        last = row["role"]
+        role = "" if row["role"] == "method" else f" ({row['role']})"
+        span = row["auc_interval"]
+        cells = [
+            f"{escape(name)}{role}",
+            _number(row["auc"], 3),
+            "-" if span is None else " to ".join(_number(end, 3) for end in span),
+            _number(row["share"], 3),
+            *(_number(row[key], 1) for key in ("lift", "rank", "distance")),
+            str(row["n"]),
+        ]
+        table.add_row(*cells[: len(columns)])
+    return table
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
