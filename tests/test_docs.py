@@ -1,5 +1,6 @@
 """What the documents claim is run or looked up."""
 
+import importlib
 import re
 import runpy
 import shlex
@@ -68,33 +69,37 @@ def test_the_fourteen_lines_need_torch_and_jaxtyping_alone():
     assert done.returncode == 0, done.stderr
 
 
-def gear_commands() -> list[tuple[str, str]]:
-    """Page and command for every `gear ...` of the documents, in blocks and inside the text."""
+COMMANDS = {"gear": "gear_rl.cli.app", "python -m benchmarks": "benchmarks.app"}
+"""Where the command lines are that the documents name."""
+COMMAND = rf"(?:{'|'.join(COMMANDS)}) [a-z]"
+
+
+def commands_of_pages() -> list[tuple[str, str]]:
+    """Page and command for every command of ours in the documents, in blocks and inside the text."""
     commands: dict[tuple[str, str], None] = {}
     for page in PAGES:
         text, name = page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))
         for _, _, body in FENCED.findall(text):
             lines = re.sub(r"\\\n\s*", " ", body).splitlines()
-            commands |= {(name, line.strip()): None for line in lines if re.match(r"\s*gear [a-z]", line)}
-        inline = re.findall(r"`(gear [a-z][^`]*)`", FENCED.sub("", text))
-        commands |= {(name, code.replace("\n", " ")): None for code in inline}
+            commands |= {(name, line.strip()): None for line in lines if re.match(rf" *{COMMAND}", line)}
+        inline = re.findall(rf"`({COMMAND}[^`]*)`", FENCED.sub("", text).replace("\n", " "))
+        commands |= {(name, code): None for code in inline}
     return list(commands)
 
 
-@pytest.mark.parametrize(("page", "command"), gear_commands(), ids=lambda text: text[:60])
+@pytest.mark.parametrize(("page", "command"), commands_of_pages(), ids=lambda text: text[:60])
 def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, command):
     """Commands and options exist and values are of their kind; settings after them are those of a run's file."""
     import typer.main
 
-    from gear_rl.cli.app import app
     from gear_rl.runs.config import load_config
 
     loop = {"credit": "gear"}  # variables of a shell's loop; the others are numbers
     said = re.sub(r"\$(\w+)", lambda variable: loop.get(variable[1], "1"), command.partition(" > ")[0])
-    words = [word for word in shlex.split(said, comments=True)[1:] if word != "..."]
-    known = typer.main.get_command(app)
-    context = known.make_context("gear", [], resilient_parsing=True)
-    name = "gear"
+    [name] = [name for name in COMMANDS if said.startswith(f"{name} ")]
+    words = [word for word in shlex.split(said.removeprefix(name), comments=True) if word != "..."]
+    known = typer.main.get_command(importlib.import_module(COMMANDS[name]).app)
+    context = known.make_context(name, [], resilient_parsing=True)
     while hasattr(known, "get_command") and words:
         name = words.pop(0)
         known = known.get_command(context, name)
@@ -110,6 +115,14 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, comman
         own = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
         method = ["--credit", context.params["credit"]] if name == "demo" else []
         load_config(None, [*own, *method, *context.args])
+
+
+def test_every_make_target_of_a_page_is_in_the_makefile():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        for _, _, body in FENCED.findall(page.read_text(encoding="utf-8")):
+            for target in re.findall(r"^make ([a-z-]+)", body, re.MULTILINE):
+                assert target in targets, f"{page.name}: make {target}"
 
 
 def test_every_kind_of_failure_is_on_the_agents_page():
@@ -191,8 +204,6 @@ def rows_of_equations() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("equation", "function", "test"), rows_of_equations(), ids=lambda text: text[:30])
 def test_every_equation_names_a_function_and_a_test_that_exist(equation, function, test):
-    import importlib
-
     for dotted in re.findall(r"`([\w.]+)`", function):
         module, attributes = "gear_rl", dotted.split(".")
         found = importlib.import_module(module)
