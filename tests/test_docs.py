@@ -79,7 +79,9 @@ def commands_of_pages() -> list[tuple[str, str]]:
     commands: dict[tuple[str, str], None] = {}
     for page in PAGES:
         text, name = page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))
-        for _, _, body in FENCED.findall(text):
+        for language, _, body in FENCED.findall(text):
+            if language == "text":  # what a command printed
+                continue
             lines = re.sub(r"\\\n\s*", " ", body).splitlines()
             commands |= {(name, line.strip()): None for line in lines if re.match(rf" *{COMMAND}", line)}
         inline = re.findall(rf"`({COMMAND}[^`]*)`", FENCED.sub("", text).replace("\n", " "))
