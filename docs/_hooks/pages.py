@@ -83,7 +83,13 @@ def command_line() -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PluginError(f"the help of the commands could not be read: {done.stderr}")
-    return done.stdout.replace("# `gear`", "# The command line", 1)
+    text = done.stdout.replace("# `gear`", "# The command line", 1)
+    # In its list of commands Typer cuts their first lines short.
+    for name, line in re.findall(r"^## `gear (\w+)`\n\n(.*?)$", text, re.MULTILINE):
+        text = re.sub(
+            rf"^\* `{name}`: .*", f"* [`{name}`](#gear-{name}): {line}", text, count=1, flags=re.MULTILINE
+        )
+    return text
 
 
 def decisions() -> list[dict[str, str]]:

@@ -77,7 +77,11 @@ def _text(module: griffe.Module) -> str:
     parts = [f"# `{module.path}`"]
     body = f"::: {module.path}\n"
     if module.is_init_module:  # what it only hands on has its page elsewhere
-        own = [name for name, thing in module.members.items() if not thing.is_alias and not thing.is_module]
+        own = [
+            name
+            for name, thing in module.members.items()
+            if not (thing.is_alias or thing.is_module or name.startswith("_")) and thing.docstring
+        ]
         body += f"    options:\n      members: {own or 'false'}\n"
     parts.append(body)
     passed_on = [
