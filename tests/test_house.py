@@ -26,7 +26,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "signals": GROUND,
     "view": GROUND,
     "lab": GROUND | {"view"},
-    "credit": GROUND | {"signals", "engines"},
+    "credit": GROUND | {"signals"},
     "engines": GROUND | {"signals", "credit", "view"},
     "arena": GROUND | {"signals", "view"},
     "data": GROUND | {"arena"},

@@ -1,13 +1,79 @@
 """What an environment may offer beside its tools: the one list that engine, smoke run, arena and adapters read.
 
-Knows no engine and imports nothing, since an environment's own process must start without torch.
+Knows no engine and imports neither torch nor anything of ours, since an environment's own process must start
+without.
 """
 
-RESERVED_METHODS: tuple[str, ...] = (
-    "reset",
-    "get_reward",
-    "privileged_context",
-    "turn_rewards",
-    "anchor_states",
-)
+from collections.abc import Mapping
+from typing import Any, cast
+
+PRIVILEGED_CONTEXT = "privileged_context"
+"""What the teacher may see of the rollout that the environment has just seen; never shown to the student."""
+TURN_REWARDS = "turn_rewards"
+"""What the environment gives each turn of that rollout."""
+ANCHOR_STATES = "anchor_states"
+"""The state in which each turn of that rollout began, as text."""
+RESERVED_METHODS: tuple[str, ...] = ("reset", "get_reward", PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)
 """Public methods of an environment that are no tools of the model; every other public method is one."""
+
+TOOL_FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
+"""How a tool call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size,
+chat control tokens in the answer, a call that could not be parsed."""
+
+
+def value_of(environment: Any, name: str) -> Any:
+    """What the environment's method ``name`` returns for the rollout it has just seen; None if it has none.
+
+    Also where an engine has hidden the method from the model in a subclass.
+
+    >>> class Env:
+    ...     def turn_rewards(self) -> list[float]:
+    ...         return [1.0, 0.0]
+    >>> value_of(Env(), TURN_REWARDS), value_of(Env(), ANCHOR_STATES)
+    ([1.0, 0.0], None)
+    """
+    for cls in type(environment).__mro__:
+        method: Any = cls.__dict__.get(name)
+        if hasattr(method, "__get__"):
+            bound = method.__get__(environment, type(environment))
+            return bound() if callable(bound) else None
+    return None
+
+
+def has_privileged_context(cls: type) -> bool:
+    """Whether environments of this class have a privileged context to offer.
+
+    >>> class Env:
+    ...     def privileged_context(self) -> str:
+    ...         return "the answer"
+    >>> has_privileged_context(Env), has_privileged_context(int)
+    (True, False)
+    """
+    return any(parent.__dict__.get(PRIVILEGED_CONTEXT) is not None for parent in cls.__mro__)
+
+
+def texts_of(content: Any) -> list[str]:
+    """The texts of a message's content: the one that it is, or those of its text blocks.
+
+    >>> texts_of("a"), texts_of([{"type": "text", "text": "b"}, {"type": "image", "image": ...}]), texts_of(None)
+    (['a'], ['b'], [])
+    """
+    if isinstance(content, str):
+        return [content]
+    if not is_blocks(content):
+        return []
+    return [str(block["text"]) for block in content if block["type"] == "text"]
+
+
+def is_blocks(content: Any) -> bool:
+    """Whether a chat template takes it for content: a list of mappings with a type, text blocks with a text.
+
+    >>> is_blocks([{"type": "text", "text": "a"}]), is_blocks([{"type": "text"}]), is_blocks([]), is_blocks("a")
+    (True, False, False, False)
+    """
+    if not isinstance(content, list) or not content:
+        return False
+    if not all(isinstance(block, Mapping) for block in cast(list[Any], content)):
+        return False
+    blocks = cast(list[Mapping[str, Any]], content)
+    return all("text" in block if block.get("type") == "text" else "type" in block for block in blocks)

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from gear_rl.credit.metrics import FALLBACKS, cleaned, finished, finite_rows, measured, without
+from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
+from gear_rl.credit.metrics import finished, measured
 from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
 
 

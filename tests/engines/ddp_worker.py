@@ -11,7 +11,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from engines import probing, tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
-from gear_rl.engines.trl import signals as engine
+from gear_rl.credit import passes as engine
+from gear_rl.credit.siblings import credit_beside_siblings
+from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
 
 
@@ -82,7 +84,9 @@ def main(model: str, folder: Path) -> None:
     advantage_B, signals = probing.torn()
     own = slice(6 * rank, 6 * rank + 6)
     credits = {
-        method.name: trainer._credit(method, advantage_B[own], probing.part(signals, own)).advantage
+        method.name: credit_beside_siblings(
+            method, advantage_B[own], probing.part(signals, own), TRLEngine(trainer)
+        ).advantage
         for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Crpo(), Shuffled(of=Gigpo()))
     }
     torch.save(credits, folder / f"credits-{rank}.pt")

@@ -5,7 +5,7 @@ import secrets
 import pytest
 import torch
 
-import gear_rl.engines.trl.signals as engine
+import gear_rl.credit.passes as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.engines.trl import trainer as trl

@@ -53,7 +53,7 @@ SHUFFLED = {"name": "shuffled", "of": {"name": "rlsd"}}
 
 
 def seen(trainer: GEARTrainer) -> dict[str, Any]:
-    assert trainer._sources == trainer.args.privileged_sources
+    assert trainer.args.privileged_sources == trainer.args.privileged_sources
     return {name: getattr(trainer.args, name) for name in DEFAULTS}
 
 
@@ -179,7 +179,7 @@ def test_a_users_own_method_may_bring_settings(tiny_model, tmp_path):
 
 
 def test_the_check_of_sharded_weights_sees_the_methods_teacher(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(GEARTrainer, "_sharding", "FSDP")
+    monkeypatch.setattr(GEARTrainer, "sharding", "FSDP")
     with pytest.raises(ValueError, match="teacher_model_kind: 'sync' keeps a copy"):
         trainer_of(tmp_path, tiny_model, Rlsd())
     assert trainer_of(tmp_path, tiny_model, Rlsd(), teacher_model_kind="live").args.teacher_sync_steps == 10

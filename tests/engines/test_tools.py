@@ -13,17 +13,15 @@ import pytest
 from pydantic import BaseModel
 
 from engines.desks import Place, Point, Store
-from gear_rl.engines.tools import (
+from gear_rl.engines.tools import ToolGuard
+from gear_rl.environments import (
     ANCHOR_STATES,
+    PRIVILEGED_CONTEXT,
     TURN_REWARDS,
-    ToolGuard,
-    control_pattern,
-    defused,
-    defused_message,
-    has_secret,
-    secret_of,
-    told,
+    has_privileged_context,
+    value_of,
 )
+from gear_rl.signals.control_tokens import control_pattern, defused, defused_message
 from gear_rl.signals.privileged import context_text
 
 
@@ -249,10 +247,10 @@ def test_what_counts_as_a_control_token():
 
 def test_the_secret_of_a_class_a_parent_and_a_slot():
     _, shop = store()
-    assert secret_of(shop) == "of the class"
+    assert context_text(value_of(shop, PRIVILEGED_CONTEXT)) == "of the class"
     assert not callable(shop.privileged_context)
-    assert has_secret(type(shop))
-    assert secret_of(object()) is None
+    assert has_privileged_context(type(shop))
+    assert context_text(value_of(object(), PRIVILEGED_CONTEXT)) is None
     assert [context_text(value) for value in (" ", "", None, 0, {"a": "é"}, [{"content": 1}])] == [
         None,
         None,
@@ -293,7 +291,7 @@ def test_environments_that_check_their_fields_are_guarded(kind):
     instance = guard.environment(kind)()
     assert isinstance(instance, kind)
     assert not callable(instance.privileged_context)
-    assert secret_of(instance) == kind().privileged_context()
+    assert context_text(value_of(instance, PRIVILEGED_CONTEXT)) == kind().privileged_context()
     with guard.serving():
         assert instance.look() == "1"
     with pytest.raises(ValueError, match="environment: int cannot be guarded"):
@@ -330,12 +328,12 @@ def test_what_an_environment_tells_of_its_turns_is_no_tool_of_the_models():
     assert {*listed_by_trl(plain)} - {*listed_by_trl(guarded)} == hidden
     for instance in (plain, guarded):
         instance.reset()
-        assert told(instance, TURN_REWARDS) == [0.5, 1.0]
-        assert told(instance, ANCHOR_STATES) == ["hall", "attic"]
+        assert value_of(instance, TURN_REWARDS) == [0.5, 1.0]
+        assert value_of(instance, ANCHOR_STATES) == ["hall", "attic"]
         assert instance.get_reward() == 3.5, "its own code may still call them"
     guarded.worth = [7.0]
     assert guarded.turn_rewards() == [7.0], "of this instance"
-    assert told(object(), TURN_REWARDS) is None and told(Store(), ANCHOR_STATES) is None
+    assert value_of(object(), TURN_REWARDS) is None and value_of(Store(), ANCHOR_STATES) is None
 
 
 def test_a_child_of_a_class_with_them_hides_them_too():
@@ -345,8 +343,8 @@ def test_a_child_of_a_class_with_them_hides_them_too():
 
     guarded = ToolGuard().environment(Child)()
     guarded.reset()
-    assert told(guarded, TURN_REWARDS) == [9.0, 0.5, 1.0]
-    assert told(guarded, ANCHOR_STATES) == ["hall", "attic"]
+    assert value_of(guarded, TURN_REWARDS) == [9.0, 0.5, 1.0]
+    assert value_of(guarded, ANCHOR_STATES) == ["hall", "attic"]
     assert not {"turn_rewards", "anchor_states"} & {*listed_by_trl(guarded)}
 
 
@@ -361,7 +359,7 @@ def test_a_field_of_that_name_is_no_method_and_is_left_alone():
     guarded = ToolGuard().environment(Counting)()
     guarded.turn_rewards += (1.0,)
     assert guarded.turn_rewards == (1.0,) and guarded.anchor_states == []
-    assert told(guarded, TURN_REWARDS) is None and told(guarded, ANCHOR_STATES) is None
+    assert value_of(guarded, TURN_REWARDS) is None and value_of(guarded, ANCHOR_STATES) is None
 
 
 @pytest.mark.parametrize("kind", [Fields, Frozen])
@@ -369,7 +367,7 @@ def test_environments_that_check_their_fields_tell_of_their_turns(kind):
     child = type("Child", (kind,), {"turn_rewards": lambda self: [float(self.look())]})
     guarded = ToolGuard().environment(child)()
     assert "turn_rewards" not in listed_by_trl(guarded) and "look" in listed_by_trl(guarded)
-    assert told(guarded, TURN_REWARDS) == [1.0]
+    assert value_of(guarded, TURN_REWARDS) == [1.0]
 
 
 def test_what_failed_is_read_off_one_answer():

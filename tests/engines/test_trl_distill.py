@@ -10,13 +10,9 @@ import torch
 
 from engines.distilling import LORA, made, micro_batch
 from gear_rl import GEARTrainer
-from gear_rl.engines.trl.distillation import (
-    anchor_penalty,
-    attach,
-    check_distillation,
-    importance_ratio,
-    loss_with_distillation,
-)
+from gear_rl.credit.distillation import anchor_penalty, importance_ratio
+from gear_rl.engines.trl.checks import check_distillation
+from gear_rl.engines.trl.distillation import attach, loss_with_distillation
 from gear_rl.signals.score import Prompts
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals
@@ -40,7 +36,7 @@ def ready(trainer, term):
     trainer.credit = Term(term)
     trainer.current_gradient_accumulation_steps = 2
     trainer.model.train()
-    _ = trainer._padding_moves
+    _ = trainer.padding_moves
     trainer._metrics["train"].clear()
     return trainer
 
@@ -126,7 +122,7 @@ def lora(tiny_model, tmp_path_factory):
 def copied(tiny_model, tmp_path_factory):
     """A teacher with a copy of the first weights, and a student that has moved on, its tied head with it."""
     trainer = made(tmp_path_factory.mktemp("copied"), tiny_model, teacher_model_kind="base")
-    trainer._ready_teacher()
+    trainer.ready_teacher()
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in trainer.model.parameters():
@@ -153,7 +149,7 @@ def test_loss_and_gradient_are_those_of_the_full_logits(name, term, request):
     before = gradients(trainer, own)
     teacher = [inputs[n] for n in ("gear_teacher_ids", "gear_teacher_attention")]
     columns = [inputs[n] for n in ("completion_ids", "completion_mask")]
-    with torch.no_grad(), trainer._ready_teacher().weights(trainer.model):
+    with torch.no_grad(), trainer.ready_teacher().weights(trainer.model):
         log_q = log_probs(trainer.model, *teacher, *columns, trainer.temperature)
     extra = slow_extra(trainer, inputs, log_q)
     expected = gradients(trainer, extra)

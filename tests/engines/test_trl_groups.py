@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-import gear_rl.engines.trl.trainer as engine
+import gear_rl.credit.step as engine
 from engines import tiny
 from engines.probing import REWARDS, SCRIPTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer, Shuffled
-from gear_rl.credit.turns import anchor_ids
-from gear_rl.engines.trl import turns
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.turns import anchor_ids, turn_signals
+from gear_rl.engines.trl import checks
+from gear_rl.engines.trl.batch import rollout_batch
 from gear_rl.engines.trl.checks import check_groups, check_reference
-from gear_rl.engines.trl.signals import _groups
-from gear_rl.engines.trl.turns import turn_signals
+from gear_rl.engines.trl.state import RolloutState
 from gear_rl.methods import METHODS, Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
-from gear_rl.signals.score import Completions
 from gear_rl.traits import distillation_of
 from gear_rl.types import SIGNAL_NAMES, TokenSignals
+from support.batches import PlainEngine
 from test_contract import switched_off
 
 FLOATS = [
@@ -150,9 +151,9 @@ def test_an_entropy_that_is_not_known_has_no_part_in_the_quantile(desk, monkeypa
 def without_context_of(desk, monkeypatch, missing: int):
     """The privileged context comes from a function that has nothing for one rollout."""
     first = f"{SCRIPTS[missing][0].removesuffix(END)}"
-    monkeypatch.setattr(desk, "_sources", ["function"])
+    monkeypatch.setattr(desk.args, "privileged_sources", ["function"])
     monkeypatch.setattr(
-        desk, "_privileged", lambda row, rollout: None if rollout.text.startswith(first) else row["answer"]
+        desk, "privileged", lambda row, rollout: None if rollout.text.startswith(first) else row["answer"]
     )
 
 
@@ -161,8 +162,8 @@ def without_context_of(desk, monkeypatch, missing: int):
 )
 def test_a_completion_without_context_has_no_part_in_what_the_others_get(desk, monkeypatch, method):
     needs = method.needs
-    monkeypatch.setattr(desk, "_sources", ["function"])
-    monkeypatch.setattr(desk, "_privileged", lambda row, rollout: row["answer"])
+    monkeypatch.setattr(desk.args, "privileged_sources", ["function"])
+    monkeypatch.setattr(desk, "privileged", lambda row, rollout: row["answer"])
     signals = signals_of(desk, *needs)
     without_context_of(desk, monkeypatch, 2)
     found = passed(desk, method)
@@ -234,30 +235,39 @@ def test_groups_and_anchors_are_numbered_over_all_processes(desk, monkeypatch, r
     found = passed(desk, Probe(needs=("anchor_id",), additive=True))
 
     def process(index: int, num_generations: int):
-        rows = slice(4 * index, 4 * index + 4)
         return SimpleNamespace(
-            _rollout_completions=desk._rollout_completions[rows],
+            rollouts=RolloutState(
+                messages=desk.rollouts.messages[4 * index : 4 * index + 4],
+                rewards=[0.0] * 8,
+                rewards_each=torch.zeros(8, 1),
+                ids=[[]] * 4,
+            ),
             accelerator=SimpleNamespace(process_index=index),
-            args=SimpleNamespace(anchor_similarity=1.0),
             num_generations=num_generations,
+            state=desk.state,
+            tools=[],
+            eos_token_ids=[],
         )
 
-    def completions(index: int):
-        rows, every = slice(4 * index, 4 * index + 4), found.completions
-        return Completions(ids=every.ids[rows], attention=every.attention[rows], mask=every.mask[rows])
+    def batch(index: int, size: int):
+        rows = slice(4 * index, 4 * index + 4)
+        output = {name: value[rows] for name, value in found.output.items() if name != "num_items_in_batch"}
+        return rollout_batch(process(index, size), [{}] * 4, {**output, "advantages": torch.zeros(4)})
+
+    def anchors(index: int, size: int, gather: Any):
+        alone = PlainEngine(desk.processing_class)
+        alone.gather_objects = gather
+        return turn_signals(["anchor_id"], batch(index, size), alone, CreditConfig())["anchor_id"]
 
     for size in (8, 2):
-        own_groups = _groups(process(rank, size), completions(rank)).tolist()
-        assert own_groups == [(4 * rank + b) // size for b in range(4)]
-        told: list[Any] = []
-        monkeypatch.setattr(turns, "gather_object", lambda local, told=told: told.extend(local) or told)
+        assert batch(rank, size).group == [(4 * rank + b) // size for b in range(4)]
+        everyone: list[Any] = []
         for index in (0, 1):
-            turn_signals(process(index, size), ["anchor_id"], completions(index))
+            anchors(index, size, lambda local, everyone=everyone: everyone.extend(local) or everyone)
         groups = [b // size for b in range(8)]
-        assert [group for _, group in told] == groups
-        monkeypatch.setattr(turns, "gather_object", lambda local, told=told: told)
-        value = turn_signals(process(rank, size), ["anchor_id"], completions(rank))["anchor_id"]
-        whole = anchor_ids([texts for texts, _ in told], groups, found.mask)
+        assert [group for _, group in everyone] == groups
+        value = anchors(rank, size, lambda local, everyone=everyone: everyone)
+        whole = anchor_ids([texts for texts, _ in everyone], groups, found.mask)
         assert torch.equal(value, whole[4 * rank : 4 * rank + 4])
 
 
@@ -341,8 +351,8 @@ def test_a_batch_that_tears_groups_apart_is_refused():
 
 def test_the_engine_asks_before_the_training(tiny_model, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(engine, "check_groups", lambda *more: asked.append(more[2]))
-    monkeypatch.setattr(engine, "check_reference", lambda *more: asked.append(more[1:]))
+    monkeypatch.setattr(checks, "check_groups", lambda *more: asked.append(more[2]))
+    monkeypatch.setattr(checks, "check_reference", lambda *more: asked.append(more[1:]))
     args = GEARConfig(**tiny.settings(tmp_path))
     GEARTrainer(tiny_model, tiny.vowels, args, tiny.rows(), credit=Probe())
     assert asked == [4, ("NO", False)]
@@ -362,7 +372,7 @@ def test_images_are_refused_where_the_model_is_asked(tiny_model, tmp_path):
     class Sees(GEARTrainer):
         """Once it is set up, TRL says that it has a processor of images."""
 
-        _is_vlm = property(lambda self: hasattr(self, "_control"), lambda self, value: None)
+        _is_vlm = property(lambda self: hasattr(self, "control_tokens"), lambda self, value: None)
 
     def made(credit):
         args = GEARConfig(**tiny.settings(tmp_path))

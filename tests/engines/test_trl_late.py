@@ -10,6 +10,7 @@ from torch import nn
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
+from gear_rl.credit.passes import ModelPasses
 from gear_rl.engines.trl import hooks, late
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
@@ -272,8 +273,13 @@ def test_shared_prompts_are_run_before_the_shuffle_tears_their_groups_apart(
     tiny_model, tmp_path, monkeypatch
 ):
     seen = []
-    original = late.taught
-    monkeypatch.setattr(late, "taught", lambda *args: seen.append(len(args[2].scored_B)) or original(*args))
+    original = ModelPasses.teacher_pass
+
+    def watched(self, request):
+        seen.append(len(request.scored_B))
+        return original(self, request)
+
+    monkeypatch.setattr(ModelPasses, "teacher_pass", watched)
     trained(tmp_path, tiny_model, Gear(), max_steps=1)
     assert seen == [8], "the whole batch of rollouts at once"
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
@@ -402,14 +408,14 @@ def test_the_pass_of_another_model_is_not_taken(tiny_model, tmp_path):
     """With an adapter TRL's reference is the same model; only what is the old log-probabilities' counts."""
     trainer = trained(tmp_path, tiny_model, Gear(), max_steps=1)
     awaited = []
-    trainer._awaits = awaited.append
+    trainer.rollouts.on_student_pass = awaited.append
     ids = torch.ones(2, 5, dtype=torch.long)
     other = tiny.model(len(trainer._tokenizer))
     with suppress(Exception):  # TRL 1.16 did not patch it: it knows no fused head. 1.14 asks for none
         trainer._get_per_token_logps_and_entropies(other, ids, ids, 2)
-    assert not awaited and trainer._awaits is not None
+    assert not awaited and trainer.rollouts.on_student_pass is not None
     trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2)
-    assert len(awaited) == 1 and awaited[0].whole and trainer._awaits is None
+    assert len(awaited) == 1 and awaited[0].whole and trainer.rollouts.on_student_pass is None
 
 
 def test_a_student_pass_that_is_none_of_these_is_named(tmp_path):

@@ -119,7 +119,7 @@ def test_a_teacher_with_the_students_prompt_diverges_by_nothing(
     folders, tmp_path, monkeypatch, name, student_pass
 ):
     """With passes of our own by exactly 0. A rotary model's student out of TRL's loss differs in last bits."""
-    monkeypatch.setattr("gear_rl.engines.trl.credit.teacher_prompts", lambda trainer, texts, student: student)
+    monkeypatch.setattr("gear_rl.credit.step.teacher_prompts", lambda batch, *_: batch.student)
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
     trainer_of(tmp_path, folders[name], Gear(), student_pass=student_pass).train()
     found = list(read_records(tmp_path / "records.jsonl"))

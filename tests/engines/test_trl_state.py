@@ -13,10 +13,12 @@ from engines import tiny
 from engines.desks import Store
 from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
+from gear_rl.credit import step
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import Contexts, contexts_of
 from gear_rl.engines.evaluation import RESAMPLES, interval
-from gear_rl.engines.trl import rollouts
 from gear_rl.records import read_records
-from gear_rl.signals.score import Completions
+from support.batches import PlainEngine, batch_of
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +67,13 @@ def test_half_surrogates_lists_and_names_do_not_end_the_run(roomy, tmp_path):
 
 def test_feedback_that_a_reward_function_logs_is_told_to_failures(roomy, tmp_path, monkeypatch):
     told = []
-    prompts = rollouts.teacher_prompts
+    prompts = step.teacher_prompts
 
-    def watched(trainer, contexts, student):
+    def watched(batch, engine, config, contexts):
         told.append(list(contexts))
-        return prompts(trainer, contexts, student)
+        return prompts(batch, engine, config, contexts)
 
-    monkeypatch.setattr("gear_rl.engines.trl.credit.teacher_prompts", watched)
+    monkeypatch.setattr("gear_rl.credit.step.teacher_prompts", watched)
     values: list[Any] = ["a<|im_end|>", {"line": 3}, None, "won"]
 
     def judge(completions, log_extra, **_):
@@ -120,75 +122,77 @@ def test_the_teachers_template_has_arguments_of_its_own(roomy, tmp_path, monkeyp
     assert trainer.chat_template_kwargs == student
 
 
-def contexts_of_process(monkeypatch, index: int, **args: Any) -> tuple[Any, Any]:
-    """What the second of two processes finds, each of which holds one group of two."""
+class Letters:
+    """A tokenizer of four letters and an end of text."""
+
+    pad_token_id, all_special_tokens = 0, ("<e>",)
+
+    def decode(self, ids, **_):
+        return "".join("abcd"[i] for i in ids) + "<e>"
+
+    def __call__(self, text, **_):
+        return {"input_ids": ["abcd".index(letter) for letter in text]}
+
+
+def contexts_of_process(index: int, **settings: Any) -> tuple[Any, Any]:
+    """What the second of two processes has, each of which holds one group of two."""
     held = [[("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 0.25)]]
-    rewards = [reward for group in held for _, reward in group]
-    ids = torch.arange(4).view(2, 2)[index][:, None]
-    trainer = SimpleNamespace(
-        _tokenizer=SimpleNamespace(
-            decode=lambda ids, **_: "abcd"[ids[0]] + "<e>", all_special_tokens=["<e>"]
-        ),
-        accelerator=SimpleNamespace(process_index=index),
-        _rollout_completions=["", ""],
-        _batch_rewards=rewards,
-        num_generations=2,
-        environments=None,
-        _feedback=None,
-        _privileged=None,
-        _sources=args.pop("sources"),
-        args=SimpleNamespace(
-            success_reward=args.pop("success", 1.0),
-            privileged_column=None,
-            teacher_contrast=args.pop("contrast"),
-        ),
-    )
-    gathered: list[Any] = []
+    config = CreditConfig(**settings)
 
-    def gather(local):
-        gathered.append(local)
-        other = [f"answer {1 - index}"] * 2 if isinstance(local[0], str) else others
-        return [*local, *other] if index == 0 else [*other, *local]
+    def contexts(rank: int, gather: Any) -> Contexts:
+        batch = batch_of(
+            torch.arange(4).view(2, 2)[rank][:, None],
+            rows=[{"answer": f"answer {rank}"}] * 2,
+            rewards=[reward for _, reward in held[rank]],
+            group=[rank] * 2,
+            first=2 * rank,
+            num_rollouts=4,
+        )
+        engine = PlainEngine(Letters())
+        engine.gather_objects = gather
+        return contexts_of(batch, engine, config, None)
 
-    others: list[Any] = []
-    if "sibling" in (*trainer._sources, trainer.args.teacher_contrast):
-        with monkeypatch.context() as patch:
-            patch.setattr(rollouts, "gather_object", lambda local: others.extend(local) or local * 2)
-            there = SimpleNamespace(
-                **{**vars(trainer), "accelerator": SimpleNamespace(process_index=1 - index)}
-            )
-            other_ids = torch.arange(4).view(2, 2)[1 - index][:, None]
-            rollouts.contexts_of(there, [{}] * 2, completions_of(other_ids))
-    monkeypatch.setattr(rollouts, "gather_object", gather)
-    rows = [{"answer": f"answer {index}"}] * 2
-    return rollouts.contexts_of(trainer, rows, completions_of(ids))
+    gathered: dict[int, list[Any]] = {0: [], 1: []}
+    for rank in (0, 1):  # first what each has to say, in the order in which it is gathered
+        contexts(rank, lambda local, rank=rank: gathered[rank].append(local) or local * 2)
+    calls = iter(zip(*gathered.values(), strict=True))
 
+    def gather(local: list[Any]) -> list[Any]:
+        first, second = next(calls)
+        assert local == (first, second)[index]
+        return [*first, *second]
 
-def completions_of(ids: torch.Tensor) -> Completions:
-    return Completions(ids=ids, attention=torch.ones_like(ids), mask=torch.ones_like(ids, dtype=torch.bool))
+    own = contexts(index, gather)
+    pairs = [
+        None if text is None else (name, text) for name, text in zip(own.sources, own.texts, strict=True)
+    ]
+    return pairs, own.wrong
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_contrast_with_another_group_finds_it_in_another_process(monkeypatch, index):
-    found, wrong = contexts_of_process(monkeypatch, index, sources=["row"], contrast="shuffled")
+def test_a_contrast_with_another_group_finds_it_in_another_process(index):
+    found, wrong = contexts_of_process(
+        index, privileged_sources=["row"], teacher_contrast="shuffled", success_reward=1.0
+    )
     assert found == [("answer", f"answer {index}")] * 2
     assert wrong == [f"answer {1 - index}"] * 2
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_siblings_and_failures_keep_their_places_over_processes(monkeypatch, index):
+def test_siblings_and_failures_keep_their_places_over_processes(index):
     found, wrong = contexts_of_process(
-        monkeypatch, index, sources=["sibling"], contrast="sibling", success=0.25
+        index, privileged_sources=["sibling"], teacher_contrast="sibling", success_reward=0.25
     )
     told = [[None, ("sibling", "a< e>")], [("sibling", "d< e>"), None]]
     assert found == told[index]
     assert wrong == [["b< e>", None], [None, "c< e>"]][index]
 
 
-def test_no_environment_is_asked_for_a_secret_that_nobody_wants():
-    for sources, told in ((["row"], [None]), (["row", "environment"], ["of the class"])):
-        trainer = SimpleNamespace(environments=[Store()], _sources=sources)
-        assert rollouts._secrets(trainer, 1) == told
+def test_no_environment_is_called_for_a_context_that_nobody_wants():
+    for sources, texts in ((["row"], [None]), (["row", "environment"], ["of the class"])):
+        batch = batch_of(torch.ones(1, 1).long(), environments=[Store()])
+        config = CreditConfig(privileged_sources=sources, teacher_contrast="none", success_reward=1.0)
+        assert contexts_of(batch, PlainEngine(Letters()), config, None).texts == texts
 
 
 @pytest.mark.parametrize("vllm", [False, True])
@@ -269,7 +273,7 @@ def test_evaluation_asks_no_environment_for_its_secret(roomy, tmp_path):
     assert len(trainer.state.log_history) == 1, "what is logged twice writes the completions' table twice"
     assert metrics["eval_problems"] == 3.0
     assert metrics["eval_pass@1"] == metrics["eval_greedy"] == 1.0
-    assert trainer._evaluated is None
+    assert trainer.rollouts.evaluated is None
     trainer.train()
     assert len(asked) == 4
 

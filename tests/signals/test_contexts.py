@@ -25,7 +25,7 @@ def rollout(text, reward, group=0, **more):
 
 
 def test_the_first_source_with_a_context_wins():
-    both = rollout("x", 0.0, secret="env", feedback="told")
+    both = rollout("x", 0.0, privileged_context="env", feedback="told")
     row = {"answer": "4"}
     for sources, wanted in (
         (["environment", "row"], ("environment", "env")),
@@ -34,7 +34,7 @@ def test_the_first_source_with_a_context_wins():
         (["sibling"], None),
     ):
         assert find_contexts([row], [both], [both], sources) == [wanted]
-    blank = rollout("x", 0.0, secret=" \n")
+    blank = rollout("x", 0.0, privileged_context=" \n")
     assert find_contexts([row], [blank], [blank], ["environment", "row"]) == [("answer", "4")]
     assert find_contexts([row], [both], [both], ["row"], column="solution") == [None]
 

@@ -1,71 +1,64 @@
-"""From the tensors of a credit pass to the records of the viewer, the same for every engine."""
+"""From the result of a credit step to the records of the viewer. Knows no trainer."""
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.credit.metrics import FALLBACKS, weights
+from gear_rl.credit.engine import Tokenizer
+from gear_rl.credit.fallbacks import FALLBACKS
+from gear_rl.credit.metrics import weights
+from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.records import Record
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import ROW_SIGNALS
 
 
-def records_of(
-    *,
-    step: int,
-    method: str,
-    group: Sequence[int],
-    prompt: Sequence[str],
-    reward: Sequence[float | None],
-    advantage_B: Float[Tensor, " B"],
-    ids: Int[Tensor, "B T"],
-    attention: Bool[Tensor, "B T"],
-    credit: Credit,
-    signals: TokenSignals,
-    seen: Sequence[str],
-    scored_B: Bool[Tensor, " B"],
-    fallback_B: dict[str, Bool[Tensor, " B"]],
-    tools: Sequence[dict[str, int]],
-    context: Sequence[str | None],
-    truncated: Sequence[bool],
-    decode: Callable[[int], str],
-) -> list[Record]:
+def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> list[Record]:
     """One record per completion: its tokens without padding, and what the method read and gave.
 
-    ``seen`` names the signals to keep; they are left out where nothing was scored. ``decode`` turns one token
-    id into text. A cut-off completion that the trainer masked as a whole has no tokens left.
+    Signals are left out where nothing was scored. A cut-off completion that the engine masked as a whole has no
+    tokens left. Holds the student's prompt, never the privileged context.
     """
-    weight = weights(credit, advantage_B, signals.mask)
+    batch, credit, signals = plan.batch, result.credit, result.signals
+    weight = weights(credit, batch.advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
+    # A record has the ids of its tokens already.
+    shown = [
+        name
+        for name in plan.method.needs
+        if name not in (*ROW_SIGNALS, "token_id") and getattr(signals, name) is not None
+    ]
+    none: dict[str, int] = {}
+    tools = batch.tool_counts or [none] * len(batch.messages)
+    prompts = zip(batch.student.ids_BP, batch.student.attention_BP.bool(), strict=True)
+    texts = [tokenizer.decode(_values(ids[kept])) for ids, kept in prompts]
     records: list[Record] = []
-    for b, kept in enumerate(attention):
-        own = _values(ids[b][kept])
+    for b, kept in enumerate(batch.completions.attention.bool() | signals.mask):
+        ids = _values(batch.completions.ids[b][kept])
         records.append(
             Record(
-                step=step,
-                group=group[b],
-                method=method,
-                prompt=prompt[b],
-                tokens=[decode(int(token)) for token in own],
-                ids=[int(token) for token in own],
+                step=batch.step,
+                group=batch.group[b],
+                method=plan.method.name,
+                prompt=texts[b],
+                tokens=[tokenizer.decode([token]) for token in ids],
+                ids=ids,
                 mask=[int(trained) for trained in _values(signals.mask[b][kept])],
-                turn=[int(turn) for turn in _values(turn_id[b][kept])],
-                segment=[int(segment) for segment in _values(credit.segment_id[b][kept])],
-                reward=reward[b],
-                advantage=float(advantage_B[b]),
+                turn=_values(turn_id[b][kept]),
+                segment=_values(credit.segment_id[b][kept]),
+                reward=batch.rewards[b],
+                advantage=float(batch.advantage_B[b]),
                 credit=_values(credit.advantage[b][kept]),
                 weight=_values(weight[b][kept]),
-                signals={name: _values(signals.get(name)[b][kept]) for name in seen if scored_B[b]},
-                fallback=next((name for name in FALLBACKS if fallback_B[name][b]), None),
-                context=context[b],
-                tools=tools[b],
-                truncated=truncated[b],
+                signals={name: _values(signals.get(name)[b][kept]) for name in shown if result.scored_B[b]},
+                fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
+                context=plan.sources[b],
+                tools=dict(tools[b]),
+                truncated=bool(batch.truncated) and batch.truncated[b],
             )
         )
     return records
 
 
-def _values(x: Tensor) -> list[float]:
-    return cast(list[float], x.tolist())  # pyright: ignore[reportUnknownMemberType]
+def _values(x: Tensor) -> list[Any]:
+    return cast(list[Any], x.tolist())  # pyright: ignore[reportUnknownMemberType]

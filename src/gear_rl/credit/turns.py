@@ -3,7 +3,7 @@
 An environment may say so (``turn_rewards()``, ``anchor_states()``), or a reward function; where nobody does,
 it is read off the messages. A turn is a run of sampled tokens; the k-th is taken for the k-th message of the
 assistant. The two can come apart at the end only: a rollout that was cut off may have a last turn without a
-message, or tool calls whose answers were dropped again. Knows no trainer.
+message, or tool calls whose answers were dropped again.
 """
 
 import logging
@@ -17,7 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.engines.tools import ANCHOR_STATES, TURN_REWARDS, texts_of
+from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.engine import Engine
+from gear_rl.environments import ANCHOR_STATES, TURN_REWARDS, texts_of, value_of
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.segments import turn_ids
 
@@ -38,6 +41,40 @@ class Turn:
     answers: tuple[Message, ...] = ()
     known: bool = True
     """False where the rollout's messages do not tell, for want of messages or of this one."""
+
+
+def turn_signals(
+    needs: Sequence[str], batch: RolloutBatch, engine: Engine, config: CreditConfig
+) -> dict[str, Tensor]:
+    """``turn_reward`` and ``anchor_id``, as far as they are needed."""
+    mask, values = batch.completions.mask, dict[str, Tensor]()
+    if "turn_reward" in needs:
+        values["turn_reward"] = turn_reward_values(
+            completions=batch.messages,
+            mask=mask,
+            failed=batch.call_failed,
+            environment=_environment_values(batch, TURN_REWARDS),
+            logged=batch.turn_rewards,
+        )
+    if "anchor_id" in needs:
+        states = _environment_values(batch, ANCHOR_STATES)
+        texts = anchor_texts(completions=batch.messages, mask=mask, environment=states)
+        # Numbers must agree between siblings, which may be on another process.
+        everyone = engine.gather_objects([*zip(texts, batch.group, strict=True)])
+        values["anchor_id"] = anchor_ids(
+            [row for row, _ in everyone],
+            [group for _, group in everyone],
+            mask,
+            first=batch.first,
+            similarity=config.anchor_similarity,
+        )
+    return values
+
+
+def _environment_values(batch: RolloutBatch, name: str) -> list[Any] | None:
+    if not batch.environments:
+        return None
+    return [value_of(environment, name) for environment in batch.environments]
 
 
 def turns_of(completion: Any, count: int) -> list[Turn]:

@@ -12,7 +12,6 @@ import signal
 import threading
 import types
 import typing
-import unicodedata
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -21,22 +20,20 @@ from typing import Any, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from gear_rl.environments import RESERVED_METHODS
-from gear_rl.signals.privileged import context_text
+from gear_rl.environments import (
+    ANCHOR_STATES,
+    PRIVILEGED_CONTEXT,
+    RESERVED_METHODS,
+    TOOL_FAILURES,
+    TURN_REWARDS,
+    is_blocks,
+    texts_of,
+)
 
-FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
-"""How a call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size, chat
-control tokens in the answer, a call that could not be parsed."""
-SECRET = "privileged_context"
-"""A public method of an environment that is no tool: only the teacher's path calls it."""
-TURN_REWARDS = "turn_rewards"
-"""Another that is no tool: what the environment gives each turn of the rollout it has just seen."""
-ANCHOR_STATES = "anchor_states"
-"""A third: the state in which each turn of that rollout began, as text."""
 _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How the chat formats in use begin a call; one that did not become a call could not be parsed."""
 _ERROR = "{'error': "
-"""How the engine tells the model that a call failed."""
+"""How the engine's answer to a call that failed begins."""
 _INSIDE: ContextVar[bool] = ContextVar("_INSIDE", default=False)
 """Whether a tool is being run: what it calls of its own environment is no call of the model's."""
 
@@ -46,7 +43,7 @@ class _TimeUp(BaseException):
 
 
 class ToolGuard:
-    """Wraps tools and environments, and tells afterwards what went wrong in which rollout.
+    """Wraps tools and environments, and reports afterwards what went wrong in which rollout.
 
     ``time_limit`` is in seconds per call and needs the main thread of a Unix system (elsewhere there is none);
     pure Python, ``sleep`` and waiting for a socket are interrupted, a C function that never returns is not.
@@ -58,7 +55,7 @@ class ToolGuard:
         self.time_limit, self.max_chars = time_limit, max_chars
         self._classes: dict[type, type] = {}
         self._failed: dict[str, str] = {}
-        """What the model was told, and the kind of failure it stands for; of the batch under way."""
+        """What the model was answered, and the kind of failure that it stands for; of the batch under way."""
         self._answered: set[str] = set()
         """What tools answered of their own accord that only looks like an error."""
         self._serving = False
@@ -76,6 +73,18 @@ class ToolGuard:
             yield
         finally:
             self._serving = False
+
+    def guard_options(self, options: dict[str, Any]) -> None:
+        """Guard the ``tools`` and the ``environment_factory`` (one, or one for each name) among a trainer's
+        options."""
+        if options.get("tools"):
+            options["tools"] = [self.tool(tool) for tool in options["tools"]]
+        factory: Any = options.get("environment_factory")
+        if isinstance(factory, dict):
+            factories = cast(dict[str, Any], factory)
+            options["environment_factory"] = {name: self.environment(f) for name, f in factories.items()}
+        elif factory is not None:
+            options["environment_factory"] = self.environment(factory)
 
     def tool(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function with its signature and docstring, and the guard around it."""
@@ -137,7 +146,7 @@ class ToolGuard:
         return guarded
 
     def environment(self, factory: Callable[[], Any]) -> Callable[[], Any]:
-        """A factory of the same environments whose tools are guarded and whose secret is no tool.
+        """A factory of the same environments with guarded tools, whose privileged context is no tool.
 
         The instance keeps its state and its class's name; ``isinstance`` holds. Raises ``ValueError`` for a class
         that cannot be extended (a type written in C).
@@ -165,9 +174,9 @@ class ToolGuard:
         # No slots of its own, so that an instance of the class can become one of this.
         body |= {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
         guarded = type(cls.__name__, (cls,), body)
-        # TRL takes every function of the class for a tool; this one is reached through `secret_of` alone.
-        if hasattr(cls, SECRET):
-            setattr(guarded, SECRET, None)
+        # TRL takes every function of the class for a tool; this one is reached through `value_of` alone.
+        if hasattr(cls, PRIVILEGED_CONTEXT):
+            setattr(guarded, PRIVILEGED_CONTEXT, None)
         for name in (TURN_REWARDS, ANCHOR_STATES):
             function = getattr(cls, name, None)
             if inspect.isfunction(function):
@@ -185,7 +194,7 @@ class ToolGuard:
         """
         if isinstance(messages, str):
             return {}
-        counts: dict[str, int] = dict.fromkeys(("calls", *FAILURES), 0)
+        counts: dict[str, int] = dict.fromkeys(("calls", *TOOL_FAILURES), 0)
         messages = cast(Sequence[Mapping[str, Any]], messages)
         for message in messages:
             if message.get("role") == "tool":
@@ -216,7 +225,7 @@ class ToolGuard:
         return kind
 
     def _failure(self, kind: str, error: BaseException) -> Exception:
-        """The error to raise; the model is told its text, which is cut to size too."""
+        """The error to raise; the model is shown its text, which is cut to size too."""
         text = self._shortened(str(error) or type(error).__name__)
         self._failed[str({"error": text})] = kind
         return RuntimeError(text)
@@ -225,7 +234,7 @@ class ToolGuard:
         return self._failure("timeout", RuntimeError(f"the tool took more than {self.time_limit:g} seconds"))
 
     def _cut(self, result: Any) -> Any:
-        if isinstance(result, list) and _are_blocks(cast(list[Any], result)):
+        if isinstance(result, list) and is_blocks(cast(list[Any], result)):
             blocks = cast(list[Mapping[str, Any]], result)
             if any(block["type"] != "text" for block in blocks):
                 return blocks  # images, which TRL hands on as they are
@@ -273,127 +282,6 @@ def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
         for name, function in members
         if not name.startswith("_") and name not in RESERVED_METHODS
     }
-
-
-def told(environment: Any, name: str) -> Any:
-    """What the environment's method ``name`` says of the rollout it has just seen; None if it has no such method.
-
-    Also where the method is hidden from the model: ``SECRET``, ``TURN_REWARDS``, ``ANCHOR_STATES``.
-
-    >>> class Env:
-    ...     def turn_rewards(self) -> list[float]:
-    ...         return [1.0, 0.0]
-    >>> told(ToolGuard().environment(Env)(), TURN_REWARDS), told(Env(), ANCHOR_STATES)
-    ([1.0, 0.0], None)
-    """
-    for cls in type(environment).__mro__:
-        method: Any = cls.__dict__.get(name)
-        if hasattr(method, "__get__"):
-            bound = method.__get__(environment, type(environment))
-            return bound() if callable(bound) else None
-    return None
-
-
-def secret_of(environment: Any) -> str | None:
-    """What the environment tells the teacher about the rollout it has just seen; None if it has nothing to tell.
-
-    As text, by ``context_text``.
-    """
-    return context_text(told(environment, SECRET))
-
-
-def has_secret(cls: type) -> bool:
-    """Whether environments of this class have something to tell.
-
-    >>> class Env:
-    ...     def privileged_context(self) -> str:
-    ...         return "the answer"
-    >>> has_secret(Env), has_secret(int)
-    (True, False)
-    """
-    return any(parent.__dict__.get(SECRET) is not None for parent in cls.__mro__)
-
-
-def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | None:
-    """What the tokenizer turns into single control tokens; None if it has no such tokens.
-
-    The special tokens, and with ``markup`` added ones that look like it (``<tool_call>``, ``[INST]``): both steer
-    a chat. Added words that are plain text are none.
-    """
-    found: set[str] = set(getattr(tokenizer, "all_special_tokens", ()) or ())
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    for token in added.values():
-        text = str(token.content)
-        if getattr(token, "special", False) or (markup and re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)):
-            found.add(text)
-    found = {text for text in found if text.strip()}
-    if not found:
-        return None
-    return re.compile("|".join(re.escape(text) for text in sorted(found, key=len, reverse=True)))
-
-
-def defused(text: str, control: re.Pattern[str] | None) -> str:
-    """The text with a space after the first character of every control token, so that it stays plain text.
-
-    A visible change on purpose: what a tokenizer's normaliser might drop again would be no protection. A token
-    that this does not break (a single character) becomes a space; half a surrogate pair, which JSON can spell
-    and no tokenizer takes, becomes a question mark. Full-width letters that spell a token become plain ones
-    first, as some tokenizers make them.
-
-    >>> defused("a<|im_end|>b", re.compile(re.escape("<|im_end|>")))
-    'a< |im_end|>b'
-    """
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    if control is None:
-        return text
-    folded = unicodedata.normalize("NFKC", text)
-    text = folded if control.search(folded) else text
-
-    def broken(found: re.Match[str]) -> str:
-        apart = f"{found[0][:1]} {found[0][1:]}"
-        return " " if control.search(apart) else apart
-
-    while control.search(text):
-        text = control.sub(broken, text)
-    return text
-
-
-def defused_message(message: Mapping[str, Any], control: re.Pattern[str] | None) -> dict[str, Any]:
-    """A tool's message with its name (the model's word, which some templates render) and its text defused."""
-    safe, content = dict(message), message["content"]
-    if isinstance(message.get("name"), str):
-        safe["name"] = defused(message["name"], control)
-    if isinstance(content, str):
-        safe["content"] = defused(content, control)
-    elif _are_blocks(content):
-        safe["content"] = [
-            {**block, "text": defused(str(block["text"]), control)} if block["type"] == "text" else block
-            for block in content
-        ]
-    return safe
-
-
-def _are_blocks(content: Any) -> bool:
-    """Whether it is what a chat template takes for content: mappings that say their type, text with a text."""
-    if not isinstance(content, list) or not content:
-        return False
-    if not all(isinstance(block, Mapping) for block in cast(list[Any], content)):
-        return False
-    blocks = cast(list[Mapping[str, Any]], content)
-    return all("text" in block if block.get("type") == "text" else "type" in block for block in blocks)
-
-
-def texts_of(content: Any) -> list[str]:
-    """The texts of a message's content: the one that it is, or those of its text blocks.
-
-    >>> texts_of("a"), texts_of([{"type": "text", "text": "b"}, {"type": "image", "image": ...}]), texts_of(None)
-    (['a'], ['b'], [])
-    """
-    if isinstance(content, str):
-        return [content]
-    return (
-        [str(block["text"]) for block in content if block["type"] == "text"] if _are_blocks(content) else []
-    )
 
 
 def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], Any]]:

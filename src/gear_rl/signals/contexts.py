@@ -12,12 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gear_rl.signals.privileged import Message, privileged_context
+from gear_rl.signals.privileged import Message
+from gear_rl.signals.privileged import privileged_context as context_of_row
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import TokenSignals, signals_where
 
 SOURCES = ("environment", "row", "sibling", "feedback", "function")
-"""What may be asked for a privileged context."""
+"""Where a privileged context may come from."""
 CONTRASTS = ("sibling", "shuffled")
 NO_CONTRAST = "none"
 """Wrong contexts that are made from the batch; any other name is a column of the dataset."""
@@ -36,7 +37,7 @@ class Rollout:
     """The weighted sum of its rewards; None where every reward function abstained."""
     group: int
     """Which prompt it answers; siblings share the number."""
-    secret: str | None = None
+    privileged_context: str | None = None
     """What the environment's ``privileged_context()`` said after the rollout."""
     feedback: str | None = None
     """What a reward function logged with ``log_extra("feedback", ...)``; else what the tools answered."""
@@ -62,7 +63,7 @@ def find_contexts(
     ``everyone`` holds the rollouts of all processes in order, ``first`` says where this process's begin. A
     sibling is another rollout of the group whose reward is at least ``success_reward``: the first one after the
     rollout itself, going round, so that not all copy the same. Feedback is offered to rollouts that failed only:
-    a success has nothing to be told. Raises ``ValueError`` for an unknown source and for a function that
+    a success has nothing to learn from it. Raises ``ValueError`` for an unknown source and for a function that
     returns something else than text or None.
 
     >>> won = Rollout(completion="4", text="4", reward=1.0, group=0)
@@ -76,11 +77,11 @@ def find_contexts(
         context: tuple[str, str] | None = None
         for source in sources:
             if source == "row":
-                context = privileged_context(row, column)
+                context = context_of_row(row, column)
             else:
                 text: Any = None
                 if source == "environment":
-                    text = rollout.secret
+                    text = rollout.privileged_context
                 elif source == "sibling":
                     text = _sibling(everyone, first + i, lambda r: r >= success_reward)
                 elif source == "feedback":
@@ -126,7 +127,7 @@ def wrong_contexts(
             for i, own in enumerate(contexts)
         ]
         return turned
-    found = [privileged_context(row, contrast) for row in rows]
+    found = [context_of_row(row, contrast) for row in rows]
     return [None if pair is None else pair[1] for pair in found]
 
 

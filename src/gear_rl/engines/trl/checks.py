@@ -5,16 +5,21 @@
 # pyright: reportMissingTypeStubs=false
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import trl
 from torch import nn
 
-from gear_rl.engines.tools import has_secret
-from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST
+from gear_rl.credit.contexts import needs_context, sources_of
+from gear_rl.credit.signals import needs_passes
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.trainer_type import Trainer
+from gear_rl.environments import has_privileged_context
+from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, PrivilegedFunction, check_sources
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, source_counts
+from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
@@ -26,6 +31,67 @@ CONSTANT_RATIO_LOSSES = ("cispo", "vespo")
 where a completion has one ratio; ``docs/engines.md`` has the measurements."""
 COUNTED_ROWS = 100_000
 """Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
+
+
+def checked_arguments(
+    args: Any,
+    credit: CreditAssigner,
+    privileged: PrivilegedFunction | None,
+    dataset: Any,
+    options: Mapping[str, Any],
+) -> GEARConfig:
+    """The settings with the method's own where none were given; ``ValueError`` for what cannot train.
+
+    Before anything is loaded: ``options`` are the other arguments of ``GRPOTrainer``.
+    """
+    if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"credit: {credit!r} is not a method; give an object such as Gear() or Uniform()")
+    if args is None:
+        args = GEARConfig("gear-output")
+    if not isinstance(args, GEARConfig):
+        raise ValueError(
+            f"args: {type(args).__name__} has no settings of the credit step; give a GEARConfig, which takes "
+            "the same arguments and more"
+        )
+    args = args.resolved(credit, announce=args.process_index == 0)
+    reads_context, rollout_func = needs_context(credit), options.get("rollout_func")
+    if args.teacher_prompt == "render" and rollout_func is not None and reads_context:
+        raise ValueError(
+            "teacher_prompt: 'render' cannot repeat the prompt that a rollout_func builds itself; set it to "
+            "'splice'"
+        )
+    check_importance_level(credit, args.loss_type, args.importance_sampling_level)
+    check_signs(credit, args.loss_type, args.off_policy_mask_threshold)
+    sources = sources_of(args, privileged)
+    check_sources(sources, privileged is not None)
+    if reads_context and dataset is not None:
+        column, contrast = args.privileged_column, str(args.teacher_contrast)
+        report_contexts(dataset, column, sources, options.get("environment_factory"), contrast, credit.name)
+    return args
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse what is only known once TRL has set itself up: ``ValueError`` that names the setting."""
+    credit, args, state = trainer.credit, trainer.args, trainer.accelerator.state
+    if getattr(trainer, "_is_vlm", False) and needs_passes(credit):
+        raise ValueError(
+            f"model: images cannot be scored yet, and {credit.name!r} needs passes of the model; train a "
+            "language model, or use credit 'uniform'"
+        )
+    check_groups(credit, args, trainer.num_generations)
+    if distillation_of(credit) is not None:
+        plugin: Any = getattr(state, "deepspeed_plugin", None)
+        check_distillation(
+            credit.name,
+            sharding=trainer.sharding,
+            zero_stage=0 if plugin is None else int(plugin.zero_stage),
+            liger=bool(args.use_liger_kernel),
+        )
+    if getattr(getattr(state, "fsdp_plugin", None), "fsdp_version", 2) == 1:
+        raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
+    peft = hasattr(trainer.model, "peft_config")
+    check_sharding(str(args.teacher_model_kind), trainer.sharding, peft)
+    check_reference(credit, trainer.sharding, peft)
 
 
 def check_sharding(kind: str, sharding: str, peft: bool) -> None:
@@ -111,6 +177,30 @@ def check_signs(credit: CreditAssigner, loss_type: str, off_policy_mask_threshol
         )
 
 
+def check_distillation(method: str, *, sharding: str, zero_stage: int = 0, liger: bool = False) -> None:
+    """Refuse what the term was never run with: the head's weights are needed outside of the model's forward.
+
+    >>> check_distillation("sdpo", sharding="MULTI_GPU")
+    >>> check_distillation("sdpo", sharding="DEEPSPEED", zero_stage=3)
+    Traceback (most recent call last):
+    ValueError: credit: 'sdpo' distils, which needs the whole head at each loss and was never run with DeepSpeed
+    ZeRO-3; use one process, DDP or ZeRO-2
+    """
+    found = []
+    if sharding == "FSDP":
+        found.append(("FSDP", "use one process, DDP or ZeRO-2"))
+    if sharding == "DEEPSPEED" and zero_stage == 3:
+        found.append(("DeepSpeed ZeRO-3", "use one process, DDP or ZeRO-2"))
+    if liger:
+        found.append(("Liger's kernels", "set use_liger_kernel to False"))
+    if found:
+        names, fixes = zip(*found, strict=True)
+        raise ValueError(
+            f"credit: {method!r} distils, which needs the whole head at each loss and was never run with "
+            f"{' and '.join(names)}; {' and '.join(dict.fromkeys(fixes))}"
+        )
+
+
 def check_groups(credit: CreditAssigner, args: Any, num_generations: int) -> None:
     """Refuse a batch that tears groups apart for a method that compares hidden states of siblings."""
     rows = args.per_device_train_batch_size * args.steps_per_generation
@@ -139,12 +229,12 @@ def report_contexts(
             f"columns are {', '.join(names)}, and {NO_CONTRAST!r} means none"
         )
     factories = list(environment.values()) if isinstance(environment, dict) else [environment]
-    # A factory that is no class cannot be asked before it is called; it may well have something to tell.
-    tells = any(
-        factory is not None and (not isinstance(factory, type) or has_secret(factory))
+    # What a factory that is no class makes is not known before it is called; it may well have a context.
+    offers = any(
+        factory is not None and (not isinstance(factory, type) or has_privileged_context(factory))
         for factory in factories
     )
-    others = [name for name in sources if name != "row" and (name != "environment" or tells)]
+    others = [name for name in sources if name != "row" and (name != "environment" or offers)]
     if others:
         logger.info("privileged context: %s", ", ".join(others))
     if "row" not in sources:

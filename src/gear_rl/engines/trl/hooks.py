@@ -1,7 +1,8 @@
 """The student's hidden states out of forwards that TRL runs anyway, and when they are as good as our own.
 
-TRL asks ``_get_per_token_logps_and_entropies`` for log-probabilities: after the rollouts where it needs old ones,
-and in every loss. Whoever listens to its backbone meanwhile needs no student pass. Knows no method.
+TRL calls ``_get_per_token_logps_and_entropies`` for log-probabilities: after the rollouts where it needs old
+ones, and in every loss. With a forward hook on the backbone meanwhile no student pass is needed. Knows no
+method.
 """
 
 # TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
@@ -10,13 +11,14 @@ and in every loss. Whoever listens to its backbone meanwhile needs no student pa
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gear_rl.engines.trl.checks import SHARDED
+from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.signals.forwards import backbone_of
 from gear_rl.signals.score import KeptStates
 from gear_rl.tensor.logits import predicting_positions
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StudentPass:
-    """The hidden states that predict each token of some completions, kept while TRL's forwards go by."""
+    """The hidden states that predict each token of some completions, collected from TRL's forwards."""
 
     def __init__(self, attention: Bool[Tensor, "B T"]) -> None:
         self.states = KeptStates(attention)
@@ -46,31 +48,31 @@ class StudentPass:
 
     @property
     def whole(self) -> bool:
-        """Whether every row came by, once."""
+        """Whether every row was seen, once."""
         return self._sound and self._rows == len(self.states.mask)
 
 
-def listened(
+def captured(
     call: Callable[..., Any], model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Any, StudentPass | None]:
-    """What TRL's ``call`` gives, and the hidden states that it went through; None where not all were heard."""
+    """What TRL's ``call`` returns, and the hidden states of its forwards; None where not all were captured."""
     if len(args) < 3:  # ids, attention mask, tokens to keep: another TRL may name them
         return call(model, *args, **options), None
-    heard = StudentPass(args[1][:, -int(args[2]) :].bool())
+    student = StudentPass(args[1][:, -int(args[2]) :].bool())
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
-        heard.take(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
+        student.take(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
 
     handle = backbone_of(model).register_forward_hook(keep)
     try:
         result = call(model, *args, **options)
     finally:
         handle.remove()
-    heard.logprob = result[0]
-    return result, heard if heard.whole else None
+    student.logprob = result[0]
+    return result, student if student.whole else None
 
 
-def shares(trainer: Any) -> bool:
+def shares(trainer: Trainer) -> bool:
     """Whether the student's hidden states in TRL's forwards are those of a pass of our own.
 
     Not where a forward in training mode differs from one that scores (dropout, noise, batch statistics), not
@@ -80,27 +82,27 @@ def shares(trainer: Any) -> bool:
     args = trainer.args
     return (
         args.student_pass == "auto"
-        and trainer._sharding not in SHARDED
+        and trainer.sharding not in SHARDED
         and not args.use_liger_kernel
         and not args.torch_compile
         and not getattr(args, "neftune_noise_alpha", None)
         and not getattr(trainer, "_is_vlm", False)
         and is_deterministic(trainer.model)
-        and not trainer._padding_moves
+        and not trainer.padding_moves
     )
 
 
-def warn_of_positions(trainer: Any, attention_BP: Int[Tensor, "B P"]) -> None:
+def warn_of_positions(trainer: Trainer, attention_BP: Int[Tensor, "B P"]) -> None:
     """Log, once in a run, that TRL's loss scores these prompts at other positions than our signals are made at.
 
     Only where padding moves positions and some process has a padded prompt; every process must call this.
     """
-    if trainer._warned_of_positions or not trainer._padding_moves:
+    if trainer.rollouts.warned_of_positions or not trainer.padding_moves:
         return
-    padded = trainer.accelerator.gather((attention_BP == 0).any().long()[None])
+    padded = cast(Tensor, trainer.accelerator.gather((attention_BP == 0).any().long()[None]))
     if not padded.any():
         return
-    trainer._warned_of_positions = True
+    trainer.rollouts.warned_of_positions = True
     if trainer.accelerator.is_main_process:
         logger.warning(
             "model: %s has absolute positions, and prompts of this batch are padded on the left. TRL's loss "
@@ -114,14 +116,16 @@ def warn_of_positions(trainer: Any, attention_BP: Int[Tensor, "B P"]) -> None:
         )
 
 
-def makes_old_pass(trainer: Any) -> bool:
+def makes_old_pass(trainer: Trainer) -> bool:
     """Whether TRL computes the log-probabilities of its rollouts before it trains on them."""
     args = trainer.args
     corrects = bool(getattr(trainer, "use_vllm", False)) and bool(
         getattr(trainer, "vllm_importance_sampling_correction", False)
     )
     return (
-        corrects or args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) != 0
+        corrects
+        or args.gradient_accumulation_steps % (cast(int, args.steps_per_generation) * args.num_iterations)
+        != 0
     )
 
 

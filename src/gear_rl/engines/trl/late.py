@@ -1,7 +1,7 @@
 """Credit inside TRL's loss: where TRL trains on rollouts before any weight changes, it can wait until then.
 
-TRL shuffles the rollouts and splits them into micro-batches; ``ROW`` says which rollout a row is. In the loss of
-a micro-batch the teacher goes first, then TRL's own forward of the student is listened to, and before TRL reads
+TRL shuffles the rollouts and splits them into micro-batches; ``ROW`` says which rollout a row is. In the loss
+of a micro-batch the teacher goes first, then TRL's own forward of the student is captured, and before TRL reads
 the advantages they are there. Knows no method.
 """
 
@@ -12,7 +12,6 @@ the advantages they are there. Knows no method.
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import cache
 from typing import Any, cast
 
@@ -21,28 +20,32 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.engines.trl.credit import Asked, Settled, for_loss, report, settle
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.passes import shares_prompts
+from gear_rl.credit.plan import CreditPlan, CreditResult
+from gear_rl.credit.step import assign, for_loss, report
+from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.hooks import StudentPass, makes_old_pass, shares
-from gear_rl.engines.trl.signals import collect, shares_prompts, taught
-from gear_rl.signals.score import needs_student
+from gear_rl.engines.trl.trainer_type import Trainer
+from gear_rl.signals.score import TeacherStates, needs_student
 from gear_rl.traits import distillation_of, is_per_completion
-from gear_rl.types import Credit, TokenSignals, signal_of
+from gear_rl.types import signal_of
 
 ROW = "gear_row"
 """The column that says which rollout of the batch a shuffled row is."""
 _OURS = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
 
 
-def may_wait(trainer: Any, asked: Asked, own_class: type) -> bool:
+def may_wait(trainer: Trainer, plan: CreditPlan, own_class: type) -> bool:
     """Whether the credit of these rollouts may be left to the losses that TRL trains on them with.
 
     TRL must train on each of them once, before the next update; and the method must judge every completion by its
     own signals, which it says by ``per_completion = True``.
     """
-    args, method = trainer.args, asked.method
+    args, method = trainer.args, plan.method
     subclass = type(trainer).__mro__[: type(trainer).__mro__.index(own_class)]
     return (
-        trainer._fetches
+        trainer.rollouts.fetches
         and _loss_reads_late()
         and not any(name in vars(cls) for cls in subclass for name in _OURS)
         and args.num_iterations == 1
@@ -51,7 +54,7 @@ def may_wait(trainer: Any, asked: Asked, own_class: type) -> bool:
         and distillation_of(method) is None
         and needs_student(method.needs)
         and all(signal_of(name).late for name in method.needs)
-        and len(asked.batch.teachers) <= 1
+        and len(plan.teachers) <= 1
         and shares(trainer)
     )
 
@@ -59,20 +62,21 @@ def may_wait(trainer: Any, asked: Asked, own_class: type) -> bool:
 class LateCredit:
     """The credit of a batch of rollouts, gathered from the micro-batches."""
 
-    def __init__(self, trainer: Any, asked: Asked, output: dict[str, Any], begin: float) -> None:
-        self._asked, self._output = asked, dict(output)
+    def __init__(self, trainer: Trainer, plan: CreditPlan, output: dict[str, Any], begin: float) -> None:
+        self._plan = plan
         self._rows: list[Tensor] = []
-        self._settled: list[Settled] = []
-        self._taught = None
-        if len(asked.advantage_B) > trainer.args.per_device_train_batch_size and shares_prompts(asked.batch):
+        self._results: list[CreditResult] = []
+        self._teacher_states: TeacherStates | None = None
+        request = _request(plan)
+        if len(plan.scored_B) > trainer.args.per_device_train_batch_size and shares_prompts(request):
             # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
-            self._taught = taught(trainer, asked.method.needs, asked.batch)
+            self._teacher_states = TRLEngine(trainer).passes.teacher_pass(request)
         self._seconds = time.perf_counter() - begin
-        output[ROW] = torch.arange(len(asked.advantage_B), device=asked.advantage_B.device)
+        output[ROW] = torch.arange(len(plan.scored_B), device=plan.scored_B.device)
 
     def loss(
         self,
-        trainer: Any,
+        trainer: Trainer,
         model: nn.Module,
         inputs: dict[str, Any],
         own_loss: Callable[[nn.Module, dict[str, Any]], Tensor],
@@ -81,72 +85,73 @@ class LateCredit:
         rows = cast(Tensor, inputs[ROW])
         # Without advantages: a TRL that read them too early must not find the plain ones.
         waiting = {name: value for name, value in inputs.items() if name not in (ROW, "advantages")}
-        asked = self.teach(trainer, rows)
+        plan = self._plan.take(rows)
+        teacher = self.teacher_states(trainer, rows, plan)
 
-        def heard(student: StudentPass | None) -> None:
-            waiting["advantages"] = self.settle(trainer, rows, asked, student)
+        def assign_late(student: StudentPass | None) -> None:
+            waiting["advantages"] = self.assign(trainer, rows, plan, teacher, student)
 
-        trainer._awaits = heard
+        trainer.rollouts.on_student_pass = assign_late
         try:
             return own_loss(model, waiting)
         finally:
-            trainer._awaits = None
+            trainer.rollouts.on_student_pass = None
 
-    def teach(self, trainer: Any, rows: Int[Tensor, " N"]) -> Asked:
+    def teacher_states(
+        self, trainer: Trainer, rows: Int[Tensor, " N"], plan: CreditPlan
+    ) -> TeacherStates | None:
         """The teacher's pass, before the student's forward: lending weights writes into what its graph saves."""
         begin = time.perf_counter()
-        asked = self._asked.rows(rows)
-        if self._taught is None:
-            found = taught(trainer, asked.method.needs, asked.batch)
+        if self._teacher_states is None:
+            states = TRLEngine(trainer, in_loss=True).passes.teacher_pass(_request(plan))
         else:
-            found = self._taught.rows(rows)
+            states = self._teacher_states.rows(rows)
         self._seconds += time.perf_counter() - begin
-        return replace(asked, batch=replace(asked.batch, late=True, taught=found))
+        return states
 
     @torch.no_grad()
-    def settle(
-        self, trainer: Any, rows: Int[Tensor, " N"], asked: Asked, student: StudentPass | None
+    def assign(
+        self,
+        trainer: Trainer,
+        rows: Int[Tensor, " N"],
+        plan: CreditPlan,
+        teacher: TeacherStates | None,
+        student: StudentPass | None,
     ) -> Tensor:
         """The advantages of a micro-batch; with the last one all is logged and recorded."""
         begin = time.perf_counter()
-        # What was not heard as expected is computed once more.
+        # What was not captured as expected is computed once more.
         states = None if student is None else student.states
-        signals = collect(trainer, asked.method.needs, replace(asked.batch, student_states=states))
-        settled = settle(trainer, asked, signals)
+        engine = TRLEngine(trainer, student_states=states, teacher_states=teacher, in_loss=True)
+        result = assign(plan, engine, trainer.args)
         self._rows.append(rows)
-        self._settled.append(settled)
+        self._results.append(result)
         self._seconds += time.perf_counter() - begin
-        if sum(map(len, self._rows)) == len(self._asked.advantage_B):
-            report(trainer, self._asked, self._whole(), self._output, self._seconds)
-            trainer._late = None
-        return for_loss(asked, settled.credit)
+        if sum(map(len, self._rows)) == len(self._plan.scored_B):
+            whole = CreditResult.joined(self._results, self._rows)
+            report(self._plan, whole, TRLEngine(trainer), self._seconds)
+            trainer.rollouts.late = None
+        return for_loss(plan.batch, result.credit)
 
-    def _whole(self) -> Settled:
-        """All that was settled, in the order of the rollouts."""
-        order = torch.cat(self._rows).argsort()
 
-        def joined(parts: list[Any], kind: type) -> Any:
-            found: dict[str, Any] = {}
-            for field in fields(kind):
-                values = [getattr(part, field.name) for part in parts]
-                if values[0] is not None:
-                    found[field.name] = torch.cat(values)[order]
-            return kind(**found)
-
-        return Settled(
-            credit=joined([part.credit for part in self._settled], Credit),
-            signals=joined([part.signals for part in self._settled], TokenSignals),
-            fallback_B={
-                name: torch.cat([part.fallback_B[name] for part in self._settled])[order]
-                for name in self._settled[0].fallback_B
-            },
-            trusted_B=torch.cat([part.trusted_B for part in self._settled])[order],
-        )
+def _request(plan: CreditPlan) -> ForwardRequest:
+    """The signals of the plan, all of which are made by the student's and the teacher's passes here."""
+    return ForwardRequest(
+        needs=tuple(plan.method.needs),
+        step=plan.batch.step,
+        completions=plan.batch.completions,
+        student=plan.batch.student,
+        teachers=plan.teachers,
+        scored_B=plan.scored_B,
+    )
 
 
 @cache
 def _loss_reads_late() -> bool:
-    """Whether this TRL's loss asks for the log-probabilities before it reads the advantages."""
+    """Whether this TRL's loss computes the log-probabilities before it reads the advantages."""
     source = inspect.getsource(GRPOTrainer._compute_loss)
-    asks, reads = source.find("self._get_per_token_logps_and_entropies("), source.find('inputs["advantages"]')
-    return 0 <= asks < reads
+    computes, reads = (
+        source.find("self._get_per_token_logps_and_entropies("),
+        source.find('inputs["advantages"]'),
+    )
+    return 0 <= computes < reads

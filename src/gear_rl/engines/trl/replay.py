@@ -1,28 +1,27 @@
 """Completions that exist already, through the TRL engine as if the policy had just sampled them.
 
 Everything else is what a training step does: tools are run, rewards are computed, signals and credit too. No
-weight changes. This is how the laboratory asks where a method puts credit on completions with a known fault.
+weight changes. This is how the laboratory finds out where a method puts credit on completions with a known fault.
 """
 
 # TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from gear_rl.engines.trl.solve import unnoticed
-from gear_rl.records import Record, read_records
+from gear_rl.engines.trl.trainer_type import Trainer
+from gear_rl.records import Record
 
 Turns = Sequence[Sequence[int]]
 """The ids of each turn that a rollout samples, closing tokens included; what tools answer stands between."""
 
 
 def replay(
-    trainer: Any,
+    trainer: Trainer,
     rows: Sequence[Mapping[str, Any]],
     turns: Sequence[Turns],
     *,
@@ -50,21 +49,20 @@ def replay(
     records: list[Record] = []
     for begin in range(0, len(rows), batch):
         own = [dict(row) for row in rows[begin : begin + batch]]
-        with _serving(trainer, turns[begin : begin + batch]), _recording(trainer) as file:
+        with _serving(trainer, turns[begin : begin + batch]), _recording(trainer, records):
             trainer._generate_and_score_completions(own)
-            records += read_records(file)
         if advance is not None:
             advance(len(own))
     return records
 
 
-def prompt_tokens(trainer: Any, prompt: Any) -> int:
+def prompt_tokens(trainer: Trainer, prompt: Any) -> int:
     """How many tokens the student's prompt has, with the trainer's chat template."""
     return len(trainer._tokenize_prompts([prompt])[0][0])
 
 
 @contextmanager
-def _serving(trainer: Any, turns: Sequence[Turns]) -> Generator[None]:
+def _serving(trainer: Trainer, turns: Sequence[Turns]) -> Generator[None]:
     """While it is open, the policy "samples" the given turns."""
     active = list(range(len(turns)))
     written: list[list[int]] = [[] for _ in turns]
@@ -99,14 +97,11 @@ def _serving(trainer: Any, turns: Sequence[Turns]) -> Generator[None]:
 
 
 @contextmanager
-def _recording(trainer: Any) -> Generator[Path]:
-    args, kept = trainer.args, trainer._records
-    before = args.record_file, args.record_max_mb
-    with tempfile.TemporaryDirectory(prefix="gear-replay-") as folder:
-        file = Path(folder) / "records.jsonl"
-        args.record_file, args.record_max_mb, trainer._records = str(file), 4096.0, None
-        try:
-            yield file
-        finally:
-            args.record_file, args.record_max_mb = before
-            trainer._records = kept
+def _recording(trainer: Trainer, records: list[Record]) -> Generator[None]:
+    """While it is open, records go into the list instead of the record file."""
+    kept = trainer.rollouts.record_sink
+    trainer.rollouts.record_sink = records.extend
+    try:
+        yield
+    finally:
+        trainer.rollouts.record_sink = kept

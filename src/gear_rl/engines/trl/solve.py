@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from gear_rl.engines.trl.trainer_type import Trainer
+
 
 def solve(
-    trainer: Any,
+    trainer: Trainer,
     rows: Sequence[Mapping[str, Any]],
     *,
     greedy: bool = False,
@@ -40,14 +42,14 @@ def solve(
             own = block[rank * share : (rank + 1) * share]
             own += [block[-1]] * (share - len(own))
             trainer._generate_and_score_completions(own)
-            found += trainer.rewards_of_batch()[: len(block)]
+            found += trainer.rollouts.rewards[: len(block)]
             if advance is not None:
                 advance(len(block))
     return found
 
 
 @contextmanager
-def unnoticed(trainer: Any) -> Generator[None]:
+def unnoticed(trainer: Trainer) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
     model = trainer.model
     was_training = model.training
@@ -67,7 +69,7 @@ def unnoticed(trainer: Any) -> Generator[None]:
 
 
 @contextmanager
-def _solving(trainer: Any, greedy: bool, seed: int) -> Generator[None]:
+def _solving(trainer: Trainer, greedy: bool, seed: int) -> Generator[None]:
     kept = {
         name: copy.deepcopy(getattr(trainer, name))
         for name in ("generation_config", "generation_kwargs")

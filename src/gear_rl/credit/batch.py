@@ -1,0 +1,120 @@
+"""What the credit step reads of a batch of rollouts, and what it requests of an engine. Knows no trainer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gear_rl.signals.score import Completions, Prompts
+from gear_rl.tensor.lists import int_list
+
+
+def _no_call_failed(rollout: int, message: Mapping[str, Any]) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """The rollouts of one process, padded, with everything that the credit step reads of them.
+
+    Lists have one entry for each of the ``B`` rollouts. Rollouts are numbered over all processes in the order of
+    their ranks; those of this process are consecutive and begin at ``first``, of ``num_rollouts``.
+    """
+
+    step: int
+    """Optimizer steps that were done when the rollouts were sampled."""
+    completions: Completions
+    student: Prompts
+    """What the student was shown, as ids."""
+    prompts: Sequence[Any]
+    """What the student was shown before the tokenizer: text or chat messages."""
+    rows: Sequence[Mapping[str, Any]]
+    """The dataset row of each rollout."""
+    messages: Sequence[Any]
+    """The completion as a reward function sees it: text, or messages with the tools' answers."""
+    advantage_B: Float[Tensor, " B"]
+    """The completion's advantage, as the engine computed it."""
+    rewards: Sequence[float | None]
+    """The weighted sum of a rollout's rewards; None where every reward function abstained."""
+    rewards_BR: Float[Tensor, "B R"]
+    """What each reward function gave, times its weight; 0 where it abstained."""
+    group: Sequence[int]
+    """Which prompt a rollout answers; siblings share the number, on other processes too. Below
+    ``num_rollouts``."""
+    first: int
+    num_rollouts: int
+    environments: Sequence[Any] | None = None
+    """The environment that each rollout ran in: their ``privileged_context()``, ``turn_rewards()`` and
+    ``anchor_states()`` are called where a method needs them. None where there are none."""
+    feedback: Sequence[Any] | None = None
+    """What a reward function logged as "feedback"; None where none did, and the tools' answers serve."""
+    turn_rewards: Sequence[Any] | None = None
+    """What a reward function logged as "turn_rewards"; None where none did."""
+    call_failed: Callable[[int, Mapping[str, Any]], bool] = _no_call_failed
+    """Whether the tool call of rollout ``b`` that a tool message answers has failed."""
+    tool_counts: Sequence[Mapping[str, int]] | None = None
+    """How many tools a rollout called, and how many calls failed of which kind; None without tools."""
+    truncated: Sequence[bool] = ()
+    """Whether the completion was cut off before it ended."""
+
+    def take(self, rows: Int[Tensor, " N"]) -> "RolloutBatch":
+        """The same of some rollouts, in the given order; ``first`` and ``num_rollouts`` stay as they are."""
+        numbers = int_list(rows)
+
+        def of(values: Sequence[Any] | None) -> Any:
+            return None if values is None else [values[b] for b in numbers]
+
+        def call_failed(b: int, message: Mapping[str, Any]) -> bool:
+            return self.call_failed(numbers[b], message)
+
+        return replace(
+            self,
+            completions=take_completions(self.completions, rows),
+            student=take_prompts(self.student, rows),
+            advantage_B=self.advantage_B[rows],
+            rewards_BR=self.rewards_BR[rows],
+            call_failed=call_failed,
+            **{
+                name: of(getattr(self, name))
+                for name in ("prompts", "rows", "messages", "rewards", "group", "environments", "feedback")
+            },
+            **{name: of(getattr(self, name)) for name in ("turn_rewards", "tool_counts")},
+            truncated=of(self.truncated) if self.truncated else (),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequest:
+    """Which signals an engine should compute by forward passes, and from what."""
+
+    needs: tuple[str, ...]
+    """Names of signals, each of which costs a forward pass (``Signal.costs_passes``)."""
+    step: int
+    completions: Completions
+    student: Prompts
+    teachers: Sequence[Prompts]
+    """The teacher's prompts, and with a contrast those with the wrong context; empty without a teacher."""
+    scored_B: Bool[Tensor, " B"]
+    """True on the completions whose signals will be read; the others hold 0."""
+    answer_region: Int[Tensor, "B T"] | None = None
+    """Where the completion's answer is: for signals made by ``saliency``."""
+    answers: Sequence[Sequence[int]] = ()
+    """The ids of each ground truth as the student would write it: for ``answer_confidence``."""
+    group_B: Int[Tensor, " B"] | None = None
+    """For ``transport_distance``: which completions are compared; a completion that nobody judged is alone."""
+    succeeded_B: Bool[Tensor, " B"] | None = None
+    """For ``transport_distance``: which of them came out right."""
+
+
+def take_completions(completions: Completions, rows: Int[Tensor, " N"]) -> Completions:
+    """The same of some rows."""
+    return Completions(
+        ids=completions.ids[rows], attention=completions.attention[rows], mask=completions.mask[rows]
+    )
+
+
+def take_prompts(prompts: Prompts, rows: Int[Tensor, " N"]) -> Prompts:
+    """The same of some rows."""
+    return Prompts(ids_BP=prompts.ids_BP[rows], attention_BP=prompts.attention_BP[rows])

@@ -1,0 +1,216 @@
+"""The privileged context of every rollout of a batch, and the teacher's prompts that show it. Scores nothing."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.engine import Engine
+from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
+from gear_rl.signals.contexts import (
+    NO_CONTRAST,
+    SOURCES,
+    PrivilegedFunction,
+    Rollout,
+    find_contexts,
+    wrong_contexts,
+)
+from gear_rl.signals.control_tokens import control_pattern, defused
+from gear_rl.signals.privileged import TeacherPrompt, context_text, fill, render, splice
+from gear_rl.signals.score import Prompts, left_padded, needs_teacher
+from gear_rl.tensor.lists import int_list
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.traits import distillation_of
+from gear_rl.types import CreditAssigner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """What the teacher may see of each rollout."""
+
+    sources: Sequence[str | None]
+    """Where it came from (a column, or a name of ``SOURCES``); None where there is none."""
+    texts: Sequence[str | None]
+    wrong: Sequence[str | None] | None = None
+    """Wrong contexts, where a contrast is set."""
+
+
+def needs_context(method: CreditAssigner) -> bool:
+    """Whether the method reads a privileged context: for a teacher's signals, a distillation or an answer."""
+    return (
+        needs_teacher(method.needs)
+        or "answer_confidence" in method.needs
+        or distillation_of(method) is not None
+    )
+
+
+def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> list[str]:
+    """The sources to try, in order; a function that was given and is not listed is tried first."""
+    sources = list(config.privileged_sources or ())
+    return sources if privileged is None or "function" in sources else ["function", *sources]
+
+
+def contexts_of(
+    batch: RolloutBatch, engine: Engine, config: CreditConfig, privileged: PrivilegedFunction | None
+) -> Contexts:
+    """The privileged context of every rollout, and a wrong one where a contrast is set.
+
+    ``config`` is ``resolved``. Every process must call this: siblings may be on another one.
+    """
+    sources, contrast = sources_of(config, privileged), cast(str, config.teacher_contrast)
+    success = cast(float, config.success_reward)
+    local = _rollouts(batch, engine, "environment" in sources)
+    among = "sibling" in {*sources, contrast}
+    everyone = engine.gather_objects(local) if among else local
+    first = batch.first if among else 0
+    pairs = find_contexts(
+        batch.rows,
+        local,
+        everyone,
+        sources,
+        first=first,
+        column=config.privileged_column,
+        function=privileged,
+        success_reward=success,
+    )
+    names = [None if pair is None else pair[0] for pair in pairs]
+    texts = [None if pair is None else pair[1] for pair in pairs]
+    if contrast == NO_CONTRAST:
+        return Contexts(sources=names, texts=texts)
+    if contrast == "shuffled":  # a process may hold one group only, whose context is the same in every row
+        all_wrong = wrong_contexts([], engine.gather_objects(texts), [], contrast)
+        wrong = all_wrong[batch.first : batch.first + len(texts)]
+    else:
+        wrong = wrong_contexts(batch.rows, texts, everyone, contrast, first=first, success_reward=success)
+    return Contexts(sources=names, texts=texts, wrong=wrong)
+
+
+def teacher_prompts(
+    batch: RolloutBatch, engine: Engine, config: CreditConfig, contexts: Sequence[str | None]
+) -> Prompts:
+    """What the teacher is shown, one prompt per rollout; a rollout without context is shown the student's."""
+    tokenizer, student = engine.tokenizer, batch.student
+    if config.teacher_prompt == "splice":
+        own = [
+            int_list(ids[kept.bool()]) for ids, kept in zip(student.ids_BP, student.attention_BP, strict=True)
+        ]
+        hints = [fill(config.template, privileged_context=text) if text else "" for text in contexts]
+        prompts = [splice(_plain_ids(engine, hint), ids) for hint, ids in zip(hints, own, strict=True)]
+    else:
+        shown = [
+            render(prompt, text, config.template) if text else prompt
+            for prompt, text in zip(batch.prompts, contexts, strict=True)
+        ]
+        template_kwargs = cast(Mapping[str, Any] | None, config.teacher_chat_template_kwargs)
+        prompts = [TeacherPrompt(tuple(ids)) for ids in engine.render(shown, template_kwargs)]
+    return left_padded(prompts, pad_id=cast(int, tokenizer.pad_token_id), device=student.ids_BP.device)
+
+
+def answer_ids(engine: Engine, config: CreditConfig, contexts: Sequence[str | None]) -> list[list[int]]:
+    """The ids of the ground truth as the student would write it; empty where there is none."""
+    written = [fill(config.answer_template, privileged_context=text) if text else "" for text in contexts]
+    return [_plain_ids(engine, text) for text in written]
+
+
+def source_metrics(sources: Sequence[str | None], names: Sequence[str], engine: Engine) -> dict[str, float]:
+    """How many contexts of all processes came from each of the named sources."""
+    everywhere = engine.gather_objects(list(sources))
+    # Whatever is no source by name is the column of a row.
+    kinds = [name if name in SOURCES or name is None else "row" for name in everywhere]
+    return {f"gear/context/{name}": float(kinds.count(name)) for name in names}
+
+
+def rollouts_of(
+    *,
+    completions: Sequence[Any],
+    ids: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    reward: Sequence[float | None],
+    group: Sequence[int],
+    privileged_context: Sequence[str | None],
+    feedback: Sequence[Any] | None,
+    decode: Callable[[list[int]], str],
+) -> list[Rollout]:
+    """One ``Rollout`` per completion. ``decode`` drops special tokens; ``completions`` are text or messages.
+
+    Without ``feedback`` the tools' answers serve, one per line. ``ValueError`` if not every completion has one.
+    """
+    if feedback is not None and len(feedback) != len(completions):
+        raise ValueError(
+            f'log_extra("feedback", ...): {len(feedback)} values for {len(completions)} completions; log one for '
+            "each, None where there is nothing to say"
+        )
+    rollouts: list[Rollout] = []
+    for b, turn_id in enumerate(turn_ids(mask)):
+        turns = [ids[b][turn_id == turn] for turn in range(int(turn_id.max()) + 1)] if len(turn_id) else []
+        texts = [decode(int_list(turn)).strip() for turn in turns]
+        rollouts.append(
+            Rollout(
+                completion=completions[b],
+                text="\n".join(text for text in texts if text),
+                reward=reward[b],
+                group=group[b],
+                privileged_context=privileged_context[b],
+                feedback=_tool_answers(completions[b]) if feedback is None else context_text(feedback[b]),
+            )
+        )
+    return rollouts
+
+
+def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
+    """The batch's rollouts, with control tokens in what the model and tools wrote turned into plain text."""
+    tokenizer = engine.tokenizer
+    # What looks like an end of turn must not end one in the teacher's prompt.
+    control = control_pattern(tokenizer, markup=False)
+    rollouts = rollouts_of(
+        completions=batch.messages,
+        ids=batch.completions.ids,
+        mask=batch.completions.mask,
+        reward=batch.rewards,
+        group=batch.group,
+        privileged_context=_environment_contexts(batch, reads_environments),
+        feedback=batch.feedback,
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+    )
+    return [
+        replace(r, text=defused(r.text, control), feedback=r.feedback and defused(r.feedback, control))
+        for r in rollouts
+    ]
+
+
+def _environment_contexts(batch: RolloutBatch, reads_environments: bool) -> list[str | None]:
+    """What the environments let the teacher see; one that fails to say is reported, and the run goes on."""
+    if not batch.environments or not reads_environments:
+        return [None] * len(batch.messages)
+    contexts: list[str | None] = []
+    for environment in batch.environments:
+        try:
+            contexts.append(context_text(value_of(environment, PRIVILEGED_CONTEXT)))
+        except Exception as error:
+            name = type(environment).__name__
+            logger.warning("%s.privileged_context() failed: %s: %s", name, type(error).__name__, error)
+            contexts.append(None)
+    return contexts
+
+
+def _tool_answers(completion: Any) -> str | None:
+    if isinstance(completion, str):
+        return None
+    messages = cast(Sequence[Mapping[str, Any]], completion)
+    answers = [str(message.get("content") or "") for message in messages if message.get("role") == "tool"]
+    return "\n".join(answers) or None
+
+
+def _plain_ids(engine: Engine, text: str) -> list[int]:
+    """The ids of a text in which control tokens of the chat are plain text; none of an empty text."""
+    if not text:
+        return []
+    encoded = engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+    return cast(list[int], encoded["input_ids"])

@@ -1,0 +1,87 @@
+"""What an engine must offer so that the credit step can run in it. Knows no engine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.records import Record
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that the credit step uses."""
+
+    pad_token_id: int | None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of some token ids."""
+        ...
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> Mapping[str, Any]:
+        """``input_ids`` of a text; with ``split_special_tokens`` no control token comes out of it."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One process of a training engine, as the credit step sees it.
+
+    The credit step calls the collective methods (``forward``, ``gather``, ``gather_objects``) equally often and
+    in the same order on every process.
+    """
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """The signals that ``forward`` can compute; a method that needs another one is refused."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def render(
+        self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
+    ) -> list[list[int]]:
+        """Prompts (text or messages) as token ids, through the chat template that the student's went through.
+
+        ``chat_template_kwargs`` replaces the student's arguments of the template; None keeps them.
+        """
+        ...
+
+    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        """Run the passes where the weights are; the signals of ``request.needs`` by name, each (B, T), detached.
+
+        Values may be non-finite: the credit step deals with them.
+        """
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The tensors of all processes one after the other (first dimension), in the order of their ranks."""
+        ...
+
+    def gather_objects(self, items: list[T]) -> list[T]:
+        """The items of all processes one after the other, in the order of their ranks."""
+        ...
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Put metrics of this step into the engine's own tracker; the numbers are the same on every process."""
+        ...
+
+    @property
+    def record_sink(self) -> Callable[[list[Record]], object] | None:
+        """Where the records of all processes' rollouts go (called on rank 0 only); None to make none.
+
+        All processes agree on whether it is None.
+        """
+        ...

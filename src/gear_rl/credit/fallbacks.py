@@ -1,0 +1,68 @@
+"""Completions whose signals cannot be trusted: which they are, and signals without them.
+
+Such a completion keeps its GRPO advantage, and its siblings are not compared with it.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, TokenSignals
+
+FALLBACKS = ("no_context", "non_finite", "no_token")
+"""Why a completion keeps its GRPO advantage: no privileged context, a NaN or Inf signal, no trained token."""
+
+
+def finite_rows(signals: TokenSignals) -> Tensor:
+    """Which rows hold no NaN or Inf on a token that counts, shape (B,)."""
+    finite = signals.mask.new_ones(len(signals.mask))
+    for name, value in _floats(signals):
+        counted = value.isfinite()
+        if name not in ROW_SIGNALS:
+            counted = counted | ~signals.mask
+        finite = finite & (counted if counted.dim() == 1 else counted.all(-1))
+    return finite
+
+
+def cleaned(signals: TokenSignals, keep_B: Tensor) -> TokenSignals:
+    """The same signals with 0 in every other row, so that a NaN there reaches neither method nor loss."""
+    clean: dict[str, Any] = {
+        name: torch.where(keep_B if value.dim() == 1 else keep_B[:, None], value, 0.0)
+        for name, value in _floats(signals)
+    }
+    return replace(signals, **clean)
+
+
+def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> TokenSignals:
+    """The signals as if nothing of the completions where ``absent_B`` is True had been trained.
+
+    They hold 0, no turn, and group ``alone``, which no other completion has: neither a statistic over the batch
+    nor one over a group counts them.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(2, 1, dtype=torch.bool),
+    ...     divergence=torch.tensor([[torch.nan], [2.0]]),
+    ...     group_B=torch.tensor([0, 0]),
+    ... )
+    >>> shown = without(signals, torch.tensor([True, False]), alone=1)
+    >>> shown.mask.tolist(), shown.divergence.tolist(), shown.group_B.tolist()
+    ([[False], [True]], [[0.0], [2.0]], [1, 0])
+    """
+    absent = absent_B[:, None]
+    clean = cleaned(signals, ~absent_B)
+    changes: dict[str, Any] = {"mask": signals.mask & ~absent}
+    for name in ("turn_id", *SIGNAL_NAMES):
+        value: Tensor | None = getattr(signals, name)
+        if value is not None and not value.is_floating_point():
+            changes[name] = (
+                torch.where(absent_B, alone, value) if name == "group_B" else torch.where(absent, -1, value)
+            )
+    return replace(clean, **changes)
+
+
+def _floats(signals: TokenSignals) -> list[tuple[str, Tensor]]:
+    found = [(name, cast(Tensor | None, getattr(signals, name))) for name in SIGNAL_NAMES]
+    return [(name, value) for name, value in found if value is not None and value.is_floating_point()]

@@ -1,0 +1,204 @@
+"""The credit step: contexts, signals, the method, fallbacks, metrics, records, in this order.
+
+``step`` runs them one after the other. An engine that can have the student's signals out of its own loss runs
+them one by one: ``prepare``, ``assign`` for some completions at a time, ``report``. Knows no trainer and no
+method.
+"""
+
+import logging
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import (
+    Contexts,
+    contexts_of,
+    needs_context,
+    source_metrics,
+    sources_of,
+    teacher_prompts,
+)
+from gear_rl.credit.engine import Engine
+from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
+from gear_rl.credit.metrics import finished, measured, tool_metrics
+from gear_rl.credit.plan import CreditPlan, CreditResult
+from gear_rl.credit.records import records_of
+from gear_rl.credit.siblings import credit_beside_siblings
+from gear_rl.credit.signals import collect, judged
+from gear_rl.signals.contexts import PrivilegedFunction, skipping_first
+from gear_rl.signals.score import Prompts, needs_teacher
+from gear_rl.tensor.lists import float_list
+from gear_rl.traits import Scheduled, distillation_of, is_additive
+from gear_rl.types import Credit, CreditAssigner, TokenSignals, signal_of
+
+logger = logging.getLogger(__name__)
+
+
+def step(
+    batch: RolloutBatch,
+    method: CreditAssigner,
+    engine: Engine,
+    config: CreditConfig,
+    *,
+    privileged: PrivilegedFunction | None = None,
+) -> CreditResult:
+    """The credit of a batch of rollouts, logged and recorded.
+
+    ``config`` is ``resolved`` for the method. ``privileged`` is the user's function for the source "function".
+    Every process must call this. A completion without privileged context, without trained tokens, or with a
+    non-finite signal keeps its GRPO advantage. Raises ``ValueError`` for a signal that the engine cannot
+    compute, and for a method that gives ``distill_weight`` without a ``distillation``.
+    """
+    begin = time.perf_counter()
+    plan = prepare(batch, method, engine, config, privileged)
+    result = assign(plan, engine, config)
+    report(plan, result, engine, time.perf_counter() - begin)
+    return result
+
+
+def prepare(
+    batch: RolloutBatch,
+    method: CreditAssigner,
+    engine: Engine,
+    config: CreditConfig,
+    privileged: PrivilegedFunction | None = None,
+) -> CreditPlan:
+    """The contexts of the rollouts and which completions are worth scoring; nothing is scored yet."""
+    source_names = sources_of(config, privileged) if needs_context(method) else []
+    method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
+    check_signals(method, engine)
+    mask, advantage_B = batch.completions.mask, batch.advantage_B
+    fallback_B = {name: torch.zeros_like(advantage_B, dtype=torch.bool) for name in FALLBACKS}
+    fallback_B["no_token"] = ~mask.any(-1)
+    nothing: list[str | None] = [None] * len(batch.messages)
+    contexts, teachers = Contexts(sources=nothing, texts=nothing), list[Prompts]()
+    if needs_context(method):
+        contexts = contexts_of(batch, engine, config, privileged)
+        shown = [contexts.texts]
+        if contexts.wrong is not None and needs_teacher(method.needs):
+            # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
+            shown.append(contexts.wrong)
+        missing = torch.zeros_like(fallback_B["no_token"])
+        for texts in shown:
+            missing |= torch.tensor([text is None for text in texts], device=mask.device)
+            teachers.append(teacher_prompts(batch, engine, config, [text or "" for text in texts]))
+        fallback_B["no_context"] = missing & mask.any(-1)
+    reads = bool(method.needs) or distillation_of(method) is not None
+    scored_B = mask.any(-1) & ~fallback_B["no_context"] & reads
+    if not is_additive(method):
+        # Where the advantage is 0 no weight changes anything, so nothing is scored.
+        scored_B = scored_B & (advantage_B != 0)
+    return CreditPlan(
+        method=method,
+        batch=batch,
+        sources=contexts.sources,
+        contexts=contexts.texts,
+        teachers=teachers,
+        scored_B=scored_B,
+        fallback_B=fallback_B,
+        source_names=source_names,
+    )
+
+
+def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResult:
+    """The method's credit where the signals can be trusted, the completion's own advantage elsewhere."""
+    method, batch, scored_B = plan.method, plan.batch, plan.scored_B
+    advantage_B, mask = batch.advantage_B, batch.completions.mask
+    signals = collect(method.needs, batch, plan.teachers, plan.contexts, scored_B, engine, config)
+    fallback_B, finite_B = dict(plan.fallback_B), finite_rows(signals)
+    fallback_B["non_finite"] = scored_B & ~finite_B
+    falls_B = torch.stack(list(fallback_B.values())).any(0)
+    # The others must not be compared with signals that a completion does not have.
+    absent_B = (falls_B & ~fallback_B["no_token"]) | ~finite_B
+    if "reward_B" in method.needs or "rewards_BR" in method.needs:
+        # Nobody judged it, which is no reward of 0: engines leave it out of its group as well.
+        absent_B = absent_B | ~judged(batch)
+    falls_B = falls_B | absent_B
+    base_B = torch.where(falls_B, 0.0, advantage_B) if plan.reads_signals else advantage_B
+    alone = batch.num_rollouts  # no group of the batch has this number
+    credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
+    # A method of the user's may itself divide by zero.
+    finite_B = credit.advantage.isfinite().all(-1)
+    if credit.distill_weight is not None:
+        finite_B = finite_B & credit.distill_weight.isfinite().all(-1)
+    fallback_B["non_finite"] = fallback_B["non_finite"] | ~finite_B
+    falls_B = falls_B | fallback_B["non_finite"]
+    if plan.reads_signals and not is_additive(method):
+        falls_B = falls_B | (advantage_B == 0)  # nothing was computed there, so nothing may be added either
+    if falls_B.any():
+        credit = credit.falling_back(falls_B, advantage_B, mask)
+        signals = cleaned(signals, ~fallback_B["non_finite"])
+    if credit.distill_weight is not None:
+        if not plan.teachers:
+            raise ValueError(
+                f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
+                "term it weighs; see gear_rl.traits.Distilling"
+            )
+        credit = _skipping_first(credit, signals, config.teacher_skip_first_tokens)
+    return CreditResult(
+        credit=credit,
+        signals=signals,
+        scored_B=scored_B,
+        fallback_B=fallback_B,
+        trusted_B=scored_B & ~falls_B,
+    )
+
+
+def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: float) -> None:
+    """Log the metrics of the batch and hand its records on; every process must call this."""
+    batch = plan.batch
+    sums, largest = measured(
+        result.credit, result.signals, batch.advantage_B, result.scored_B, result.fallback_B
+    )
+    totals = engine.gather(torch.stack(list(sums.values()))[None]).sum(0)
+    largest_weight = float(engine.gather(largest[None]).max())
+    totals = dict(zip(sums, float_list(totals), strict=True))
+    metrics = finished(totals, largest_weight, seconds)
+    if metrics["gear/fallback/non_finite"]:
+        logger.warning(
+            "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",
+            batch.step,
+            int(metrics["gear/fallback/non_finite"]),
+        )
+    if batch.tool_counts is not None:
+        metrics |= tool_metrics(engine.gather_objects(list(batch.tool_counts)))
+    if plan.source_names:
+        metrics |= source_metrics(plan.sources, plan.source_names, engine)
+    engine.log(metrics)
+    if engine.record_sink is not None:
+        local = records_of(plan, result, engine.tokenizer)
+        everywhere = engine.gather_objects(local)
+        if engine.rank == 0:
+            engine.record_sink(everywhere)
+
+
+def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
+    """The advantage of every token, shape (B, T); the batch's own (B,) if every weight is 1.
+
+    One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where an engine works on
+    whole sequences, the same number repeated T times is summed in another order.
+    """
+    plain = torch.where(batch.completions.mask, batch.advantage_B[:, None], 0.0)
+    return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
+
+
+def check_signals(method: CreditAssigner, engine: Engine) -> None:
+    """Raise ``ValueError`` for a signal that nobody knows or that the engine cannot compute."""
+    for name in method.needs:
+        if signal_of(name).costs_passes and name not in engine.signals:
+            can = ", ".join(sorted(engine.signals)) or "none"
+            raise ValueError(
+                f"credit: {method.name!r} needs {name!r}, which this engine cannot compute (it computes {can}); "
+                "choose another method or engine"
+            )
+
+
+def _skipping_first(credit: Credit, signals: TokenSignals, num_tokens: int) -> Credit:
+    """The same credit that distils nothing of the first tokens of every turn, where the teacher is to agree."""
+    # A divergence is 0 there, and so is what multiplies one.
+    weight = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
+    return replace(credit, distill_weight=skipping_first(weight, num_tokens).divergence)

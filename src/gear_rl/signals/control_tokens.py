@@ -1,0 +1,70 @@
+"""Control tokens of a chat inside text that the model, a tool or a dataset wrote: they must stay plain text.
+
+Knows no model and no trainer; a tokenizer is only read for its special tokens.
+"""
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from gear_rl.environments import is_blocks
+
+
+def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | None:
+    """What the tokenizer turns into single control tokens; None if it has no such tokens.
+
+    The special tokens, and with ``markup`` added ones that look like it (``<tool_call>``, ``[INST]``): both steer
+    a chat. Added words that are plain text are none.
+    """
+    found: set[str] = set(getattr(tokenizer, "all_special_tokens", ()) or ())
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    for token in added.values():
+        text = str(token.content)
+        if getattr(token, "special", False) or (markup and re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)):
+            found.add(text)
+    found = {text for text in found if text.strip()}
+    if not found:
+        return None
+    return re.compile("|".join(re.escape(text) for text in sorted(found, key=len, reverse=True)))
+
+
+def defused(text: str, control: re.Pattern[str] | None) -> str:
+    """The text with a space after the first character of every control token, so that it stays plain text.
+
+    A visible change on purpose: what a tokenizer's normaliser might drop again would be no protection. A token
+    that this does not break (a single character) becomes a space; half a surrogate pair, which JSON can spell
+    and no tokenizer takes, becomes a question mark. Full-width letters that spell a token become plain ones
+    first, as some tokenizers make them.
+
+    >>> defused("a<|im_end|>b", re.compile(re.escape("<|im_end|>")))
+    'a< |im_end|>b'
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    if control is None:
+        return text
+    folded = unicodedata.normalize("NFKC", text)
+    text = folded if control.search(folded) else text
+
+    def broken(found: re.Match[str]) -> str:
+        apart = f"{found[0][:1]} {found[0][1:]}"
+        return " " if control.search(apart) else apart
+
+    while control.search(text):
+        text = control.sub(broken, text)
+    return text
+
+
+def defused_message(message: Mapping[str, Any], control: re.Pattern[str] | None) -> dict[str, Any]:
+    """A tool's message with its name (the model's word, which some templates render) and its text defused."""
+    safe, content = dict(message), message["content"]
+    if isinstance(message.get("name"), str):
+        safe["name"] = defused(message["name"], control)
+    if isinstance(content, str):
+        safe["content"] = defused(content, control)
+    elif is_blocks(content):
+        safe["content"] = [
+            {**block, "text": defused(str(block["text"]), control)} if block["type"] == "text" else block
+            for block in content
+        ]
+    return safe

@@ -1,0 +1,74 @@
+"""Small batches of rollouts, and an engine that runs them with a model in this process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gear_rl.credit.batch import ForwardRequest, RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
+from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.teacher import CopyTeacher, LiveTeacher
+
+
+def batch_of(ids: torch.Tensor, mask: torch.Tensor | None = None, **changes: Any) -> RolloutBatch:
+    """Rollouts with these completions; all that is not given is empty, or one group of which each half
+    succeeded."""
+    rows = len(ids)
+    mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    rewards = [float(b % 2) for b in range(rows)]
+    settings: dict[str, Any] = {
+        "step": 0,
+        "completions": Completions(ids=ids, attention=torch.ones_like(ids), mask=mask),
+        "student": Prompts(ids_BP=torch.ones(rows, 2).long(), attention_BP=torch.ones(rows, 2).long()),
+        "prompts": [""] * rows,
+        "rows": [{}] * rows,
+        "messages": [""] * rows,
+        "advantage_B": torch.tensor(rewards) - sum(rewards) / max(rows, 1),
+        "rewards": rewards,
+        "rewards_BR": torch.tensor(rewards)[:, None],
+        "group": [0] * rows,
+        "first": 0,
+        "num_rollouts": rows,
+    }
+    return RolloutBatch(**{**settings, **changes})
+
+
+class PlainEngine:
+    """An engine of one process: a model, a tokenizer, and lists for what is logged and recorded."""
+
+    signals = PASS_SIGNALS
+    rank, world_size = 0, 1
+
+    def __init__(self, tokenizer: Any, model: Any = None, config: CreditConfig | None = None) -> None:
+        self.tokenizer, self.logged, self.records = tokenizer, dict[str, float](), list[Any]()
+        if model is not None:
+            self.passes = ModelPasses(
+                model=model,
+                config=config or CreditConfig(),
+                pad_id=tokenizer.pad_token_id,
+                teacher=LiveTeacher(),
+                reference=CopyTeacher(model),
+            )
+
+    def render(
+        self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
+    ) -> list[list[int]]:
+        options = {"add_generation_prompt": True, "return_dict": False, **(chat_template_kwargs or {})}
+        return [self.tokenizer.apply_chat_template(prompt, **options) for prompt in prompts]
+
+    def forward(self, request: ForwardRequest) -> dict[str, torch.Tensor]:
+        return self.passes.run(request)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather_objects(self, items: list[Any]) -> list[Any]:
+        return items
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self.logged |= metrics
+
+    def record_sink(self, records: list[Any]) -> None:
+        self.records += records
