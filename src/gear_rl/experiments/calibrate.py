@@ -138,28 +138,13 @@ def _steps_of(
     shape: Shape, steps: int, repeats: int, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], Architecture, Step]:
     """The measured parts of a shape, and its sizes as the plan has them, padding included."""
-    seen: dict[str, list[_Seen]] = {name: [] for name in METHODS}
-    with tempfile.TemporaryDirectory(prefix="gear-plan-") as folder:
-        config = _save_model(shape, Path(folder))
-        for repeat in range(repeats):
-            for name in METHODS if repeat % 2 == 0 else METHODS[::-1]:
-                say(f"{name}, {shape}")
-                seen[name].append(_train(name, shape, folder, steps))
-    plain, gear = (min(run.least() for run in seen[name]) for name in METHODS)
+    config, seen = _runs_of(shape, steps, repeats, say)
     trained, scored = seen["uniform"][0].trained[-1], seen["gear"][0].scored[-1]
     prompt = trained // shape.rollouts - shape.tokens
     teacher_prompt, shares = _teacher_prompt(scored, shape)
     # The longest forward is the teacher's; the same width as TRL's own is a student's pass.
     own_pass = (shape.rollouts, prompt + shape.tokens) in scored
-    generation = min(plain[1], gear[1])
-    measured = {
-        "grpo": plain[0],
-        "gear": gear[0],
-        "ratio": gear[0] / plain[0],
-        "generation": generation,
-        "update": plain[0] - plain[1],
-        "credit": (gear[0] - gear[1]) - (plain[0] - plain[1]),
-    }
+    measured = _parts_of(seen)
     step = Step(
         prompts=shape.rollouts // 8,
         group=8,
@@ -183,6 +168,33 @@ def _steps_of(
         "measured": {name: round(value, 3) for name, value in measured.items()},
     }
     return row, of_config(config, "calibration"), step
+
+
+def _runs_of(
+    shape: Shape, steps: int, repeats: int, say: Callable[[str], None]
+) -> tuple[Any, dict[str, list[_Seen]]]:
+    """The model's configuration, and what each run of each method spent; the two methods take turns."""
+    seen: dict[str, list[_Seen]] = {name: [] for name in METHODS}
+    with tempfile.TemporaryDirectory(prefix="gear-plan-") as folder:
+        config = _save_model(shape, Path(folder))
+        for repeat in range(repeats):
+            for name in METHODS if repeat % 2 == 0 else METHODS[::-1]:
+                say(f"{name}, {shape}")
+                seen[name].append(_train(name, shape, folder, steps))
+    return config, seen
+
+
+def _parts_of(seen: dict[str, list[_Seen]]) -> dict[str, float]:
+    """CPU seconds of the fastest step of GRPO and of GEAR, their ratio, and of the parts between them."""
+    plain, gear = (min(run.least() for run in seen[name]) for name in METHODS)
+    return {
+        "grpo": plain[0],
+        "gear": gear[0],
+        "ratio": gear[0] / plain[0],
+        "generation": min(plain[1], gear[1]),
+        "update": plain[0] - plain[1],
+        "credit": (gear[0] - gear[1]) - (plain[0] - plain[1]),
+    }
 
 
 def _teacher_prompt(scored: Sequence[tuple[int, int]], shape: Shape) -> tuple[int, bool]:

@@ -180,21 +180,9 @@ def seconds(model: Architecture, step: Step, device: Device, rates: Rates = ASSU
     (477, 47, 231, 51)
     """
     n = step.completions / step.gpus
-    out = n * step.tokens
-    head_rate, forward_rate = rates.head * device.flops, rates.forward * device.flops
-
-    prefills = n if step.prefill_each else n / step.group
-    batch = min(step.concurrency, max(n, 1))
-    cached = model.cache_bytes(batch * (step.prompt + step.tokens / 2), device.weight_bytes)
-    read = device.weight_bytes * (model.body + model.head) + cached
-    work = model.body_flop(batch, step.prompt + step.tokens / 2) + model.head_flop(batch)
-    each = max(read / (rates.decode * device.bandwidth), work / forward_rate)
-    generation = body_flop(model, prefills, step.prompt, 0) / forward_rate + n * step.tokens / batch * each
-
-    body, head = (
-        body_flop(model, n, step.prompt, step.tokens) / forward_rate,
-        model.head_flop(out) / head_rate,
-    )
+    forward_rate = rates.forward * device.flops
+    body = body_flop(model, n, step.prompt, step.tokens) / forward_rate
+    head = model.head_flop(n * step.tokens) / (rates.head * device.flops)
     teacher = body_flop(model, n, step.teacher_prompt, step.tokens)
     if step.share_prompt:
         teacher -= body_flop(model, n - n / step.group, step.teacher_prompt, 0)
@@ -202,13 +190,26 @@ def seconds(model: Architecture, step: Step, device: Device, rates: Rates = ASSU
     layers = body_flop(model, n, step.prompt, step.tokens)
     update = passes * layers / (rates.train * device.flops) + 4 * head
     return {
-        "generation": generation,
+        "generation": _generation_seconds(model, step, device, rates),
         "old_logprob": body + head if step.old_logprob else 0.0,
         "update": update,
         "teacher": teacher / forward_rate,
         "signals": head,
         "student": body + head if step.student_pass else 0.0,
     }
+
+
+def _generation_seconds(model: Architecture, step: Step, device: Device, rates: Rates) -> float:
+    """The prompts' forwards, then a token of every running completion at a time."""
+    n = step.completions / step.gpus
+    forward_rate = rates.forward * device.flops
+    prefills = n if step.prefill_each else n / step.group
+    batch = min(step.concurrency, max(n, 1))
+    cached = model.cache_bytes(batch * (step.prompt + step.tokens / 2), device.weight_bytes)
+    read = device.weight_bytes * (model.body + model.head) + cached
+    work = model.body_flop(batch, step.prompt + step.tokens / 2) + model.head_flop(batch)
+    each = max(read / (rates.decode * device.bandwidth), work / forward_rate)
+    return body_flop(model, prefills, step.prompt, 0) / forward_rate + n * step.tokens / batch * each
 
 
 def ratios(parts: dict[str, float]) -> dict[str, float]:
@@ -268,23 +269,12 @@ SIGNAL_TILE = 4096 * 16384
 
 
 def planned(model: str, arch: Architecture, gpu: str, step: Step) -> dict[str, Any]:
-    """Everything that ``gear plan`` says, as numbers. Raises ``ValueError`` for an unknown GPU."""
+    """Everything that ``gear plan`` shows, as numbers. Raises ``ValueError`` for an unknown GPU."""
     if gpu not in DEVICES:
         raise ValueError(f"gpu: {gpu!r} is not one of {', '.join(DEVICES)}")
     device = DEVICES[gpu]
     parts = seconds(arch, step, device)
     held = memory(arch, step)
-    designs = {
-        "as given": step,
-        "old-log-prob pass gives the student's signals": replace(step, old_logprob=True, student_pass=False),
-        "the same, teacher's prompt once per group": replace(
-            step, old_logprob=True, student_pass=False, share_prompt=True
-        ),
-        "no old-log-prob pass, signals inside the loss": replace(step, old_logprob=False, student_pass=False),
-        "no old-log-prob pass, a student pass of its own": replace(
-            step, old_logprob=False, student_pass=True
-        ),
-    }
     return {
         "what": "a model's arithmetic, not a measurement",
         "model": model,
@@ -294,17 +284,10 @@ def planned(model: str, arch: Architecture, gpu: str, step: Step) -> dict[str, A
         "rates": {field: getattr(ASSUMED, field) for field in Rates.__slots__},
         "rates_are": "assumed shares of the data sheet; no GPU was measured",
         "seconds": {name: round(value, 2) for name, value in parts.items()},
-        "designs": {name: _rounded(ratios(seconds(arch, s, device))) for name, s in designs.items()},
+        "designs": {name: _rounded(ratios(seconds(arch, s, device))) for name, s in _designs(step).items()},
         "range": [round(pick(_possible(arch, step, device)), 3) for pick in (min, max)],
         "memory_gib": {name: round(value, 2) for name, value in held.items()},
-        "fullest_gib": {
-            name: round(sum(held[part] for part in of), 1)
-            for name, of in (
-                ("generation", GENERATING),
-                ("update, GRPO", UPDATING),
-                ("update, GEAR", (*UPDATING, "gear")),
-            )
-        }
+        "fullest_gib": {name: round(sum(held[part] for part in of), 1) for name, of in HELD_AT.items()}
         | {"there": round(device.memory_gib, 1)},
         "unknown": list(UNKNOWN),
     }
@@ -319,6 +302,7 @@ UPDATING = (
     "head tile and its gradient",
     "generation: weights",
 )
+HELD_AT = {"generation": GENERATING, "update, GRPO": UPDATING, "update, GEAR": (*UPDATING, "gear")}
 """What is held at a time, by an engine that gives its cache back before the update."""
 UNKNOWN = (
     "communication between GPUs, waiting for the longest completion, and moving weights to generation are not in",
@@ -326,6 +310,20 @@ UNKNOWN = (
     "memory leaves out fragmentation, the CUDA context and buffers of communication",
 )
 """What the model cannot know."""
+
+
+def _designs(step: Step) -> dict[str, Step]:
+    """The step, and the same with other sources of the student's signals."""
+    inside = replace(step, student_pass=False)
+    return {
+        "as given": step,
+        "old-log-prob pass gives the student's signals": replace(inside, old_logprob=True),
+        "the same, teacher's prompt once per group": replace(inside, old_logprob=True, share_prompt=True),
+        "no old-log-prob pass, signals inside the loss": replace(inside, old_logprob=False),
+        "no old-log-prob pass, a student pass of its own": replace(
+            step, old_logprob=False, student_pass=True
+        ),
+    }
 
 
 def _possible(arch: Architecture, step: Step, device: Device) -> list[float]:
