@@ -44,9 +44,9 @@ def bench_memory(
         why = ""
         for num_tokens, num_vocab in sizes:
             say(f"{name}, {num_tokens} tokens, vocabulary {num_vocab}")
-            found = fresh_peak(name, num_tokens, hidden, num_vocab, dtype, device)
-            peaks.append(found.get("extra_mb"))
-            why = found.get("why", why)
+            peak = fresh_peak(name, num_tokens, hidden, num_vocab, dtype, device)
+            peaks.append(peak.get("extra_mb"))
+            why = peak.get("why", why)
         competitor = COMPETITORS[name]
         rows[name] = {"label": competitor.label, "gives": competitor.gives, "extra_mb": peaks}
         rows[name] |= {"why": why} if why else {}
@@ -106,20 +106,20 @@ def fresh_peak(
 def measured(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the fresh process does: operands, a small call that loads the libraries, then the one that counts."""
     torch.set_num_threads(1)
-    found = operands(spec["tokens"], spec["hidden"], spec["vocab"], spec["device"]).to(
+    given = operands(spec["tokens"], spec["hidden"], spec["vocab"], spec["device"]).to(
         check_dtype(spec["dtype"])
     )
-    why = why_missing(spec["name"], found)
+    why = why_missing(spec["name"], given)
     if why is not None:
         return {"why": why}
     run = COMPETITORS[spec["name"]].run
     with torch.no_grad():
         try:
             # A compiler works once per kind of shape, and in this process; its own memory is not the signals'.
-            run(found if spec["name"] == "compiled" else found.first(64, 4096))
+            run(given if spec["name"] == "compiled" else given.first(64, 4096))
         except (RuntimeError, ImportError) as error:
             return {"why": str(error).strip().splitlines()[0]}
-        return {"extra_mb": round(peak_extra_mb(lambda: run(found), spec["device"]), 2)}
+        return {"extra_mb": round(peak_extra_mb(lambda: run(given), spec["device"]), 2)}
 
 
 if __name__ == "__main__":

@@ -38,5 +38,5 @@ def renewed(page: str, results: Path) -> str:
                 text = markdown_of(kind, json.loads(path.read_text(encoding="utf-8")))
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise ValueError(f"{path} is no result of the bench {kind}; make it anew") from None
-        page = marks.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", page)
+        page = marks.sub(lambda match, text=text: f"{match[1]}{text}{match[2]}", page)
     return page

@@ -22,7 +22,7 @@ from gear_rl.tensor.logits import Head, token_statistics
 
 TILES = ((256, 512), (256, 2048), (512, 1024), (512, 4096), (1024, 2048), (1024, 8192))
 """Tokens x vocabulary of the bare products' tiles; the fastest is the limit that all are measured against."""
-Found = dict[str, Tensor]
+Numbers = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,43 +88,43 @@ class Competitor:
     """Of ``logp`` (the student's), ``teacher_logp``, ``entropy``, ``kl``, ``jsd`` (one sum and its gradient)."""
     heads: int
     """Head products that it takes: 2 is the least for student and teacher."""
-    run: Callable[[Operands], Found]
+    run: Callable[[Operands], Numbers]
     missing: Callable[[str], str | None] = lambda device: None
     """Why it cannot run on that device; None where it can."""
     materialises: bool = False
     """Holds (N, V) logits."""
 
 
-def bare(found: Operands, token_tile: int = 512, vocab_tile: int = 4096) -> Found:
+def bare(given: Operands, token_tile: int = 512, vocab_tile: int = 4096) -> Numbers:
     """The limit: the two head products into two buffers that are used again, and nothing else."""
-    tokens, vocab = len(found.token_N), len(found.weight_VD)
+    tokens, vocab = len(given.token_N), len(given.weight_VD)
     size = min(token_tile, tokens) * min(vocab_tile, vocab)
-    buffers = [found.student_ND.new_empty(size) for _ in range(2)]
+    buffers = [given.student_ND.new_empty(size) for _ in range(2)]
     for t in range(0, tokens, token_tile):
-        rows = [x[t : t + token_tile] for x in (found.student_ND, found.teacher_ND)]
+        rows = [x[t : t + token_tile] for x in (given.student_ND, given.teacher_ND)]
         for v in range(0, vocab, vocab_tile):
-            weight = found.weight_VD[v : v + vocab_tile].t()
+            weight = given.weight_VD[v : v + vocab_tile].t()
             for x, buffer in zip(rows, buffers, strict=True):
                 torch.mm(x, weight, out=buffer[: len(x) * weight.shape[1]].view(len(x), weight.shape[1]))
     return {}
 
 
 def exact(
-    found: Operands, product: torch.dtype = torch.float64, block: int = 64, vocab_tile: int = 16384
-) -> Found:
+    given: Operands, product: torch.dtype = torch.float64, block: int = 64, vocab_tile: int = 16384
+) -> Numbers:
     """The same numbers in float64, from the operands as they are: what errors are measured against.
 
     With ``product`` float32 only the head products are of that type: what they alone cost in exactness.
     """
     parts: dict[str, list[Tensor]] = {"logp": [], "teacher_logp": [], "entropy": [], "kl": []}
-    weights = found.weight_VD.split(vocab_tile)
-    for t in range(0, len(found.token_N), block):
+    weights = given.weight_VD.split(vocab_tile)
+    for t in range(0, len(given.token_N), block):
         log_p, log_q = (
             torch.cat([x[t : t + block].to(product) @ w.to(product).t() for w in weights], -1)
             .double().log_softmax(-1)
-            for x in (found.student_ND, found.teacher_ND)
+            for x in (given.student_ND, given.teacher_ND)
         )  # fmt: skip
-        token, p = found.token_N[t : t + block, None], log_p.exp()
+        token, p = given.token_N[t : t + block, None], log_p.exp()
         parts["logp"].append(log_p.gather(-1, token)[:, 0])
         parts["teacher_logp"].append(log_q.gather(-1, token)[:, 0])
         parts["entropy"].append(-(p * log_p).sum(-1))
@@ -132,23 +132,23 @@ def exact(
     return {name: torch.cat(blocks) for name, blocks in parts.items()}
 
 
-def errors(found: Found, true: Found) -> dict[str, float]:
+def errors(given: Numbers, true: Numbers) -> dict[str, float]:
     """Largest absolute error of each number that both hold, over the first tokens, those of ``true``.
 
     >>> errors({"kl": torch.tensor([1.5, 9.0])}, {"kl": torch.tensor([1.0])})
     {'kl': 0.5}
     """
     return {
-        name: (found[name][: len(value)].to(value) - value).abs().max().item()
+        name: (given[name][: len(value)].to(value) - value).abs().max().item()
         for name, value in true.items()
-        if name in found
+        if name in given
     }
 
 
-def _ours(found: Operands, compiled: bool = False) -> Found:
+def _ours(given: Operands, compiled: bool = False) -> Numbers:
     more: dict[str, Any] = {"compiled": True} if compiled else {}
     statistics = token_statistics(
-        found.student_ND, found.token_N, Head(weight_VD=found.weight_VD), found.teacher_ND, **more
+        given.student_ND, given.token_N, Head(weight_VD=given.weight_VD), given.teacher_ND, **more
     )
     assert statistics.teacher_logprob is not None and statistics.divergence is not None
     return {
@@ -165,10 +165,10 @@ def _no_compiled_path(device: str) -> str | None:
     return None
 
 
-def _naive(found: Operands) -> Found:
-    log_p = (found.student_ND @ found.weight_VD.t()).float().log_softmax(-1)
-    log_q = (found.teacher_ND @ found.weight_VD.t()).float().log_softmax(-1)
-    p, token = log_p.exp(), found.token_N[:, None]
+def _naive(given: Operands) -> Numbers:
+    log_p = (given.student_ND @ given.weight_VD.t()).float().log_softmax(-1)
+    log_q = (given.teacher_ND @ given.weight_VD.t()).float().log_softmax(-1)
+    p, token = log_p.exp(), given.token_N[:, None]
     return {
         "logp": log_p.gather(-1, token)[:, 0],
         "teacher_logp": log_q.gather(-1, token)[:, 0],
@@ -177,56 +177,56 @@ def _naive(found: Operands) -> Found:
     }
 
 
-def _trl_divergence(found: Operands) -> Found:
+def _trl_divergence(given: Operands) -> Numbers:
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
     reverse = 1.0  # TRL's beta: KL(student || teacher)
-    head, no_bias = found.weight_VD, None
+    head, no_bias = given.weight_VD, None
     kl, entropy = ChunkedDivergenceFunction.apply(
-        found.student_ND, head, no_bias, found.teacher_ND, head, no_bias, reverse
+        given.student_ND, head, no_bias, given.teacher_ND, head, no_bias, reverse
     )
     return {"kl": kl, "entropy": entropy}
 
 
-def _trl_logprob(found: Operands) -> Found:
+def _trl_logprob(given: Operands) -> Numbers:
     from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
     temperature, softcap, scale = 1.0, None, 1.0
     logp, *_ = ChunkedLogProbFunction.apply(
-        found.student_ND, found.weight_VD, None, found.token_N, temperature, VOCAB_CHUNK_SIZE, softcap, scale, ()
+        given.student_ND, given.weight_VD, None, given.token_N, temperature, VOCAB_CHUNK_SIZE, softcap, scale, ()
     )  # fmt: skip
     return {"logp": logp}
 
 
-def _trl_functions(found: Operands) -> Found:
+def _trl_functions(given: Operands) -> Numbers:
     from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
-    logits = (found.student_ND @ found.weight_VD.t())[None]  # TRL has a batch dimension, and loops over it
+    logits = (given.student_ND @ given.weight_VD.t())[None]  # TRL has a batch dimension, and loops over it
     return {
-        "logp": selective_log_softmax(logits, found.token_N[None])[0].float(),
+        "logp": selective_log_softmax(logits, given.token_N[None])[0].float(),
         "entropy": entropy_from_logits(logits)[0].float(),
     }
 
 
-def _rlsd_rule(found: Operands, clip_width: float = 0.2) -> Found:
+def _rlsd_rule(given: Operands, clip_width: float = 0.2) -> Numbers:
     """RLSD (arXiv:2604.03128) as ms-swift runs it: the log-ratio of the sampled token alone, and its weight."""
     from trl.trainer.utils import selective_log_softmax
 
     logp, teacher_logp = (
-        selective_log_softmax((x @ found.weight_VD.t())[None], found.token_N[None])[0].float()
-        for x in (found.student_ND, found.teacher_ND)
+        selective_log_softmax((x @ given.weight_VD.t())[None], given.token_N[None])[0].float()
+        for x in (given.student_ND, given.teacher_ND)
     )
     (teacher_logp - logp).exp().clamp(1 - clip_width, 1 + clip_width)  # the rule for a positive advantage
     return {"logp": logp, "teacher_logp": teacher_logp}
 
 
-def _liger_jsd(found: Operands) -> Found:
+def _liger_jsd(given: Operands) -> Numbers:
     from liger_kernel.transformers import LigerFusedLinearJSD
 
     with torch.enable_grad():  # it computes the gradients in its forward, and gives one number
-        student = found.student_ND.detach().requires_grad_()
-        loss = LigerFusedLinearJSD(jsd_beta=0.5)(student, found.weight_VD, found.teacher_ND, found.weight_VD)
+        student = given.student_ND.detach().requires_grad_()
+        loss = LigerFusedLinearJSD(jsd_beta=0.5)(student, given.weight_VD, given.teacher_ND, given.weight_VD)
     return {"jsd": loss.detach()}
 
 
@@ -237,10 +237,10 @@ def _needs(module: str, package: str, cuda: bool = False) -> Callable[[str], str
         if cuda and device != "cuda":
             return f"{package} runs on CUDA only"
         try:
-            found = importlib.util.find_spec(module)
+            spec = importlib.util.find_spec(module)
         except ModuleNotFoundError:
-            found = None
-        return None if found else f"{module} is not installed"
+            spec = None
+        return None if spec else f"{module} is not installed"
 
     return why
 
@@ -255,14 +255,14 @@ COMPETITORS: dict[str, Competitor] = {
         label="gear-rl, compiled",
         gives=(*ALL, "teacher_logp"),
         heads=2,
-        run=lambda found: _ours(found, compiled=True),
+        run=lambda given: _ours(given, compiled=True),
         missing=_no_compiled_path,
     ),
     "trl_both": Competitor(
         label="TRL chunked divergence + chunked log-prob",
         gives=ALL,
         heads=3,
-        run=lambda found: _trl_divergence(found) | _trl_logprob(found),
+        run=lambda given: _trl_divergence(given) | _trl_logprob(given),
         missing=_KERNELS,
     ),
     "trl_divergence": Competitor(
@@ -310,7 +310,7 @@ COMPETITORS: dict[str, Competitor] = {
 OURS = ("bare", "eager", "compiled")
 
 
-def why_missing(name: str, found: Operands) -> str | None:
+def why_missing(name: str, given: Operands) -> str | None:
     """Why that competitor does not run on these operands; None if it does.
 
     One that holds all logits is left out where two float32 ones, their log-softmax and a product would not fit
@@ -319,10 +319,10 @@ def why_missing(name: str, found: Operands) -> str | None:
     >>> why_missing("naive", operands(2, 3, 5)) is None
     True
     """
-    competitor, device = COMPETITORS[name], found.student_ND.device.type
+    competitor, device = COMPETITORS[name], given.student_ND.device.type
     why = competitor.missing(device)
     if why is None and competitor.materialises:
-        needed = 7 * 4 * len(found.token_N) * len(found.weight_VD)
+        needed = 7 * 4 * len(given.token_N) * len(given.weight_VD)
         if 2 * needed > (free := _free_bytes(device)):
             why = f"would hold some {needed / 2**30:.0f} GiB of logits, and {free / 2**30:.0f} GiB are free"
     return why

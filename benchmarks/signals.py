@@ -11,7 +11,7 @@ from benchmarks.memory import check_dtype, fresh_peak
 from benchmarks.peers import (
     COMPETITORS,
     TILES,
-    Found,
+    Numbers,
     Operands,
     bare,
     chosen,
@@ -69,22 +69,22 @@ def bench_signals(
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: 'cuda', but torch sees no GPU; leave it at cpu")
     plain = operands(tokens, hidden, vocab, device)
-    found = plain.to(kind)
+    given = plain.to(kind)
     rounded = plain.to(torch.bfloat16)
-    why = {name: reason for name in names if (reason := why_missing(name, found))}
-    rows, of_products = _errors(names, found, why, say)
+    why = {name: reason for name in names if (reason := why_missing(name, given))}
+    rows, of_products = _errors(names, given, why, say)
     # The fastest tile is chosen beforehand and then timed as often as its rivals: the least of many draws would
     # be lucky where theirs is of few.
     shapes = dict.fromkeys((min(t, tokens), min(v, vocab)) for t, v in TILES)
     tried = interleaved(
-        {f"bare {t}x{v}": lambda t=t, v=v: bare(found, t, v) for t, v in shapes}, TRIES, device, say
+        {f"bare {t}x{v}": lambda t=t, v=v: bare(given, t, v) for t, v in shapes}, TRIES, device, say
     )
     tiles = {name.removeprefix("bare "): min(times) for name, times in tried.items()}
     best = min(tiles, key=lambda tile: tiles[tile])
     token_tile, vocab_tile = (int(size) for size in best.split("x"))
     fastest = partial(bare, token_tile=token_tile, vocab_tile=vocab_tile)
-    runs: dict[str, Run] = {"bare": lambda: fastest(found)}
-    runs |= {name: lambda name=name: COMPETITORS[name].run(found) for name in rows if name != "bare"}
+    runs: dict[str, Run] = {"bare": lambda: fastest(given)}
+    runs |= {name: lambda name=name: COMPETITORS[name].run(given) for name in rows if name != "bare"}
     # The other type of operands, for the ratio of the two.
     other = plain if kind == torch.bfloat16 else rounded
     for name in ("eager", "compiled"):
@@ -112,7 +112,7 @@ def bench_signals(
         "threads": torch.get_num_threads(),
         "checked_tokens": min(CHECKED, tokens),
         "error_of_products": of_products,
-        "tile": "{}x{}".format(*tile_shape(found.student_ND, head := Head(weight_VD=found.weight_VD), head)),
+        "tile": "{}x{}".format(*tile_shape(given.student_ND, head := Head(weight_VD=given.weight_VD), head)),
         "best_tile": best,
         "tiles": {tile: round(value / tiles[best], 3) for tile, value in tiles.items()},
         "gflops_bare": round(4 * tokens * hidden * vocab / min(seconds["bare"]) / 1e9, 1),
@@ -127,14 +127,14 @@ def bench_signals(
 
 
 def _errors(
-    names: list[str], found: Operands, why: dict[str, str], say: Say
+    names: list[str], given: Operands, why: dict[str, str], say: Say
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """A row for every competitor that runs, with its errors, and the errors of float32 products alone.
 
     The others' reasons go into ``why``.
     """
     say("float64")
-    checked = found.first(CHECKED, len(found.weight_VD))
+    checked = given.first(CHECKED, len(given.weight_VD))
     true = exact(checked)
     of_products = errors(exact(checked, product=torch.float32), true)
     rows: dict[str, dict[str, Any]] = {}
@@ -143,10 +143,10 @@ def _errors(
             continue
         competitor = COMPETITORS[name]
         say(f"{name}, warming up")
-        got: Found = {}
+        got: Numbers = {}
         try:
             if name == "compiled":
-                competitor.run(found)  # the compiler's time is not the signals'
+                competitor.run(given)  # the compiler's time is not the signals'
             got = competitor.run(checked)
         except (RuntimeError, ImportError) as error:
             if name in ("bare", "eager"):
@@ -223,7 +223,7 @@ def _scaling(
         "t": [(tokens * 4 * p // RANGE, max(vocab // 8, 1)) for p in powers],
         "v": [(max(tokens // 2, 1), vocab * p // RANGE) for p in powers],
     }
-    found: dict[str, Any] = {}
+    axes: dict[str, Any] = {}
     for axis, sizes in ranges.items():
         runs: dict[str, Run] = {}
         for num_tokens, num_vocab in sizes:
@@ -247,9 +247,9 @@ def _scaling(
                 dtype = str(kind).removeprefix("torch.")
                 peak = fresh_peak(name, sizes[i][0], hidden, sizes[i][1], dtype, device)
                 rows[name]["extra_mb"][i] = peak.get("extra_mb")
-        found[axis] = {"sizes": [{"tokens": t, "vocab": v} for t, v in sizes], "competitors": rows}
+        axes[axis] = {"sizes": [{"tokens": t, "vocab": v} for t, v in sizes], "competitors": rows}
     return {
-        "exponent_t": found["t"]["competitors"]["eager"]["exponent"],
-        "exponent_v": found["v"]["competitors"]["eager"]["exponent"],
-        "scaling": found,
+        "exponent_t": axes["t"]["competitors"]["eager"]["exponent"],
+        "exponent_v": axes["v"]["competitors"]["eager"]["exponent"],
+        "scaling": axes,
     }

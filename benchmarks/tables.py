@@ -17,33 +17,33 @@ _LINES = ("#808080", "#0072b2", "#56b4e9", "#d55e00", "#e69f00")
 """Okabe and Ito, grey for the limit."""
 
 
-def markdown_of(kind: str, found: Mapping[str, Any]) -> str:
+def markdown_of(kind: str, result: Mapping[str, Any]) -> str:
     """The table of a result for a page, with the command, the machine and the versions."""
-    cells = CELLS[kind](found)
+    cells = CELLS[kind](result)
     lines = ["| " + " | ".join(cells.columns) + " |", "|---" + "|---:" * (len(cells.columns) - 1) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in cells.rows]
     for sentence in cells.below:
         lines += ["", sentence]
-    lines += ["", "```", command_of(found), "```"]
-    if "machine" in found:
-        versions = found["versions"]
+    lines += ["", "```", command_of(result), "```"]
+    if "machine" in result:
+        versions = result["versions"]
         known = [f"{name} {versions[name]}" for name in ("torch", "trl", "transformers") if name in versions]
-        lines += ["", f"On {found['machine']}; {', '.join(known)}."]
+        lines += ["", f"On {result['machine']}; {', '.join(known)}."]
     return f"{cells.title}.\n\n" + "\n".join(lines) + "\n"
 
 
-def command_of(found: Mapping[str, Any]) -> str:
+def command_of(result: Mapping[str, Any]) -> str:
     """The command that measures a result again; ``gear bench`` of older results is this package now.
 
     >>> command_of({"command": "gear bench step --repeats 3"})
     'python -m benchmarks step --repeats 3'
     """
-    return re.sub(r"^gear bench(?= )", "python -m benchmarks", found["command"])
+    return re.sub(r"^gear bench(?= )", "python -m benchmarks", result["command"])
 
 
-def _signals(found: Mapping[str, Any]) -> Cells:
+def _signals(result: Mapping[str, Any]) -> Cells:
     rows: list[tuple[str, ...]] = []
-    for row in found["competitors"].values():
+    for row in result["competitors"].values():
         wrong = [row[key] for key in ("error_logp", "error_entropy", "error_kl") if key in row]
         rows.append(
             (
@@ -55,48 +55,48 @@ def _signals(found: Mapping[str, Any]) -> Cells:
                 f"{max(wrong):.1e}" if wrong else "",
             )
         )
-    rows += [(_label(name), "", "", "n/a", "n/a", "") for name in found["why"]]
-    below = [f"n/a: {_label(name)}: {why}." for name, why in found["why"].items()]
-    bf16, t, v = (found[key] for key in ("ratio_bf16", "exponent_t", "exponent_v"))
+    rows += [(_label(name), "", "", "n/a", "n/a", "") for name in result["why"]]
+    below = [f"n/a: {_label(name)}: {why}." for name, why in result["why"].items()]
+    bf16, t, v = (result[key] for key in ("ratio_bf16", "exponent_t", "exponent_v"))
     facts = [
         f"bf16 operands take {bf16:.2f} of the float32 time" if bf16 else "",
         f"time grows as T^{t:.2f} and V^{v:.2f}" if t is not None and v is not None else "",
-        f"{found['speedup_vs_trl']:.2f} times as fast as TRL for the same three"
-        if found["speedup_vs_trl"]
+        f"{result['speedup_vs_trl']:.2f} times as fast as TRL for the same three"
+        if result["speedup_vs_trl"]
         else "",
-        f"{found['memory_vs_trl']:.0f} times less memory than TRL" if found["memory_vs_trl"] else "",
-        f"{found['memory_vs_naive']:.0f} times less than full logits" if found["memory_vs_naive"] else "",
+        f"{result['memory_vs_trl']:.0f} times less memory than TRL" if result["memory_vs_trl"] else "",
+        f"{result['memory_vs_naive']:.0f} times less than full logits" if result["memory_vs_naive"] else "",
     ]
     below.append("gear-rl, eager: " + "; ".join(fact for fact in facts if fact) + ".")
     below.append(
         "Errors: the largest against float64, of log-prob, entropy and KL of the first "
-        f"{found['checked_tokens']} tokens. Time: least of {found['repeats']} repeats over the fastest "
-        f"bare products (tile {found['best_tile']}), in brackets the least and greatest ratio of one repeat."
+        f"{result['checked_tokens']} tokens. Time: least of {result['repeats']} repeats over the fastest "
+        f"bare products (tile {result['best_tile']}), in brackets the least and greatest ratio of one repeat."
     )
-    if "error_of_products" in found:
-        most = max(found["error_of_products"].values())
+    if "error_of_products" in result:
+        most = max(result["error_of_products"].values())
         below.append(
             f"Float32 products alone, all else in float64, leave errors of up to {most:.1e}. gear-rl's tiles: "
-            f"{found['tile']}."
+            f"{result['tile']}."
         )
-    sizes = f"T = {found['tokens']}, H = {found['hidden']}, V = {found['vocab']}"
-    title = f"{sizes}, {found['dtype']}, {_where(found)}"
+    sizes = f"T = {result['tokens']}, H = {result['hidden']}, V = {result['vocab']}"
+    title = f"{sizes}, {result['dtype']}, {_where(result)}"
     columns = ("", "gives", "head products", "time / bare", "extra MiB", "largest error")
     return Cells(title, columns, rows, below)
 
 
-def _memory(found: Mapping[str, Any]) -> Cells:
-    sizes = [f"T = {size['tokens']}, V = {size['vocab']}" for size in found["sizes"]]
+def _memory(result: Mapping[str, Any]) -> Cells:
+    sizes = [f"T = {size['tokens']}, V = {size['vocab']}" for size in result["sizes"]]
     rows = [
         (row["label"], _gives(row), *("n/a" if peak is None else _mb(peak) for peak in row["extra_mb"]))
-        for row in found["competitors"].values()
+        for row in result["competitors"].values()
     ]
-    below = [f"n/a: {row['label']}: {row['why']}." for row in found["competitors"].values() if "why" in row]
-    title = f"MiB beyond the operands, H = {found['hidden']}, {found['dtype']}, {_where(found)}"
+    below = [f"n/a: {row['label']}: {row['why']}." for row in result["competitors"].values() if "why" in row]
+    title = f"MiB beyond the operands, H = {result['hidden']}, {result['dtype']}, {_where(result)}"
     return Cells(title, ("", "gives", *sizes), rows, below)
 
 
-def _segments(found: Mapping[str, Any]) -> Cells:
+def _segments(result: Mapping[str, Any]) -> Cells:
     labels = {
         "limit": "limit: read the inputs, write the outputs",
         "local_maxima": "local_maxima",
@@ -104,30 +104,30 @@ def _segments(found: Mapping[str, Any]) -> Cells:
         "at_segment_start": "at_segment_start",
         "segmentation": "the whole segmentation",
         "gear": "a whole Gear() call",
-        "python_loop": f"Python loop ({found['loop_rows']} rows)",
+        "python_loop": f"Python loop ({result['loop_rows']} rows)",
     }
-    speed, least = found["mtokens_per_second"], found["least"]
+    speed, least = result["mtokens_per_second"], result["least"]
     rows = [
         (label, f"{speed[name]:.1f}", f"{least[name]:.1f}", f"{speed['limit'] / speed[name]:.1f}")
         for name, label in labels.items()
     ]
     below = [
-        f"The segmentation is {found['over_python_loop']:.0f} times as fast as the loop, and takes "
-        f"{found['over_limit']:.1f} times as long as the limit."
+        f"The segmentation is {result['over_python_loop']:.0f} times as fast as the loop, and takes "
+        f"{result['over_limit']:.1f} times as long as the limit."
     ]
-    title = f"B = {found['rows']}, T = {found['tokens']}, {_where(found)}"
+    title = f"B = {result['rows']}, T = {result['tokens']}, {_where(result)}"
     return Cells(title, ("", "M tokens/s", "slowest repeat", "time / limit"), rows, below)
 
 
-def _step(found: Mapping[str, Any]) -> Cells:
-    name = found["method"]
+def _step(result: Mapping[str, Any]) -> Cells:
+    name = result["method"]
     rows = [
         (part, f"{row['grpo']:.1%}", f"{row[name]:.1%}", f"{row['more']:+.1%}")
-        for part, row in found["shares_of_grpo_step"].items()
+        for part, row in result["shares_of_grpo_step"].items()
     ]
     title = (
-        f"{found['task']}/{found['tier']}, {found['rollouts_per_step']} rollouts a step: {name} costs "
-        f"{found['ratio']:.2f} of GRPO's step ({found['least']:.2f} to {found['most']:.2f})"
+        f"{result['task']}/{result['tier']}, {result['rollouts_per_step']} rollouts a step: {name} costs "
+        f"{result['ratio']:.2f} of GRPO's step ({result['least']:.2f} to {result['most']:.2f})"
     )
     return Cells(title, ("part of the step, of GRPO's whole", "GRPO", name, "more"), rows, [])
 
@@ -150,11 +150,11 @@ def _mb(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _where(found: Mapping[str, Any]) -> str:
+def _where(result: Mapping[str, Any]) -> str:
     """On what it was measured, with the processor's name where the result has it."""
-    if found["device"] != "cpu":
-        return found["device"]
-    processor = found.get("machine", "").partition(",")[0]
+    if result["device"] != "cpu":
+        return result["device"]
+    processor = result.get("machine", "").partition(",")[0]
     return f"one thread of {processor}" if processor else "one CPU thread"
 
 
@@ -169,7 +169,7 @@ CELLS: dict[str, Callable[[Mapping[str, Any]], Cells]] = {
 """How each kind of result is laid out."""
 
 
-def draw_scaling(found: Mapping[str, Any], path: Path) -> None:
+def draw_scaling(result: Mapping[str, Any], path: Path) -> None:
     """Time and peak memory over tokens and over vocabulary, in one figure; ``.png`` or ``.svg``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -181,7 +181,7 @@ def draw_scaling(found: Mapping[str, Any], path: Path) -> None:
         for column, (axis, size, word) in enumerate(
             (("t", "tokens", "tokens"), ("v", "vocab", "vocabulary"))
         ):
-            part = found["scaling"][axis]
+            part = result["scaling"][axis]
             sizes = [place[size] for place in part["sizes"]]
             for row, (key, label) in enumerate(
                 (("seconds", "seconds"), ("extra_mb", "MiB beyond the operands"))

@@ -39,9 +39,9 @@ def test_signals_writes_its_file_its_table_and_its_plot(tmp_path):
         assert COMPETITORS[name].label.split()[0] in done.stdout
         ratio = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
         assert ratio in shown[COMPETITORS[name].label]
-    told = " ".join(done.stdout.split())  # a narrow terminal folds the lines
-    assert "n/a: gear-rl, compiled: left out." in told
-    assert f"time grows as T^{found['exponent_t']:.2f}" in told
+    text = " ".join(done.stdout.split())  # a narrow terminal folds the lines
+    assert "n/a: gear-rl, compiled: left out." in text
+    assert f"time grows as T^{found['exponent_t']:.2f}" in text
     level = CELLS["signals"](found | {"exponent_t": 0.0, "exponent_v": 0.0})
     assert any("time grows as T^0.00 and V^0.00" in line for line in level.below)
     unknown = CELLS["signals"](found | {"exponent_t": None, "exponent_v": None})

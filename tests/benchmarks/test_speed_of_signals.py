@@ -83,15 +83,15 @@ def test_the_limit_is_the_fastest_tile(no_compiler, clock, monkeypatch):
 
 
 def test_the_limit_is_timed_as_often_as_what_is_measured_against_it(no_compiler, monkeypatch):
-    asked = []
+    calls = []
 
     def interleaved(runs, repeats, *rest):
-        asked.append((list(runs), repeats))
+        calls.append((list(runs), repeats))
         return {name: [1.0] * repeats for name in runs}
 
     monkeypatch.setattr(signals, "interleaved", interleaved)
     bench_signals(**TINY | {"repeats": 5}, peers="none", memory=False, scaling=True)
-    (tiles, tries), (rivals, repeats), (close, more), *scaling = asked
+    (tiles, tries), (rivals, repeats), (close, more), *scaling = calls
     assert all(name.startswith("bare ") for name in tiles) and tries == signals.TRIES
     assert {"bare", "eager"} <= set(rivals) and repeats == 5
     assert close == ["bare", "eager"] and more == (signals.OFTEN - 1) * 5, (
