@@ -8,8 +8,9 @@ from pathlib import Path
 import datasets
 import pytest
 
+from gear_rl.data.prompts import checksum, prompt_fault
 from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.data.rows import checksum, load_rows, load_splits, prompt_fault
+from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.errors import InputError
 
 

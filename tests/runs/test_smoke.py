@@ -15,7 +15,8 @@ from gear_rl.engines.tools import ToolGuard
 from gear_rl.environments import RESERVED_METHODS
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, load_config
-from gear_rl.runs.smoke import SPREAD, _example_calls, save_tiny_model, smoke, swapped
+from gear_rl.runs.smoke import SPREAD, _example_calls, smoke, swapped
+from gear_rl.runs.tiny_model import save_tiny_model
 from runs.test_config import gear
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]

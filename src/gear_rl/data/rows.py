@@ -1,18 +1,16 @@
-"""Datasets and rewards by name: columns as the run wants them, bad rows set aside, held-out rows kept apart."""
+"""Datasets by name: columns as the run wants them, bad rows set aside, held-out rows kept apart."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-import hashlib
-import json
-import logging
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.data.rewards.text import content_text, dotted
+from gear_rl.data.columns import mapped_dataset, mapped_rows
+from gear_rl.data.prompts import checksum, prompt_fault
+from gear_rl.data.quarantine import Gate, Quarantine
 from gear_rl.data.sources import (
     NO_ROWS,
     Rows,
@@ -23,9 +21,9 @@ from gear_rl.data.sources import (
     read,
     splits_of,
 )
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError
 
-log = logging.getLogger(__name__)
+_KNOWN = "its prompt is among the held-out rows"
 
 
 def load_rows(
@@ -46,8 +44,8 @@ def load_rows(
     ``held_out`` the held-out rows are left out as well. ``limit`` takes the first rows of what remains. With
     ``stream`` rows are read when they are needed, and ``limit`` makes a dataset of fixed size of them.
     """
-    kept, _ = _parts(name, split, config, columns, chat, stream, held_out, quarantine, limit)
-    return kept
+    wanted = _Wanted(name, split, config, columns or {}, chat, stream, quarantine, limit, held_out)
+    return wanted.parts()[0]
 
 
 def load_splits(
@@ -72,247 +70,160 @@ def load_splits(
     always falls on the same side, wherever it stands, so duplicates never come apart and the same data give the
     same rows. A prompt that occurs more than once is taken with all its rows: a count may be exceeded.
     """
+    wanted = _Wanted(name, split, config, columns or {}, chat, stream, quarantine, limit, held_out)
     if held_out is None:
-        return _parts(name, split, config, columns, chat, stream, None, quarantine, limit)
+        return wanted.parts()
     _check_held_out(held_out)
     if eval_split == split or eval_split not in splits_of(name, config):
-        return _parts(name, split, config, columns, chat, stream, held_out, quarantine, limit)
+        return wanted.parts()
     first = held_out if isinstance(held_out, int) else None
-    test = load_rows(
-        name, split=eval_split, config=config, columns=columns, chat=chat, quarantine=quarantine, limit=first
-    )
+    test = replace(wanted, split=eval_split, stream=False, held_out=None, limit=first).parts()[0]
     known = frozenset(map(checksum, _column(test, "prompt")))
-    train, _ = _parts(name, split, config, columns, chat, stream, None, quarantine, limit, known)
-    return train, test
+    return replace(wanted, held_out=None, known=known).parts()[0], test
 
 
-def checksum(prompt: Any) -> float:
-    """Where in [0, 1) a prompt falls, by the sha256 of its text; white space and chat wrapping do not count.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which rows, and in what form."""
 
-    >>> checksum("2 + 2") == checksum([{"role": "user", "content": " 2 +\\n2"}]) != checksum("2 + 3")
-    True
-    """
-    messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-    told = [[message["role"], " ".join(content_text(message.get("content")).split())] for message in messages]
-    digest = hashlib.sha256(json.dumps(told).encode()).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48  # 48 bits: the quotient is exact, and below 1
+    name: str
+    split: str
+    config: str | None
+    columns: dict[str, str]
+    chat: bool
+    stream: bool
+    quarantine: Path | None
+    limit: int | None
+    held_out: int | float | None
+    known: frozenset[float] = frozenset()
+    """Checksums of prompts that are left out: those of held-out rows from elsewhere."""
 
+    def parts(self) -> tuple[Any, Any | None]:
+        """The rows to keep, and those that ``held_out`` takes away."""
+        _check_held_out(self.held_out)
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"limit: {self.limit} must be 1 or more; leave it out for all rows")
+        aside = Quarantine(self.name, self.split, self.quarantine)
+        if self.stream and not is_generated(self.name):
+            kept, out = self._divide_stream(self._read(aside), aside)
+        else:
+            kept, out = self._divide(self._read(aside), aside)
+        if self.limit is not None:
+            kept = kept.take(self.limit)
+            if self.stream and not is_generated(self.name):
+                import datasets
 
-def prompt_fault(prompt: Any) -> str | None:
-    """What is wrong with a prompt, in a few words; None for text or chat messages that say something.
+                kept = datasets.Dataset.from_list(list(kept))
+        return _as_chat(kept, self.chat), None if out is None else _as_chat(out, self.chat)
 
-    >>> prompt_fault("2 + 2"), prompt_fault(" "), prompt_fault(7), prompt_fault([{"role": "user"}])
-    (None, 'prompt is empty', 'prompt is neither text nor messages but int', 'prompt is empty')
-    """
-    if prompt is None:
-        return "prompt is missing"
-    if isinstance(prompt, str):
-        return None if prompt.strip() else "prompt is empty"
-    if not isinstance(prompt, list):
-        return f"prompt is neither text nor messages but {type(prompt).__name__}"
-    said = False
-    for message in cast(list[Any], prompt):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            return "prompt holds a message without a role"
-        content = message.get("content")
-        if not isinstance(content, str | list | None):
-            return f"prompt holds a message whose content is {type(content).__name__}"
-        # An image is content too.
-        said = said or bool(content_text(content).strip() if isinstance(content, str) else content)
-    return None if said else "prompt is empty"
+    def _read(self, aside: Quarantine) -> Any:
+        """A list, a dataset or a stream, with the columns mapped; lines that are no rows are set aside."""
+        if is_generated(self.name):
+            found = generated(self.name, self.split, self.limit)
+        else:
+            found = read(self.name, self.config, self.split, self.stream)
+        if not isinstance(found, list):
+            return mapped_dataset(found, self.name, self.columns)
+        rows, broken = _readable(found, aside)
+        if not rows:
+            raise InputError(f"dataset: {self.name} {NO_ROWS}{broken}")
+        return mapped_rows(rows, self.name, self.columns)
 
+    def _divide(self, found: Any, aside: Quarantine) -> tuple[Any, Any | None]:
+        """Check every prompt, and divide rows that are all there."""
+        places = self._places(found, aside)
+        train, test = list(places), list[int]()
+        if self.held_out is not None:
+            edge = self.held_out if isinstance(self.held_out, float) else _edge(places, self.held_out)
+            train = [index for index, place in places.items() if place >= edge]
+            test = [index for index, place in places.items() if place < edge]
+            if not train or not test:
+                raise InputError(
+                    f"held_out: {self.held_out} of {self.name} leaves {len(train)} rows to train on and "
+                    f"{len(test)} held out; give another count or share"
+                )
+        if isinstance(found, list):
+            # Together, so that both parts have the same columns and types.
+            found = _dataset([cast(Rows, found)[index] for index in places], self.name)
+            position = {index: new for new, index in enumerate(places)}
+            train, test = [position[index] for index in train], [position[index] for index in test]
+        kept = found if len(train) == len(found) else found.select(train)
+        return kept, None if self.held_out is None else found.select(test)
 
-class _Quarantine:
-    """Sets rows aside: each with its reason in a file, all of them in one warning."""
+    def _places(self, found: Any, aside: Quarantine) -> dict[int, float]:
+        """The usable rows, each with its prompt's checksum where one is needed; the others are set aside."""
+        places: dict[int, float] = {}
+        total = aside.reasons.total()
+        for index, prompt in enumerate(_column(found, "prompt")):
+            total += 1
+            reason = prompt_fault(prompt)
+            needed = reason is None and (self.known or self.held_out is not None)
+            place = checksum(prompt) if needed else 0.0
+            if reason is None and place in self.known:
+                reason = _KNOWN
+            if reason is None:
+                places[index] = place
+            else:
+                aside.add(index, found[index], reason)
+        if not total:
+            raise InputError(f"dataset: {self.name} {NO_ROWS}")
+        if not places:
+            raise InputError(
+                f"dataset: none of the {total} rows of {self.name} can be used: {next(iter(aside.reasons))}"
+            )
+        aside.report(total)
+        return places
 
-    def __init__(self, name: str, split: str, path: Path | None) -> None:
-        self.name, self.split, self.path = name, split, path
-        self.reasons = Counter[str]()
-        self._seen: set[str] = set()
-        self._written: set[str] | None = None
+    def _divide_stream(self, found: Any, aside: Quarantine) -> tuple[Any, Any | None]:
+        """The same for rows that come later: a share can be taken row by row, a count cannot."""
+        if isinstance(self.held_out, int):
+            raise InputError(
+                f"held_out: {self.held_out} rows cannot be counted off a stream; give a share such as 0.01"
+            )
+        edge = self.held_out or 0.0
 
-    def add(self, index: int, row: Mapping[str, Any], reason: str) -> bool:
-        """Set a row aside; False if it was already, as in the second epoch of a stream."""
-        entry = {"dataset": self.name, "split": self.split, "row": index, "reason": reason, "values": row}
-        line = json.dumps(entry, ensure_ascii=False, default=repr)
-        line = line.encode("utf-8", "replace").decode("utf-8")
-        if line in self._seen:
-            return False
-        self._seen.add(line)
-        self.reasons[reason] += 1
-        # One process of a distributed run writes for all; a run that is resumed does not write a line twice.
-        if self.path is not None and os.environ.get("RANK", "0") == "0":
-            if self._written is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
-                self._written = set(text.split("\n"))
-            if line not in self._written:
-                with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(line + "\n")
-        return True
+        def train(prompt: Any) -> str | None:
+            place = checksum(prompt)
+            return _KNOWN if place in self.known else "" if place < edge else None
 
-    def report(self, total: int | None = None) -> None:
-        count = self.reasons.total()
-        if count:
-            why = ", ".join(f"{number} {reason}" for reason, number in self.reasons.most_common())
-            of, where = f" of {total}" if total is not None else "", f"; see {self.path}" if self.path else ""
-            log.warning("dataset: %d%s rows of %s are left out (%s)%s", count, of, self.name, why, where)
+        def test(prompt: Any) -> str | None:
+            return None if checksum(prompt) < edge else ""
 
-
-class _Gate:
-    """What lets the rows of a stream pass: an object with a state, called by ``IterableDataset.filter``."""
-
-    def __init__(self, aside: _Quarantine, keep: Callable[[Any], str | None]) -> None:
-        self.aside, self.keep = aside, keep
-
-    def __call__(self, row: Mapping[str, Any], index: int) -> bool:
-        reason = prompt_fault(row.get("prompt")) or self.keep(row["prompt"])
-        if reason is None:
-            return True
-        # A stream's end is not seen from here: said at the first bad row, and whenever there are ten times more.
-        if reason and self.aside.add(index, row, reason):
-            count = self.aside.reasons.total()
-            if count == 10 ** (len(str(count)) - 1):
-                self.aside.report()
-        return False
-
-
-def _parts(
-    name: str,
-    split: str,
-    config: str | None,
-    columns: dict[str, str] | None,
-    chat: bool,
-    stream: bool,
-    held_out: int | float | None,
-    quarantine: Path | None,
-    limit: int | None,
-    known: frozenset[float] = frozenset(),
-) -> tuple[Any, Any | None]:
-    """The rows to keep, and those that ``held_out`` takes away; ``known`` prompts are left out of both."""
-    _check_held_out(held_out)
-    if limit is not None and limit < 1:
-        raise InputError(f"limit: {limit} must be 1 or more; leave it out for all rows")
-    made = is_generated(name)
-    found = generated(name, split, limit) if made else read(name, config, split, stream)
-    aside = _Quarantine(name, split, quarantine)
-    if isinstance(found, list):
-        found, broken = _readable(found, aside)
-        if not found:
-            raise InputError(f"dataset: {name} {NO_ROWS}{broken}")
-        present = _names(found)
-        _check_columns(name, columns or {}, present, _sample(found, columns or {}))
-        found = [_mapped_row(row, columns or {}, present) for row in found]
-    else:
-        found = _mapped(found, name, columns or {})
-    if stream and not made:
-        kept, out = _divide_stream(found, name, aside, held_out, known)
-    else:
-        kept, out = _divide(found, name, aside, held_out, known)
-    if limit is not None:
-        kept = kept.take(limit)
-        if stream and not made:
-            import datasets
-
-            kept = datasets.Dataset.from_list(list(kept))
-    return _as_chat(kept, chat), None if out is None else _as_chat(out, chat)
+        parts = [found.filter(Gate(aside, keep), with_indices=True) for keep in (train, test)]
+        # Read up to the first usable row, so that a wrong column is an error before a model is loaded.
+        if next(iter(parts[0]), None) is None:
+            why = next(iter(aside.reasons), None)
+            name = self.name
+            raise InputError(
+                f"dataset: no row of {name} can be used: {why}" if why else f"dataset: {name} {NO_ROWS}"
+            )
+        return parts[0], parts[1] if self.held_out is not None else None
 
 
-def _readable(found: list[Any], aside: _Quarantine) -> tuple[Rows, str]:
+def _readable(found: list[Any], aside: Quarantine) -> tuple[Rows, str]:
     """The rows alone, with what is none set aside; and the first of those in words, for a file without a row."""
     broken = [line for line in found if isinstance(line, Unreadable)]
     for line in broken:
         aside.add(line.number, {"line": line.text}, line.reason)
-    said = f"; line {broken[0].number}: {broken[0].reason}" if broken else ""
-    return [line for line in found if not isinstance(line, Unreadable)], said
+    words = f"; line {broken[0].number}: {broken[0].reason}" if broken else ""
+    return [line for line in found if not isinstance(line, Unreadable)], words
 
 
-def _divide(
-    found: Any, name: str, aside: _Quarantine, held_out: int | float | None, known: frozenset[float]
-) -> tuple[Any, Any | None]:
-    """Check every prompt, and divide rows that are all there."""
+def _dataset(rows: Rows, name: str) -> Any:
     import datasets
 
-    good: list[int] = []
-    places: list[float] = []
-    total = aside.reasons.total()
-    for index, prompt in enumerate(_column(found, "prompt")):
-        total += 1
-        reason = prompt_fault(prompt)
-        place = checksum(prompt) if reason is None and (known or held_out is not None) else 0.0
-        if reason is None and place in known:
-            reason = _KNOWN
-        if reason is None:
-            good.append(index)
-            places.append(place)
-        else:
-            aside.add(index, found[index], reason)
-    if not total:
-        raise InputError(f"dataset: {name} {NO_ROWS}")
-    if not good:
+    try:
+        return datasets.Dataset.from_list(rows)
+    except Exception as error:
         raise InputError(
-            f"dataset: none of the {total} rows of {name} can be used: {next(iter(aside.reasons))}"
-        )
-    aside.report(total)
-    edge = 0.0
-    if held_out is not None:
-        edge = held_out if isinstance(held_out, float) else _edge(places, held_out)
-    train = [index for index, place in zip(good, places, strict=True) if held_out is None or place >= edge]
-    test = [index for index, place in zip(good, places, strict=True) if held_out is not None and place < edge]
-    if not train or (held_out is not None and not test):
-        raise InputError(
-            f"held_out: {held_out} of {name} leaves {len(train)} rows to train on and {len(test)} held out; "
-            "give another count or share"
-        )
-    if isinstance(found, list):
-        rows = cast(Rows, found)
-        try:
-            # Together, so that both parts have the same columns and types.
-            found = datasets.Dataset.from_list([rows[index] for index in good])
-        except Exception as error:
-            raise InputError(
-                f"dataset: {name}: a column holds values of different kinds; write them alike "
-                f"({first_line(error)})"
-            ) from None
-        position = {index: place for place, index in enumerate(good)}
-        train, test = [position[index] for index in train], [position[index] for index in test]
-    whole = len(train) == len(found)
-    return found if whole else found.select(train), found.select(test) if held_out is not None else None
+            f"dataset: {name}: a column holds values of different kinds; write them alike "
+            f"({first_line(error)})"
+        ) from None
 
 
-def _divide_stream(
-    found: Any, name: str, aside: _Quarantine, held_out: int | float | None, known: frozenset[float]
-) -> tuple[Any, Any | None]:
-    """The same for rows that come later: a share can be told of each row alone, a count cannot."""
-    if isinstance(held_out, int):
-        raise InputError(
-            f"held_out: {held_out} rows cannot be counted off a stream; give a share such as 0.01"
-        )
-    edge = held_out or 0.0
-
-    def train(prompt: Any) -> str | None:
-        place = checksum(prompt)
-        return _KNOWN if place in known else "" if place < edge else None
-
-    def test(prompt: Any) -> str | None:
-        return None if checksum(prompt) < edge else ""
-
-    parts = [found.filter(_Gate(aside, keep), with_indices=True) for keep in (train, test)]
-    # The stream is read up to its first usable row, so that a wrong column is found before a model is loaded.
-    if next(iter(parts[0]), None) is None:
-        why = next(iter(aside.reasons), None)
-        raise InputError(
-            f"dataset: no row of {name} can be used: {why}" if why else f"dataset: {name} {NO_ROWS}"
-        )
-    return parts[0], parts[1] if held_out is not None else None
-
-
-_KNOWN = "its prompt is among the held-out rows"
-
-
-def _edge(places: list[float], count: int) -> float:
+def _edge(places: Mapping[int, float], count: int) -> float:
     """Just above the ``count``-th smallest checksum; a prompt's every row counts."""
-    ordered = sorted(places)
+    ordered = sorted(places.values())
     if count >= len(ordered):
         return 1.0
     return next((place for place in ordered[count:] if place > ordered[count - 1]), 1.0)
@@ -330,71 +241,6 @@ def _column(found: Any, name: str) -> Iterable[Any]:
     if isinstance(found, list):
         return (row.get(name) for row in cast(Rows, found))
     return (value for batch in found.select_columns(name).iter(batch_size=1000) for value in batch[name])
-
-
-def _names(found: Rows) -> list[str]:
-    """Every column of the rows: the first need not have all."""
-    return list({name: None for row in found for name in row})
-
-
-def _check_columns(
-    name: str, columns: Mapping[str, str], present: list[str], sample: Mapping[str, Any]
-) -> None:
-    for new, old in columns.items():
-        if new in present and old != new:
-            raise InputError(
-                f"columns.{new}: {name} has a column of that name already; drop or rename it first"
-            )
-        top, _, rest = old.partition(".")
-        if old in present:
-            continue
-        if top not in present:
-            raise InputError(f"columns.{new}: {name} has no column {old!r}; {did_you_mean(old, present)}")
-        inner: Any = sample.get(top)
-        key = rest.partition(".")[0]
-        if not rest or not isinstance(inner, Mapping | list):
-            raise InputError(
-                f"columns.{new}: {old!r} goes into column {top!r} of {name}, which holds "
-                f"{type(inner).__name__}"
-            )
-        if isinstance(inner, Mapping) and key not in inner:
-            raise InputError(f"columns.{new}: {top!r} of {name} has no {key!r}; {did_you_mean(key, inner)}")
-    if "prompt" not in present and "prompt" not in columns:
-        raise InputError(
-            f"dataset: {name} has no column 'prompt', only {', '.join(present)}; name yours with "
-            "--columns.prompt COLUMN"
-        )
-
-
-def _sample(found: Rows, columns: Mapping[str, str]) -> dict[str, Any]:
-    """A value for each column that a path goes into, from the first row that has one."""
-    tops = {old.partition(".")[0] for old in columns.values()}
-    return {top: next((row[top] for row in found if row.get(top) is not None), None) for top in tops}
-
-
-def _mapped_row(row: Mapping[str, Any], columns: Mapping[str, str], present: list[str]) -> dict[str, Any]:
-    """A row of a list under its new names; a nested value is copied out, and its column stays."""
-    moved = {old for old in columns.values() if old in present}
-    new = {wanted: dotted(row, old) for wanted, old in columns.items()}
-    return {**{old: row.get(old) for old in present if old not in moved}, **new}
-
-
-def _mapped(found: Any, name: str, columns: Mapping[str, str]) -> Any:
-    """The same for a dataset or a stream."""
-    sample: Mapping[str, Any] = next(iter(found), {})
-    present: list[str] = list(found.column_names or sample)
-    if not present:
-        raise InputError(f"dataset: {name} {NO_ROWS}")
-    _check_columns(name, columns, present, sample)
-    renamed = {old: new for new, old in columns.items() if old != new and old in present}
-    nested = {new: old for new, old in columns.items() if old not in present}
-    if nested:
-
-        def inner(row: Mapping[str, Any]) -> dict[str, Any]:
-            return {new: dotted(row, old) for new, old in nested.items()}
-
-        found = found.map(inner)
-    return found.rename_columns(renamed) if renamed else found
 
 
 def _as_chat(found: Any, chat: bool) -> Any:

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from gear_rl.arena.faults import Case, cases
 from gear_rl.arena.tiers import TASKS
+from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
-from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import Unreadable, numbered_lines
 from gear_rl.data.spans import token_span
 from gear_rl.engines.trl.replay import prompt_tokens

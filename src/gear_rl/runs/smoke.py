@@ -21,6 +21,7 @@ from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
+from gear_rl.runs.tiny_model import save_tiny_model
 
 STEPS = 2
 GROUP = 4
@@ -43,9 +44,12 @@ SIZES: dict[str, Any] = {
     "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
 }
-DROPPED = (
-    *("generation_batch_size", "steps_per_generation", "num_generations_eval", "model_init_kwargs"),
-    *(
+DROPPED = frozenset(
+    [
+        "generation_batch_size",
+        "steps_per_generation",
+        "num_generations_eval",
+        "model_init_kwargs",
         "fsdp",
         "fsdp_config",
         "deepspeed",
@@ -53,8 +57,6 @@ DROPPED = (
         "accelerator_config",
         "torch_compile",
         "tf32",
-    ),
-    *(
         "fp16",
         "bf16_full_eval",
         "fp16_full_eval",
@@ -62,15 +64,25 @@ DROPPED = (
         "cache_implementation",
         "optim",
         "optim_args",
-    ),
-    *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
-    *("use_transformers_continuous_batching", "use_transformers_paged", "push_to_hub", "hub_model_id"),
-    *("log_completions", "run_name", "resume_from_checkpoint", "load_best_model_at_end", "eval_on_start"),
-    *("activation_checkpointing", "full_determinism", "ddp_backend", "credit_batch_size"),
+        "dataloader_num_workers",
+        "dataloader_prefetch_factor",
+        "dataloader_persistent_workers",
+        "use_transformers_continuous_batching",
+        "use_transformers_paged",
+        "push_to_hub",
+        "hub_model_id",
+        "log_completions",
+        "run_name",
+        "resume_from_checkpoint",
+        "load_best_model_at_end",
+        "eval_on_start",
+        "activation_checkpointing",
+        "full_determinism",
+        "ddp_backend",
+        "credit_batch_size",
+    ]
 )
 """Settings of machines and sizes; the default of each works anywhere."""
-CALLED = "ok"
-"""What the tiny model says instead of a call, or after one."""
 
 
 def spread(completions: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -111,26 +123,14 @@ def smoke(
 def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]:
     """The configuration to run, and for each swapped key what stands there now. Writes into ``folder``."""
     own: dict[str, Any] = {}
-    trainer: dict[str, Any] = {}
     swaps: dict[str, str] = {}
     calls = _example_calls(config)
-
     if config.model.partition("/")[0] != "arena":
         own["model"] = save_tiny_model(folder / "model", calls)
         swaps["model"] = f"a random Qwen3 of two layers, for {config.model}"
-    rows = config.smoke_rows
-    if rows is not None:
-        if len(rows) < 3:
-            raise InputError(f"smoke_rows: {len(rows)} rows are too few for two groups; give 3 or more")
-        file = folder / "rows.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        own |= {"dataset": str(file), "dataset_config": None, "stream": False}
-        swaps["dataset"] = f"the {len(rows)} smoke_rows, for {config.dataset}"
-        if config.held_out is not None:
-            own["held_out"] = 1
-        if config.eval_dataset is not None:
-            tiers = config.eval_dataset if isinstance(config.eval_dataset, dict) else None
-            own["eval_dataset"] = str(file) if tiers is None else dict.fromkeys(tiers, str(file))
+    if config.smoke_rows is not None:
+        own |= _rows_swapped(config, config.smoke_rows, folder / "rows.jsonl")
+        swaps["dataset"] = f"the {len(config.smoke_rows)} smoke_rows, for {config.dataset}"
     elif not _is_local(config.dataset):
         raise InputError(
             f"smoke_rows: missing; {config.dataset!r} may be far away, so give 3 or more of its raw rows in the "
@@ -142,29 +142,47 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
     if config.lora is not None and "r" in config.lora:
         own["lora"] = config.lora | {"r": min(config.lora["r"], 4)}
         swaps["lora"] = f"r {own['lora']['r']}"
+    dropped = [key for key in config.trainer if key.startswith(("vllm_", "hub_")) or key in DROPPED]
+    if dropped:
+        swaps["left out"] = ", ".join(dropped)
+    small = config.model_copy(update=own)
+    small.trainer = _small_settings(config, folder, dropped, tiny="model" in own, tools=bool(calls))
+    sizes = ("max_steps", "num_generations", "max_completion_length", "max_tool_calling_iterations")
+    swaps["sizes"] = ", ".join(f"{key} {small.trainer[key]}" for key in sizes if key in small.trainer)
+    swaps["machine"] = "CPU, no vLLM; output in a folder that goes away"
+    return small, swaps
 
-    for key, value in config.trainer.items():
-        if key.startswith(("vllm_", "hub_")) or key in DROPPED:
-            swaps.setdefault("left out", "")
-            swaps["left out"] += f"{', ' if swaps['left out'] else ''}{key}"
-        else:
-            trainer[key] = value
+
+def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> dict[str, Any]:
+    """The keys that make the run read ``rows``, for training and evaluation; writes them to ``file``."""
+    if len(rows) < 3:
+        raise InputError(f"smoke_rows: {len(rows)} rows are too few for two groups; give 3 or more")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    own: dict[str, Any] = {"dataset": str(file), "dataset_config": None, "stream": False}
+    if config.held_out is not None:
+        own["held_out"] = 1
+    if config.eval_dataset is not None:
+        tiers = config.eval_dataset if isinstance(config.eval_dataset, dict) else None
+        own["eval_dataset"] = str(file) if tiers is None else dict.fromkeys(tiers, str(file))
+    return own
+
+
+def _small_settings(
+    config: RunConfig, folder: Path, dropped: Sequence[str], *, tiny: bool, tools: bool
+) -> dict[str, Any]:
+    """The trainer's settings without those dropped, in sizes for a ``tiny`` model that may call ``tools``."""
+    trainer = {key: value for key, value in config.trainer.items() if key not in dropped}
     trainer |= SIZES | {"use_vllm": False, "output_dir": str(folder / "out")}
-    if "model" in own:
-        length = 320 if calls else 32
+    if tiny:
+        length = 320 if tools else 32
         trainer["max_completion_length"] = min(config.trainer.get("max_completion_length", length), length)
-    if calls:
+    if tools:
         trainer["max_tool_calling_iterations"] = 2
     if config.trainer.get("reward_weights"):
         trainer["reward_weights"] = [*config.trainer["reward_weights"], 1.0]
     if config.trainer.get("record_file"):
         trainer["record_file"] = str(folder / "records.jsonl")
-    sizes = ("max_steps", "num_generations", "max_completion_length", "max_tool_calling_iterations")
-    swaps["sizes"] = ", ".join(f"{key} {trainer[key]}" for key in sizes if key in trainer)
-    swaps["machine"] = "CPU, no vLLM; output in a folder that goes away"
-    small = config.model_copy(update=own)
-    small.trainer = trainer
-    return small, swaps
+    return trainer
 
 
 def _check_settings(config: RunConfig) -> None:
@@ -187,91 +205,6 @@ def _check_rows(quarantine: Path) -> None:
         raise InputError(
             f"smoke_rows: {1 + len(more)} cannot be used; the first is row {entry['row']}: {entry['reason']}"
         )
-
-
-def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
-    """A folder with a random Qwen3 and a byte tokenizer with TRL's Qwen3 chat template.
-
-    With ``calls`` (JSON of tool calls) the model begins every turn by a coin: one of them, or plain text. No
-    training makes a random model call tools, so the few transitions that it takes are written into its head.
-    """
-    import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    from gear_rl.arena.model import chat_template
-
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    markup = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
-    # A call is one token, so that a model without memory can say it.
-    bodies = [f"\n{call}\n" for call in calls]
-    bpe.add_tokens([AddedToken(text, normalized=False) for text in (*markup, *bodies)])
-    tokenizer: Any = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
-    )
-    tokenizer.chat_template = chat_template("qwen3.jinja")
-    torch.manual_seed(0)
-    width = 64
-    model: Any = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=32768,
-            tie_word_embeddings=False,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
-    with torch.no_grad():
-        for parameter in model.model.layers.parameters():
-            if parameter.dim() > 1:
-                # Strong, or student and teacher see the same; but not so strong that no call gets through.
-                parameter.mul_(4.0 if bodies else 6.0)
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        embedding.normal_()
-        head.normal_(std=0.2)
-        # One coordinate is the same in every state, so that every token may be the last: about one in ten is.
-        embedding[:, 0] = 4.0
-        head[:, 0] = 0.0
-        head[tokenizer.eos_token_id, 0] = 1.2
-
-        def follows(token: int, then: int, logit: float) -> None:
-            seen = embedding[token].clone()
-            seen[0] = 0.0
-            head[then] += logit * seen / (seen.norm() * math.sqrt(width))  # states have length sqrt(width)
-
-        def ids(text: str) -> list[int]:
-            return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-        [opens], [closes], [end], [line] = (
-            ids("<tool_call>"),
-            ids("</tool_call>"),
-            ids("<|im_end|>"),
-            ids("\n"),
-        )
-        for body in bodies:
-            follows(opens, ids(body)[0], 24.0)
-            follows(ids(body)[0], closes, 24.0)
-        if bodies:
-            follows(line, opens, 24.0)
-            follows(line, ids(CALLED)[0], 21.0)
-            follows(closes, end, 24.0)
-            for token, then in zip(ids(CALLED), [*ids(CALLED)[1:], end], strict=True):
-                follows(token, then, 24.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def _example_calls(config: RunConfig) -> list[str]:
@@ -328,7 +261,16 @@ def _is_local(dataset: str) -> bool:
 
 def _checked(trainer: Any) -> str:
     """What the run did, in one line; ``InputError`` if a part of the recipe did nothing at all."""
-    logs: list[dict[str, Any]] = trainer.state.log_history
+    _check_rewards(trainer)
+    parts = [f"{trainer.state.global_step} steps"]
+    if trainer.credit.needs:
+        parts += _credit_facts(trainer)
+    if trainer.tools:
+        parts += _tool_facts(trainer)
+    return ", ".join(parts)
+
+
+def _check_rewards(trainer: Any) -> None:
     for name, values in trainer._logs["rewards"].items():
         if all(value is None or math.isnan(value) for value in values):
             columns = ", ".join(trainer.train_dataset.column_names)
@@ -337,36 +279,36 @@ def _checked(trainer: Any) -> str:
                 f"have {columns}"
             )
 
-    def total(key: str) -> int:
-        return int(sum(entry.get(key, 0.0) for entry in logs))
 
-    scored, without = total("gear/scored"), total("gear/fallback/no_context")
-    parts = [f"{trainer.state.global_step} steps"]
-    if trainer.credit.needs:
-        if without and not scored:
-            raise InputError(
-                f"credit: none of {without} completions had a privileged context, so {trainer.credit.name!r} did "
-                "nothing; check privileged_sources, the columns and the environment's privileged_context()"
-            )
-        parts.append(f"{scored} completions scored for {trainer.credit.name}")
-        if without:
-            parts.append(f"{without} without a privileged context")
-    if trainer.tools:
-        calls = round(BATCH * sum(entry.get("tools/call_frequency", 0.0) for entry in logs))
-        kinds = sorted({key for entry in logs for key in entry if key.startswith("gear/tools/")})
-        failed = ", ".join(f"{total(key)} {key.rpartition('/')[2]}" for key in kinds if total(key))
-        parts.append(
-            f"{calls} tool calls with made-up arguments" + (f" (failed: {failed})" if failed else "")
+def _total(trainer: Any, key: str) -> int:
+    return int(sum(entry.get(key, 0.0) for entry in trainer.state.log_history))
+
+
+def _credit_facts(trainer: Any) -> list[str]:
+    scored, without = _total(trainer, "gear/scored"), _total(trainer, "gear/fallback/no_context")
+    if without and not scored:
+        raise InputError(
+            f"credit: none of {without} completions had a privileged context, so {trainer.credit.name!r} did "
+            "nothing; check privileged_sources, the columns and the environment's privileged_context()"
         )
-        answers = [
-            str(message["content"])
-            for messages in trainer._logs["completion"]
-            for message in (messages if isinstance(messages, list) else ())
-            if message["role"] == "tool"
-        ]
-        if answers:
-            parts.append(f"a tool's answer: {answers[0][:100]}")
-    return ", ".join(parts)
+    facts = [f"{scored} completions scored for {trainer.credit.name}"]
+    return [*facts, f"{without} without a privileged context"] if without else facts
+
+
+def _tool_facts(trainer: Any) -> list[str]:
+    logs: list[dict[str, Any]] = trainer.state.log_history
+    calls = round(BATCH * sum(entry.get("tools/call_frequency", 0.0) for entry in logs))
+    kinds = sorted({key for entry in logs for key in entry if key.startswith("gear/tools/")})
+    totals = {key.rpartition("/")[2]: _total(trainer, key) for key in kinds}
+    failed = ", ".join(f"{total} {kind}" for kind, total in totals.items() if total)
+    facts = [f"{calls} tool calls with made-up arguments" + (f" (failed: {failed})" if failed else "")]
+    answers = [
+        str(message["content"])
+        for messages in trainer._logs["completion"]
+        for message in (messages if isinstance(messages, list) else ())
+        if message["role"] == "tool"
+    ]
+    return [*facts, f"a tool's answer: {answers[0][:100]}"] if answers else facts
 
 
 def _where(error: BaseException) -> str:

@@ -1,0 +1,115 @@
+"""A random Qwen3 of two layers that any CPU can train, and that can be made to call tools."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CALLED = "ok"
+"""What the tiny model says instead of a call, or after one."""
+WIDTH = 64
+_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+
+def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
+    """A folder with a random Qwen3 and a byte tokenizer with TRL's Qwen3 chat template.
+
+    With ``calls`` (JSON of tool calls) the model begins every turn by a coin: one of them, or plain text. No
+    training makes a random model call tools, so the few transitions that it takes are written into its head.
+    """
+    import torch
+
+    # A call is one token, so that a model without memory can say it.
+    bodies = [f"\n{call}\n" for call in calls]
+    tokenizer = _tokenizer(bodies)
+    torch.manual_seed(0)
+    model = _model(tokenizer)
+    with torch.no_grad():
+        # Strong, or student and teacher see the same; but not so strong that no call gets through.
+        _spread_weights(model, tokenizer.eos_token_id, layers=4.0 if bodies else 6.0)
+        if bodies:
+            _write_calls(model, tokenizer, bodies)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def _tokenizer(bodies: Sequence[str]) -> Any:
+    """Bytes, and one token each for the markup of chat and calls and for the ``bodies``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from gear_rl.arena.model import chat_template
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in _SPECIALS])
+    bpe.add_tokens([AddedToken(text, normalized=False) for text in (*_MARKUP, *bodies)])
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
+    )
+    tokenizer.chat_template = chat_template("qwen3.jinja")
+    return tokenizer
+
+
+def _model(tokenizer: Any) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def _spread_weights(model: Any, end: int, *, layers: float) -> None:
+    """Make the predictions differ from token to token: the layers times ``layers``, embedding and head anew."""
+    for parameter in model.model.layers.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(layers)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding.normal_()
+    head.normal_(std=0.2)
+    # One coordinate is the same in every state, so that every token may be the last: about one in ten is.
+    embedding[:, 0] = 4.0
+    head[:, 0] = 0.0
+    head[end, 0] = 1.2
+
+
+def _write_calls(model: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
+    """Write into the head what follows what: a line break, then a call with its markup or ``CALLED``, the end."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+
+    def follows(token: int, then: int, logit: float) -> None:
+        state = embedding[token].clone()
+        state[0] = 0.0
+        head[then] += logit * state / (state.norm() * math.sqrt(WIDTH))  # states have length sqrt(width)
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    [opens], [closes], [end], [line] = map(ids, ("<tool_call>", "</tool_call>", "<|im_end|>", "\n"))
+    for body in bodies:
+        follows(opens, ids(body)[0], 24.0)
+        follows(ids(body)[0], closes, 24.0)
+    follows(line, opens, 24.0)
+    follows(line, ids(CALLED)[0], 21.0)
+    follows(closes, end, 24.0)
+    for token, then in zip(ids(CALLED), [*ids(CALLED)[1:], end], strict=True):
+        follows(token, then, 24.0)
