@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TASKS
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import AsJson, Out, command_line, deliver, measured
 from gear_rl.errors import InputError, did_you_mean
@@ -13,7 +14,7 @@ from gear_rl.errors import InputError, did_you_mean
 PROGRAM = "python -m benchmarks"
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Peers = Annotated[str, typer.Option(help="all or none.")]
-Task = Annotated[str, typer.Option(help="What to train on: chain or ledger.")]
+Task = Annotated[str, typer.Option(help=f"What to train on: {' or '.join(TASKS)}.")]
 Tier = Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")]
 Rollouts = Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")]
 Say = Callable[[str], None]
@@ -129,8 +130,8 @@ def methods(
     method: Annotated[
         list[str] | None, typer.Option(help="Only this method (may be repeated); else all.")
     ] = None,
-    task: Task = "chain",
-    tier: Tier = "default",
+    task: Task = DEFAULT_TASK,
+    tier: Tier = DEFAULT_TIER,
     steps: Annotated[int, typer.Option(help="Steps per run; the first does not count.")] = 4,
     repeats: Annotated[int, typer.Option(help="Runs of every method.")] = 3,
     rollouts: Rollouts = 64,
@@ -165,8 +166,8 @@ def step(
     method: Annotated[
         str, typer.Option(help="The method; its settings after a colon, as in gear:alpha=2.")
     ] = "gear",
-    task: Task = "chain",
-    tier: Tier = "default",
+    task: Task = DEFAULT_TASK,
+    tier: Tier = DEFAULT_TIER,
     steps: Annotated[int, typer.Option(help="Steps of both per repeat; the first does not count.")] = 6,
     repeats: Annotated[int, typer.Option(help="How often both are trained.")] = 5,
     rollouts: Rollouts = 64,
@@ -183,13 +184,13 @@ def step(
     _check_groups(rollouts)
     from benchmarks.step import bench_step
     from benchmarks.tables import CELLS
-    from gear_rl.cli.laboratory import ALIASES
+    from gear_rl.runs.arena import known_task
     from gear_rl.runs.versions import machine
 
     show_log()
     result = bench_step(
         credit,
-        task=ALIASES.get(task, task),
+        task=known_task(task).name,
         tier=tier,
         steps=steps,
         repeats=repeats,

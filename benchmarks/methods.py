@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
+from gear_rl.arena.task import DEFAULT_TASK
 from gear_rl.cli.results import Cells
 from gear_rl.errors import InputError
-from gear_rl.runs.arena import arena_config, rewards_for
+from gear_rl.runs.arena import arena_config
 from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
@@ -29,7 +30,7 @@ BASE = "uniform"
 def bench_methods(
     names: Sequence[str],
     *,
-    task: str = "chain",
+    task: str = DEFAULT_TASK,
     tier: str = "default",
     steps: int = 4,
     repeats: int = 3,
@@ -87,7 +88,6 @@ def bench_methods(
 def _steps_of(name: str, task: str, tier: str, steps: int, rollouts: int, seed: int) -> tuple[float, float]:
     """Mean seconds of a step after the first, and the share of them that the credit pass took."""
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder:
-        reward = rewards_for(name, task)
         trainer = make_trainer(
             arena_config(
                 task,
@@ -97,7 +97,6 @@ def _steps_of(name: str, task: str, tier: str, steps: int, rollouts: int, seed: 
                 steps=steps,
                 output_dir=folder,
                 rollouts_per_step=rollouts,
-                reward=reward,
             )
         )
         for printer in (PrinterCallback, ProgressCallback):

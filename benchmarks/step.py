@@ -18,6 +18,7 @@ from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from benchmarks.methods import BASE
+from gear_rl.arena.task import DEFAULT_TASK
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import build_method
@@ -34,7 +35,7 @@ both, and the rest; TRL's loss and its derivative. Rewards, optimizer and traine
 def bench_step(
     credit: str | dict[str, Any],
     *,
-    task: str = "chain",
+    task: str = DEFAULT_TASK,
     tier: str = "default",
     steps: int = 6,
     repeats: int = 5,
@@ -182,7 +183,7 @@ def _both(
     """The clocks of GRPO and of the method after one run of both."""
     clocks, lock, errors = (_Clock(), _Clock()), _TurnLock(first=repeat % 2), list[BaseException]()
     threads = torch.get_num_threads()
-    # Both are judged alike, by what the method wants to be judged by.
+    # Both are judged alike, by the rewards that the method needs.
     reward = rewards_for(credit, task)
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, ExitStack() as stack:
         trainers = [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import gear_rl
+from gear_rl.arena.task import all_tasks
 
 ROOT = Path(gear_rl.__file__).parent
 GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records"}
@@ -28,7 +29,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "lab": GROUND | {"view"},
     "credit": GROUND | {"signals"},
     "engines": GROUND | {"signals", "credit", "view"},
-    "arena": GROUND | {"signals", "view"},
+    "arena": GROUND | {"signals"},
     "data": GROUND | {"arena"},
     "runs": BELOW_RUNS,
     "experiments": EVERYTHING,
@@ -66,6 +67,21 @@ def test_imports_point_down(path: Path):
     assert "gear_rl" not in imports_of(path) or room == "cli", (
         "import from the room, not through the front door"
     )
+
+
+def test_no_file_outside_the_arena_names_a_task():
+    """Else a task would be more than a folder and a line: texts and defaults come from the catalogue too."""
+    names = {name for task in all_tasks() for name in (task.name, *task.aliases)}
+    assert names >= {"chain", "ledger"}
+    named = [
+        f"{path.relative_to(ROOT)}, line {node.lineno}: {node.value!r}"
+        for path in FILES
+        if room_of(path) != "arena"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value in names or node.value.startswith(tuple(f"arena/{name}" for name in names))
+    ]
+    assert not named, "use the task that gear_rl.arena.task.get_task returns: " + "; ".join(named)
 
 
 def test_typer_is_imported_in_the_command_line_alone():

@@ -7,7 +7,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
-from gear_rl.runs.arena import arena_config, rewards_for
+from gear_rl.runs.arena import arena_config
 from gear_rl.runs.machine import quiet_libraries
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.traits import distillation_of
@@ -39,7 +39,6 @@ def _history_of(name: str, folder, changes):
             steps=STEPS,
             output_dir=str(folder),
             rollouts_per_step=8 if name in AGENTS else 16,
-            reward=rewards_for(name, task),
             record_file=str(folder / "records.jsonl"),
             **changes,
         )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.arena.chain import problem as chain
-from gear_rl.arena.self_test import self_test
-from gear_rl.arena.tiers import TIERS, Tier
+from gear_rl.arena.chain.self_test import self_test
+from gear_rl.arena.chain.tiers import TIERS, Tier
 
 tiers = st.sampled_from(sorted(TIERS))
 seeds = st.integers(0, 1 << 40)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena import evaluate, model
+from gear_rl.arena import evaluate, faults, model
 from gear_rl.arena.chain import check
 from gear_rl.arena.chain import problem as chain
 
@@ -22,11 +22,11 @@ def test_auc_counts_the_pairs(positives: list[float], negatives: list[float]) ->
     for p in positives:
         for n in negatives:
             won += 1.0 if p > n else 0.5 if p == n else 0.0
-    assert check.auc(positives, negatives) == pytest.approx(won / (len(positives) * len(negatives)))
+    assert faults.auc(positives, negatives) == pytest.approx(won / (len(positives) * len(negatives)))
 
 
 def test_auc_of_nothing_is_nan() -> None:
-    assert math.isnan(check.auc([], [1.0]))
+    assert math.isnan(faults.auc([], [1.0]))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_auc_of_nothing_is_nan() -> None:
     [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([1, 2, 3], [1, 2], None)],
 )
 def test_first_difference(ids: list[int], gold: list[int], expected: int | None) -> None:
-    assert check.first_difference(ids, gold) == expected
+    assert faults.first_difference(ids, gold) == expected
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_rl.arena import self_test
 from gear_rl.arena.ledger import env as ledger_env
 from gear_rl.arena.ledger import episodes as ledger_episodes
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.env import LedgerEnv
 from gear_rl.arena.ledger.problem import Call
-from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
+from gear_rl.arena.ledger.self_test import self_test
+from gear_rl.arena.ledger.tiers import TIERS, LedgerTier
 
-tiers = st.sampled_from(sorted(LEDGER_TIERS))
+tiers = st.sampled_from(sorted(TIERS))
 seeds = st.integers(0, 1 << 40)
 patient = settings(deadline=None)
 NUM_ALIASES = {"easy": {1}, "default": {1}, "hard": {2, 3}}
@@ -40,20 +40,20 @@ def apply(env: Any, made: list[Call]) -> list[Any]:
 
 
 def test_every_promise_of_the_self_test_is_kept() -> None:
-    """Here for a part of the held-out problems; `ledger_self_test()` goes through them all in ten seconds."""
-    assert self_test.ledger_self_test(num=100) == dict.fromkeys(LEDGER_TIERS, 100)
+    """Here for a part of the held-out problems; `self_test()` goes through them all in ten seconds."""
+    assert self_test(num=100) == dict.fromkeys(TIERS, 100)
 
 
 def test_self_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LedgerEnv, "get_reward", lambda self: 1.0)
     with pytest.raises(AssertionError, match="broken promise"):
-        self_test.ledger_self_test(["easy"])
+        self_test(["easy"])
 
 
 @patient
 @given(seed=seeds, tier=tiers)
 def test_generate_is_deterministic_and_keeps_to_its_tier(seed: int, tier: str) -> None:
-    problem, knobs = ledger.generate(seed, tier), LEDGER_TIERS[tier]
+    problem, knobs = ledger.generate(seed, tier), TIERS[tier]
     assert problem == ledger.generate(seed, knobs)
     words = (*problem.source.words, *problem.target.words)
     assert knobs.hops[0] <= len(words) <= knobs.hops[1]
@@ -123,7 +123,7 @@ def test_rows_hold_no_secret() -> None:
 
 
 def test_fingerprints_tell_tiers_apart() -> None:
-    assert len({ledger.fingerprint(tier, num=32) for tier in LEDGER_TIERS}) == len(LEDGER_TIERS)
+    assert len({ledger.fingerprint(tier, num=32) for tier in TIERS}) == len(TIERS)
 
 
 def test_the_task_imports_no_torch() -> None:
@@ -376,7 +376,7 @@ def test_a_planted_episode_has_one_wrong_call_and_true_answers(
         assert made[planted.turn].name in ledger.confusable(gold[planted.turn].name)
 
 
-@pytest.mark.parametrize("tier", sorted(LEDGER_TIERS))
+@pytest.mark.parametrize("tier", sorted(TIERS))
 def test_faults_stand_at_aliases_where_they_can(tier: str) -> None:
     problems = [ledger.generate(seed, tier) for seed in range(100)]
     turns = [ledger_episodes.plant(problem, 0).turn for problem in problems]

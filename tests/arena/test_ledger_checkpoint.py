@@ -9,6 +9,7 @@ from gear_rl.arena import model
 from gear_rl.arena.ledger import check as ledger_check
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.episodes import episode, prompt_ids, tokens
+from gear_rl.arena.task import Reference, all_tasks
 from gear_rl.methods.gear import Gear
 
 torch.set_num_threads(1)
@@ -22,8 +23,7 @@ def loaded() -> Loaded:
 
 def test_the_checkpoints_are_small() -> None:
     sizes = {
-        task: sum(file.stat().st_size for file in folder.iterdir())
-        for task, folder in model.CHECKPOINTS.items()
+        task.name: sum(file.stat().st_size for file in task.checkpoint.iterdir()) for task in all_tasks()
     }
     assert 1_000_000 < sizes["ledger"] < 2_500_000
     assert sum(sizes.values()) < 5_000_000
@@ -43,12 +43,12 @@ def test_a_planted_fault_shows_where_it_is(loaded: Loaded) -> None:
 def test_localisation_says_when_there_are_too_few_problems(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "HELD_OUT", range(7))
+    monkeypatch.setattr(ledger_check, "HELD_OUT", range(7))
     with pytest.raises(ValueError, match="n: 8 is not possible; faults fit into 7 held-out problems"):
         ledger_check.localisation(*loaded, "easy", n=8, onset_of=Gear().onsets)
 
 
-def _choices(loaded: Loaded, reference: ledger.Reference, words: Any) -> list[float]:
+def _choices(loaded: Loaded, reference: Reference, words: Any) -> list[float]:
     """The probability of the right tool in the look-ups whose word is among `words`, along gold episodes."""
     network, tokenizer = loaded
     found: list[float] = []

@@ -10,9 +10,10 @@ import torch
 from gear_rl.arena import model
 from gear_rl.arena.ledger import env as ledger_env
 from gear_rl.arena.ledger import problem as ledger
-from gear_rl.arena.ledger import recipe as ledger_warm_start
+from gear_rl.arena.ledger import recipe
 from gear_rl.arena.ledger.episodes import episode, plant, prompt_ids, tokens, turn_text
-from gear_rl.arena.tiers import LEDGER_TIERS
+from gear_rl.arena.ledger.tiers import TIERS
+from gear_rl.arena.task import TEMPLATE
 from gear_rl.signals.answers import answer_regions
 
 Messages = list[dict[str, Any]]
@@ -41,7 +42,7 @@ def _trl_suffix(tokenizer: Any, answer: dict[str, Any]) -> list[int]:
     return GRPOTrainer._get_tool_suffix_ids(trainer, [answer])
 
 
-@pytest.mark.parametrize("tier", sorted(LEDGER_TIERS))
+@pytest.mark.parametrize("tier", sorted(TIERS))
 @pytest.mark.parametrize("reference", ["none", "trace", "answer", "shuffled"])
 def test_ids_joined_turn_by_turn_are_those_of_the_whole(tokenizer: Any, tier: str, reference: Any) -> None:
     for seed in range(12):
@@ -59,7 +60,7 @@ def test_ids_joined_turn_by_turn_are_those_of_the_whole(tokenizer: Any, tier: st
             mask += [message["role"] == "assistant"] * len(new)
         text = problem.text
         if context is not None:
-            text = ledger.TEMPLATE.format(prompt=text, privileged_context=context)
+            text = TEMPLATE.format(prompt=text, privileged_context=context)
         whole = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}, *made],
             tools=ledger_env.tools(tier),
@@ -74,26 +75,26 @@ def test_ids_joined_turn_by_turn_are_those_of_the_whole(tokenizer: Any, tier: st
 @pytest.mark.parametrize("distractors", [0, 1, 2])
 def test_the_warm_start_trains_on_these_ids_and_counts_these_tokens(tokenizer: Any, distractors: int) -> None:
     tier = {0: "easy", 1: "default", 2: "hard"}[distractors]
-    chosen = set(tokenizer.convert_tokens_to_ids(list(ledger_warm_start.TOOLS)))
+    chosen = set(tokenizer.convert_tokens_to_ids(list(recipe.TOOLS)))
     for seed in range(10):
         problem = ledger.generate(seed, tier)
         made = episode(problem).messages
-        demonstration = ledger_warm_start.Demonstration(
+        demonstration = recipe.Demonstration(
             content=problem.text,
             distractors=distractors,
             turns=tuple(turn_text(message) for message in made if message["role"] == "assistant"),
             answers=tuple(message["content"] for message in made if message["role"] == "tool"),
             departed=None,
         )
-        text = ledger_warm_start._text(demonstration, ledger_warm_start._prompts())
+        text = recipe._text(demonstration, recipe._prompts())
         ids, mask = tokens(tokenizer, made)
         prompt = prompt_ids(tokenizer, problem, tier)
         assert tokenizer(text)["input_ids"] == prompt + ids
         expected = [False] * len(prompt) + mask
-        counted = ledger_warm_start._counted(tokenizer, prompt + ids, None, chosen)
+        counted = recipe._counted(tokenizer, prompt + ids, None, chosen)
         assert counted == expected
         # A departed turn loses one token: its choice of tool.
-        counted = ledger_warm_start._counted(tokenizer, prompt + ids, 0, chosen)
+        counted = recipe._counted(tokenizer, prompt + ids, 0, chosen)
         lost = [i for i, (one, other) in enumerate(zip(counted, expected, strict=True)) if one != other]
         assert [tokenizer.decode([ids[i - len(prompt)]]) for i in lost] == [ledger.calls(problem)[0].name]
 
@@ -110,7 +111,7 @@ def test_one_decision_is_one_token(tokenizer: Any) -> None:
         assert [piece for piece in _pieces(tokenizer, problem.text) if piece in said] == said
 
 
-@pytest.mark.parametrize("tier", sorted(LEDGER_TIERS))
+@pytest.mark.parametrize("tier", sorted(TIERS))
 def test_turns_and_prompts_are_short(tokenizer: Any, tier: str) -> None:
     for seed in range(40):
         problem = ledger.generate(seed, tier)
@@ -136,13 +137,13 @@ def test_the_chat_template_is_one_that_trl_can_parse(tokenizer: Any) -> None:
 
 def test_no_name_hides_in_the_boilerplate(tokenizer: Any) -> None:
     """A name inside another word would cut that word in pieces."""
-    for before, after in ledger_warm_start._prompts():
+    for before, after in recipe._prompts():
         for atom in (*ledger.PERSONS, *ledger.ITEMS, *ledger.ALIASES):
             assert atom not in before + after
-    assert len({*ledger_warm_start.ATOMS}) == len(ledger_warm_start.ATOMS)
+    assert len({*recipe.ATOMS}) == len(recipe.ATOMS)
 
 
-@pytest.mark.parametrize("tier", sorted(LEDGER_TIERS))
+@pytest.mark.parametrize("tier", sorted(TIERS))
 def test_the_answer_of_a_rollout_is_whom_it_pays(tokenizer: Any, tier: str) -> None:
     """Both names and the amount that the student writes stand in the region, and no look-up does."""
     problem = ledger.generate(3, tier)

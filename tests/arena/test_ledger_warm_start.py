@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gear_rl.arena import model
-from gear_rl.arena.chain import recipe as warm_start
 from gear_rl.arena.ledger import problem as ledger
-from gear_rl.arena.ledger import recipe as ledger_warm_start
-from gear_rl.arena.ledger.recipe import LedgerRecipe
-from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
+from gear_rl.arena.ledger import recipe as warm_start
+from gear_rl.arena.ledger.recipe import LedgerRecipe, build_ledger
+from gear_rl.arena.ledger.tiers import TIERS, LedgerTier
+from gear_rl.arena.task import get_task
 
 torch.set_num_threads(1)
 TINY = LedgerRecipe(
@@ -41,11 +41,11 @@ def test_build_repeats_itself_to_the_byte_and_measures_from_outside(tmp_path: Pa
         seen.append(network.config.vocab_size >= len(tokenizer))
         return 0.25
 
-    first = warm_start.build(tmp_path / "a", task="ledger", recipe=TINY, progress=False)
-    second = warm_start.build(tmp_path / "b", 0, task="ledger", recipe=TINY, measure=measure)
+    first = build_ledger(tmp_path / "a", recipe=TINY, progress=False)
+    second = build_ledger(tmp_path / "b", 0, recipe=TINY, measure=measure)
     assert seen == [True, True]  # 6 steps, every 3
     assert _digest(first) == _digest(second)
-    assert _digest(first)["tokenizer.json"] == _digest(model.CHECKPOINTS / "ledger")["tokenizer.json"]
+    assert _digest(first)["tokenizer.json"] == _digest(get_task("ledger").checkpoint)["tokenizer.json"]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert threads == 2
@@ -55,11 +55,6 @@ def test_build_repeats_itself_to_the_byte_and_measures_from_outside(tmp_path: Pa
     network, tokenizer = model.load(first, task="ledger")
     assert {p.dtype for p in network.parameters()} == {torch.float32}
     assert tokenizer.decode(tokenizer("pay 37 from bob")["input_ids"]) == "pay 37 from bob"
-
-
-def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"task: 'chian' is not one of chain, ledger"):
-        warm_start.build(tmp_path, task="chian")
 
 
 def _drawn(reference: str, misread_rate: float, **changes: Any) -> list[tuple[Any, ledger.Problem]]:
@@ -79,7 +74,7 @@ def _drawn(reference: str, misread_rate: float, **changes: Any) -> list[tuple[An
         patch.setattr(ledger, "generate", spy)
         for _ in range(60):
             recipe = LedgerRecipe(**changes)
-            made = ledger_warm_start._demonstration(rng, LEDGER_TIERS["hard"], weights, recipe, misread_rate)
+            made = warm_start._demonstration(rng, TIERS["hard"], weights, recipe, misread_rate)
             found.append((made, problems[-1]))
     return found
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gear_rl.arena import model
 from gear_rl.arena.chain import problem as chain
+from gear_rl.arena.chain.tiers import TIERS
 from gear_rl.arena.evaluate import accuracy, prompt_text
-from gear_rl.arena.tiers import TIERS
+from gear_rl.arena.task import get_task
 
 torch.set_num_threads(1)
 Loaded = tuple[Any, Any]
@@ -101,7 +102,7 @@ def test_the_chat_template_preserves_prefixes(loaded: Loaded) -> None:
 
 
 def test_the_checkpoint_is_small() -> None:
-    size = sum(file.stat().st_size for file in model.CHECKPOINTS["chain"].iterdir())
+    size = sum(file.stat().st_size for file in get_task("chain").checkpoint.iterdir())
     assert 1_000_000 < size < 2_500_000
 
 
@@ -110,14 +111,14 @@ def test_the_student_is_careless_and_the_teacher_is_not(loaded: Loaded) -> None:
     assert {p.dtype for p in network.parameters()} == {torch.float32}
     rows = chain.rows("default", num=128, first_seed=0)
     state = torch.random.get_rng_state()
-    student = accuracy(network, tokenizer, rows)
+    student = accuracy(network, tokenizer, rows, chain.chain_reward)
     assert torch.equal(state, torch.random.get_rng_state())
     assert 0.15 <= sum(student) / 128 <= 0.55
-    assert student == accuracy(network, tokenizer, rows)
-    teacher = accuracy(network, tokenizer, rows, teacher=True)
+    assert student == accuracy(network, tokenizer, rows, chain.chain_reward)
+    teacher = accuracy(network, tokenizer, rows, chain.chain_reward, teacher=True)
     assert sum(teacher) / 128 >= 0.75
     shuffled = chain.rows("default", num=128, first_seed=0, reference="shuffled")
-    assert sum(accuracy(network, tokenizer, shuffled, teacher=True)) / 128 < 0.6
+    assert sum(accuracy(network, tokenizer, shuffled, chain.chain_reward, teacher=True)) / 128 < 0.6
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import torch
 
 from gear_rl.arena import model
 from gear_rl.arena.chain import problem as chain
-from gear_rl.arena.chain import recipe as warm_start
-from gear_rl.arena.tiers import Tier
+from gear_rl.arena.chain import recipe
+from gear_rl.arena.chain.tiers import Tier
+from gear_rl.arena.task import get_task
 
-TINY = warm_start.Recipe(
+TINY = recipe.Recipe(
     competence_steps=7,
     copy_steps=2,
     short_steps=2,
@@ -29,10 +30,10 @@ def _digest(folder: Path) -> dict[str, str]:
 
 def test_build_repeats_itself_to_the_byte(tmp_path: Path) -> None:
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    first = _digest(warm_start.build(tmp_path / "a", seed=3, recipe=TINY, progress=False))
+    first = _digest(recipe.build_chain(tmp_path / "a", seed=3, recipe=TINY, progress=False))
     assert "model.safetensors" in first
-    assert first == _digest(warm_start.build(tmp_path / "b", seed=3, recipe=TINY, progress=False))
-    other = _digest(warm_start.build(tmp_path / "c", seed=4, recipe=TINY, progress=False))
+    assert first == _digest(recipe.build_chain(tmp_path / "b", seed=3, recipe=TINY, progress=False))
+    other = _digest(recipe.build_chain(tmp_path / "c", seed=4, recipe=TINY, progress=False))
     assert first["model.safetensors"] != other["model.safetensors"]
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -42,15 +43,15 @@ def test_build_repeats_itself_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_progress_shows_loss_and_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    warm_start.build(tmp_path, recipe=TINY)
+    recipe.build_chain(tmp_path, recipe=TINY)
     shown = capsys.readouterr().out
     assert "10/10" in shown and "loss" in shown and "accuracy" in shown
 
 
 def test_the_tokenizer_comes_out_as_shipped(tmp_path: Path) -> None:
     """The shipped tokenizer is the one seed 0 makes: the checkpoint is not older than the code."""
-    warm_start.build(tmp_path, seed=0, recipe=TINY, progress=False)
-    assert _digest(tmp_path)["tokenizer.json"] == _digest(model.CHECKPOINTS["chain"])["tokenizer.json"]
+    recipe.build_chain(tmp_path, seed=0, recipe=TINY, progress=False)
+    assert _digest(tmp_path)["tokenizer.json"] == _digest(get_task("chain").checkpoint)["tokenizer.json"]
 
 
 def test_training_problems_are_never_held_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -62,6 +63,6 @@ def test_training_problems_are_never_held_out(monkeypatch: pytest.MonkeyPatch, t
         return generate(seed, tier)
 
     monkeypatch.setattr(chain, "generate", spy)
-    warm_start.build(tmp_path, recipe=TINY, progress=False)
+    recipe.build_chain(tmp_path, recipe=TINY, progress=False)
     # Only the progress report asks for held-out rows, and it is not shown here.
     assert seeds and not any(seed in chain.HELD_OUT for seed in seeds)

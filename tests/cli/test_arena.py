@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gear_rl.arena.chain import recipe as warm_start
 from gear_rl.arena.ledger.recipe import LedgerRecipe
-from gear_rl.cli.arena import build, chain_tables, ledger_tables
+from gear_rl.arena.task import get_task
+from gear_rl.cli.arena import build, table_of
 from gear_rl.records import read_records
 from support.commands import gear
 
@@ -23,7 +23,7 @@ def test_the_ledger_check_measures_what_the_readme_claims():
     planted = found["planted"]["relation"]
     assert planted["n"] == 60
     assert planted["onset"] >= 0.8 > planted["shuffled_onset"]
-    [success, places] = ledger_tables({"default": found})
+    [success, places] = map(table_of, get_task("ledger").tables({"default": found}))
     assert success.row_count == 1
     assert places.row_count == 2
 
@@ -43,7 +43,7 @@ def test_the_chain_tables():
     ranks = {"n": 3, **dict.fromkeys(signals, 0.5)}
     columns = ("sampled", "greedy", "sampled_trace", "sampled_answer", "sampled_shuffled")
     facts = {"easy": {"n": 8, **dict.fromkeys(columns, 0.25), "on_policy": ranks, "planted": ranks}}
-    assert [table.row_count for table in chain_tables(facts)] == [1, 2]
+    assert [table_of(table).row_count for table in get_task("chain").tables(facts)] == [1, 2]
 
 
 def test_an_agent_learns_in_the_demo(tmp_path):
@@ -78,8 +78,9 @@ def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys)
     recipe = LedgerRecipe(
         competence_steps=2, short_steps=1, grow_steps=1, fall_steps=1, habit_steps=1, evaluate_every=3
     )
-    warm_start.build(tmp_path / "alone", 0, task="ledger", recipe=recipe, progress=False)
-    build(tmp_path / "measured", "ledger", 0, recipe)
+    task = get_task("ledger")
+    task.build(tmp_path / "alone", 0, recipe=recipe, progress=False)
+    build(tmp_path / "measured", task, 0, recipe)
     assert "accuracy 0.0" in capsys.readouterr().out, "else nothing was measured"
     names = sorted(path.name for path in (tmp_path / "alone").iterdir())
     assert "model.safetensors" in names

@@ -1,13 +1,12 @@
 """gear score and gear compare: real runs, small ones."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
+from gear_rl.arena.task import get_task
 from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.laboratory import compare
 from gear_rl.cli.score import score_table
@@ -31,11 +30,11 @@ from support.commands import gear, untouched
 
 
 @pytest.mark.parametrize(
-    ("task", "fault"), [("chain", "relation"), ("ledger", "relation"), ("ledger", "argument")]
+    ("task", "fault"), [("chain", "result"), ("ledger", "relation"), ("ledger", "argument")]
 )
 def test_a_case_has_one_fault_and_a_right_completion_beside_it(task, fault):
     _, tokenizer = load(task=task)
-    for case in cases(tokenizer, task, "easy", 5, fault=fault):
+    for case in get_task(task).cases(tokenizer, "easy", 5, fault=fault):
         assert len(case.fault) == 1
         if task == "chain":
             [wrong], [right] = case.faulty, case.right
@@ -49,7 +48,7 @@ def test_a_case_has_one_fault_and_a_right_completion_beside_it(task, fault):
 def test_more_faults_than_problems_are_refused():
     _, tokenizer = load()
     with pytest.raises(ValueError, match="n: 5000 is not possible; faults fit into 1024"):
-        cases(tokenizer, "chain", "easy", 5000)
+        get_task("chain").cases(tokenizer, "easy", 5000)
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +215,13 @@ def drawn(tmp_path_factory):
     for spec in specs:
         drawn = found[spec.seed] = []
 
-        def solve(trainer, problems, seed, drawn=drawn):
-            rewards = whole.solve(trainer, problems, seed)
+        def solve(trainer, problems, *, seed, drawn=drawn, solve=whole.solve):
+            rewards = solve(trainer, problems, seed=seed)
             drawn.append((seed, tuple(rewards)))
             return rewards
 
         with untouched(None), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gear_rl.runs.arena.task_of", lambda *_, solve=solve: replace(whole, solve=solve))
+            patch.setattr(whole, "solve", solve)
             row = run_cell(spec, folder)
             assert row["error"] is None, row["error"]
     return folder, specs, found
@@ -288,7 +287,7 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["compare", "--methods", ","], "--methods: empty"),
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),
-        (["score", "--fault", "typo"], "--fault: 'typo' is not one of relation, argument"),
+        (["score", "--fault", "typo"], "--fault: 'typo' is not one of result, the faults of chain"),
         (["score", "--tsak", "chain"], "--tsak: no such option; did you mean --task"),
         (["score", "--model", "arena"], "--model: goes with --data"),
         (["score", "--max-tokens", "9"], "--max-tokens: goes with --data"),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engines import tiny
-from gear_rl.arena.faults import cases
 from gear_rl.arena.model import load
+from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
 from gear_rl.experiments.marked import EXAMPLE, exported, marked_material, read_marked
@@ -188,7 +188,7 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
 
 def test_the_export_marks_the_planted_tokens():
     _, tokenizer = load()
-    chosen = cases(tokenizer, "chain", "hard", 5)
+    chosen = get_task("chain").cases(tokenizer, "hard", 5)
     for case, row in zip(chosen, exported(chosen, tokenizer), strict=True):
         ids = tokenizer(row["completion"])["input_ids"]
         assert ids == case.faulty[0][:-1]

@@ -192,7 +192,7 @@ def test_missing_columns_files_and_names_are_said(tmp_path):
         load_rows(file, columns={"prompt": "qestion"}, chat=True)
     with pytest.raises(InputError, match=r"none\.jsonl does not exist"):
         load_rows(str(tmp_path / "none.jsonl"), chat=True)
-    with pytest.raises(InputError, match="the arena has no tier 'hrad'; did you mean hard"):
+    with pytest.raises(InputError, match="the arena's chain has no tier 'hrad'; did you mean hard"):
         load_rows("arena/hrad", chat=True)
     with pytest.raises(
         InputError, match="'no/such-set' is no local path and could not be loaded from the hub"

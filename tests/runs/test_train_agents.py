@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gear_rl.data.sources import arena_task
+from gear_rl.arena.task import dataset_task
 from gear_rl.errors import InputError
 from gear_rl.records import read_records
 from gear_rl.runs.config import load_config
@@ -125,7 +125,7 @@ def test_the_arena_knows_its_environment():
     config = load_config(None, ["--model", "arena", "--dataset", "arena/ledger/hard"])
     cls = load_environment(config)
     assert {"greet", "rate", "pay"} <= set(dir(cls))
-    assert arena_task("arena/chain/easy") == ("chain", "easy")
+    assert dataset_task("arena/chain/easy") == ("chain", "easy")
     with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/ledger"):
         load_environment(
             load_config(None, ["--model", "arena", "--dataset", "arena", "--environment", "arena"])

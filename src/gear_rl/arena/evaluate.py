@@ -1,4 +1,4 @@
-"""Sampling completions from a model and counting the right ones. Trains nothing, knows no method."""
+"""Sampling completions of one turn from a model, and judging them. Knows no task, no method and no trainer."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS
+from gear_rl.arena.task import TEMPLATE, Reward
 from gear_rl.signals.privileged import render
 
 MAX_NEW_TOKENS = 96
-"""Room for the longest chain of the hard tier; sampling stops earlier when every completion has ended."""
+"""Room for every completion; sampling stops earlier when all have ended."""
 
 
 def prompt_text(tokenizer: Any, row: Mapping[str, Any], *, teacher: bool = False) -> str:
     """The text a completion follows: the student's prompt, or the teacher's with the privileged context."""
     messages: Any = row["prompt"]
     if teacher and row["privileged_context"] is not None:
-        messages = render(messages, row["privileged_context"], chain.TEMPLATE)
+        messages = render(messages, row["privileged_context"], TEMPLATE)
     text = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, **CHAT_TEMPLATE_KWARGS
     )
@@ -80,6 +80,7 @@ def accuracy(
     model: Any,
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
+    reward: Reward,
     *,
     teacher: bool = False,
     temperature: float = 1.0,
@@ -87,7 +88,7 @@ def accuracy(
     batch_size: int = 128,
     seed: int = 0,
 ) -> list[float]:
-    """The reward of one completion per row, 1.0 or 0.0; its mean is the accuracy."""
+    """The reward of one completion per row, judged with the row's column `answer`; the mean is the accuracy."""
     completions = sample(
         model,
         tokenizer,
@@ -98,4 +99,4 @@ def accuracy(
         batch_size=batch_size,
         seed=seed,
     )
-    return chain.chain_reward(completions, [row["answer"] for row in rows])
+    return reward(completions, answer=[row["answer"] for row in rows])

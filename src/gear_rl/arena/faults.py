@@ -1,83 +1,76 @@
-"""Completions of held-out problems with one planted fault, and right ones beside them, as token ids."""
+"""Faults in completions: problems in which one can be planted, where it is, and how well numbers rank it.
+
+Knows no task.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-from gear_rl.arena.chain import problem as chain
-from gear_rl.arena.chain.check import first_difference
-from gear_rl.arena.ledger import problem as ledger
-from gear_rl.arena.ledger.episodes import Fault, episode, plant, tokens, turn_text
-from gear_rl.arena.model import EOS
-
-Reference = Literal["trace", "shuffled"]
-"""What the teacher is shown: the right solution, or that of another problem."""
-Turns = list[list[int]]
+Planted = TypeVar("Planted")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A problem, a completion of it with one fault, and a right one."""
+def first_planted(
+    plant: Callable[[int], Planted], seeds: Iterable[int], num: int, tier: str
+) -> list[Planted]:
+    """The first `num` results of `plant`, seed by seed; a seed for which it raises ValueError is passed over.
 
-    row: dict[str, Any]
-    faulty: Turns
-    """The ids of each turn of the completion with the fault, closing tokens included."""
-    right: Turns
-    fault: range
-    """Which tokens of the faulty completion are the fault, tool answers counted."""
+    Raises ValueError where too few problems take a fault.
 
-
-def cases(
-    tokenizer: Any,
-    task: str,
-    tier: str,
-    num: int,
-    *,
-    reference: Reference = "trace",
-    fault: Fault = "relation",
-) -> list[Case]:
-    """The first ``num`` held-out problems of a tier in which a fault can be planted, with the fault.
-
-    The fault is the first wrong token: what follows is consistent with it. ``fault`` is the kind of the task
-    "ledger": a wrong tool, or payer and payee mixed up. Raises ``ValueError`` where too few problems take one.
+    >>> first_planted(lambda seed: int("0130"[seed:]), range(9), num=2, tier="easy")
+    [130, 130]
     """
-    make = _chain if task == "chain" else _ledger
-    found: list[Case] = []
-    for seed in chain.HELD_OUT if task == "chain" else ledger.HELD_OUT:
+    planted: list[Planted] = []
+    for seed in seeds:
         try:
-            found.append(make(tokenizer, tier, seed, reference, fault))
+            planted.append(plant(seed))
         except ValueError:
             continue  # no such fault costs the reward of this problem
-        if len(found) == num:
-            return found
-    raise ValueError(f"n: {num} is not possible; faults fit into {len(found)} held-out problems of {tier!r}")
+        if len(planted) == num:
+            return planted
+    raise ValueError(
+        f"n: {num} is not possible; faults fit into {len(planted)} held-out problems of {tier!r}"
+    )
 
 
-def _chain(tokenizer: Any, tier: str, seed: int, reference: Reference, fault: Fault) -> Case:
-    problem = chain.generate(seed, tier)
-    [row] = chain.rows(tier, num=1, reference=reference, first_seed=seed)
-    wrong = tokenizer(chain.plant(problem, seed).completion + EOS)["input_ids"]
-    right = tokenizer(chain.solve(problem).trace + EOS)["input_ids"]
-    return Case(row=row, faulty=[wrong], right=[right], fault=_first(wrong, right))
+def first_difference(ids: Sequence[int], gold: Sequence[int]) -> int | None:
+    """The first position at which `ids` leaves `gold`; None if it never does.
+
+    >>> first_difference([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    for position, (one, other) in enumerate(zip(ids, gold, strict=False)):
+        if one != other:
+            return position
+    return None if len(ids) >= len(gold) else len(ids)
 
 
-def _ledger(tokenizer: Any, tier: str, seed: int, reference: Reference, fault: Fault) -> Case:
-    problem = ledger.generate(seed, tier)
-    wrong, right = plant(problem, seed, fault).messages, episode(problem).messages
+def first_wrong(wrong: Sequence[int], right: Sequence[int]) -> range:
+    """The place of the first wrong token. Raises ValueError where there is none.
 
-    def turns(messages: list[dict[str, Any]]) -> Turns:
-        return [tokenizer(turn_text(m) + EOS)["input_ids"] for m in messages if m["role"] == "assistant"]
-
-    [row] = ledger.rows(tier, num=1, reference=reference, first_seed=seed)
-    place = _first(tokens(tokenizer, wrong)[0], tokens(tokenizer, right)[0])
-    return Case(row=row, faulty=turns(wrong), right=turns(right), fault=place)
-
-
-def _first(wrong: list[int], right: list[int]) -> range:
+    >>> first_wrong([5, 6, 7], [5, 6, 8, 9])
+    range(2, 3)
+    """
     place = first_difference(wrong, right)
     if place is None or place >= len(wrong):
         raise ValueError("the fault shows in no token")
     return range(place, place + 1)
+
+
+def auc(positives: Sequence[float], negatives: Sequence[float]) -> float:
+    """The chance that a positive is larger than a negative, ties counting half; NaN without either.
+
+    >>> auc([3.0, 2.0], [1.0, 2.0])
+    0.875
+    """
+    import torch
+
+    if not positives or not negatives:
+        return float("nan")
+    high = torch.tensor(positives, dtype=torch.float64)
+    low = torch.tensor(negatives, dtype=torch.float64).sort().values
+    below = torch.searchsorted(low, high, side="left") + torch.searchsorted(low, high, side="right")
+    return float(below.double().mean()) / (2 * len(negatives))

@@ -15,10 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gear_rl.arena.tiers import OPERATIONS, TASKS
+from gear_rl.arena.task import DEFAULT_TASK, get_task
 
-CHECKPOINTS = {task: Path(__file__).parent / task / "checkpoint" for task in TASKS}
-"""The shipped checkpoint of each task, a folder."""
 CHAT_TEMPLATE_KWARGS: dict[str, Any] = {"enable_thinking": False}
 """For `GRPOConfig(chat_template_kwargs=...)`: the empty think block ends the prompt."""
 
@@ -26,12 +24,11 @@ PAD, EOS = "<|endoftext|>", "<|im_end|>"
 _SPECIAL = (PAD, "<|im_start|>", EOS)
 _MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 NUMBERS = tuple(f"{n:02d}" for n in range(100))
-CHAIN_ATOMS = (*NUMBERS, *(f" {op}" for op in OPERATIONS), *(f" {op} = " for op in OPERATIONS))
-"""One decision is one token: a number, an operation to do (prompt), an operation done (completion)."""
+"""The numbers of every task, one token each."""
 
 
 def chat_template(name: str = "qwen3_training.jinja") -> str:
-    """A template of TRL, its prefix-preserving Qwen3 one unless told otherwise.
+    """A template of TRL, by default its prefix-preserving Qwen3 one.
 
     Read from the installed package, so that it cannot drift.
     """
@@ -41,9 +38,7 @@ def chat_template(name: str = "qwen3_training.jinja") -> str:
     return (Path(spec.origin).parent / "chat_templates" / name).read_text(encoding="utf-8")
 
 
-def build_tokenizer(
-    texts: Iterable[str], atoms: Sequence[str] = CHAIN_ATOMS, *, vocab_size: int = 512
-) -> Any:
+def build_tokenizer(texts: Iterable[str], atoms: Sequence[str], *, vocab_size: int = 512) -> Any:
     """A byte-level BPE tokenizer whose merges come from `texts`; any text survives encoding and decoding.
 
     Each of `atoms` is one token. `vocab_size` counts bytes and merges, not the atoms.
@@ -109,8 +104,8 @@ def build_model(tokenizer: Any, seed: int, *, circles: bool = True) -> Any:
     )
     torch.manual_seed(seed)
     model: Any = Qwen3ForCausalLM(config)
-    # Start with number tokens on circles and an embedding wide enough to be heard next to the layers' output:
-    # the facts are then learned in a minute instead of five. The last norm keeps the tied head from shouting.
+    # Start with number tokens on circles and an embedding wide enough to matter next to the layers' output:
+    # the facts are then learned in a minute instead of five. The last norm keeps the tied head's logits small.
     values = torch.arange(100.0)[:, None]
     angles = 2 * math.pi * values * torch.arange(1.0, 33.0)[None] / 100
     first: int = tokenizer.convert_tokens_to_ids("00")
@@ -137,21 +132,22 @@ def save(model: Any, tokenizer: Any, out_dir: str | Path) -> None:
         tokenizer.chat_template = template
 
 
-def load(path: str | Path | None = None, *, task: str = "chain") -> tuple[Any, Any]:
-    """Model in float32 and tokenizer, from the task's shipped checkpoint unless told otherwise.
+def load(path: str | Path | None = None, *, task: str = DEFAULT_TASK) -> tuple[Any, Any]:
+    """Model in float32 and tokenizer, by default from the task's shipped checkpoint.
 
-    `task` also says, for a folder, whether its tokenizer must parse tool calls ("ledger" does). Reaches no
+    `task` also says, for a folder, whether its tokenizer must parse tool calls: an agent's does. Reaches no
     network. Raises FileNotFoundError where there is no checkpoint.
     """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-    folder = CHECKPOINTS[task] if path is None else Path(path)
+    chosen = get_task(task)
+    folder = chosen.checkpoint if path is None else Path(path)
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"no checkpoint in {folder}: build one with 'gear arena build'")
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    if task != "chain":
+    if chosen.agent:
         parse_tool_calls(tokenizer)
     tokenizer.chat_template = chat_template()
     return model.eval(), tokenizer

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.plan import plan
@@ -22,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+TASKS = all_tasks()
+NAMES = " or ".join(task.name for task in TASKS)
 arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
 app.add_typer(arena_app, name="arena")
 
@@ -84,8 +87,9 @@ def demo(
         str, typer.Option(help="A method of `gear methods`, or package.module:object.")
     ] = "gear",
     task: Annotated[
-        str, typer.Option(help="What to learn: chain (arithmetic) or ledger (an agent with tools).")
-    ] = "chain",
+        str,
+        typer.Option(help=f"What to learn: {' or '.join(f'{one.name} ({one.summary})' for one in TASKS)}."),
+    ] = DEFAULT_TASK,
     tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
     seed: Annotated[int, typer.Option(help="Seed of the training run.")] = 0,
     steps: Annotated[
@@ -253,23 +257,23 @@ def doctor() -> None:
 @arena_app.command()
 @user_errors
 def build(
-    task: Annotated[str, typer.Option(help="Whose model: chain or ledger.")] = "chain",
+    task: Annotated[str, typer.Option(help=f"Whose model: {NAMES}.")] = DEFAULT_TASK,
     seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder; by default the checkpoint inside the package.")
     ] = None,
 ) -> None:
     """Make a model of the arena again: competence first, then a sloppy habit. A quarter of an hour or less."""
-    from gear_rl.arena.model import CHECKPOINTS
     from gear_rl.cli.arena import build as run
+    from gear_rl.runs.arena import known_task
     from gear_rl.runs.machine import use_few_threads
 
-    _arena_task(task)
+    chosen = known_task(task)
     show_log()
     use_few_threads()
-    folder = CHECKPOINTS[task] if out is None else out
+    folder = chosen.checkpoint if out is None else out
     try:
-        run(folder, task, seed)
+        run(folder, chosen, seed)
     except ValueError as error:
         raise InputError(str(error)) from None
     out_console.print(f"wrote {folder}", highlight=False)
@@ -281,66 +285,48 @@ def check(
     path: Annotated[
         Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
     ] = None,
-    task: Annotated[str, typer.Option(help="Whose model: chain or ledger.")] = "chain",
+    task: Annotated[str, typer.Option(help=f"Whose model: {NAMES}.")] = DEFAULT_TASK,
     n: Annotated[int, typer.Option(help="Problems per tier.")] = 256,
-    faults: Annotated[int, typer.Option(help="Planted faults of each kind (ledger).")] = 200,
+    faults: Annotated[int, typer.Option(help="Planted faults of each kind, for an agent.")] = 200,
     tier: Annotated[list[str] | None, typer.Option(help="Only this tier (may be repeated).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
 ) -> None:
     """Measure the arena: success with and without a reference, and how well signals find a planted error."""
     from gear_rl.arena.model import load
-    from gear_rl.arena.self_test import ledger_self_test, self_test
-    from gear_rl.arena.tiers import LEDGER_TIERS, TIERS
-    from gear_rl.cli.arena import chain_tables, check_ledger, ledger_tables
-    from gear_rl.errors import did_you_mean
+    from gear_rl.cli.arena import check as run
+    from gear_rl.cli.arena import table_of
+    from gear_rl.runs.arena import known_task, task_of
     from gear_rl.runs.machine import use_few_threads
 
-    _arena_task(task)
+    chosen = known_task(task)
     for option, number in (("n", n), ("faults", faults)):
-        if not 1 <= number <= 1024:
+        if not 1 <= number <= len(chosen.held_out):
             raise InputError(
-                f"--{option}: {number} is not possible; there are 1024 held-out problems in each tier"
+                f"--{option}: {number} is not possible; "
+                f"there are {len(chosen.held_out)} held-out problems in each tier"
             )
-    known = TIERS if task == "chain" else LEDGER_TIERS
-    for name in tier or ():
-        if name not in known:
-            raise InputError(f"--tier: the task has no tier {name!r}; {did_you_mean(name, known)}")
+    tiers = tuple(tier or chosen.budgets)
+    for name in tiers:
+        task_of(task, name)
     show_log()
     use_few_threads()
-    tiers = tuple(tier or known)
-    passed = self_test(tiers) if task == "chain" else ledger_self_test(tiers)
+    passed = chosen.self_test(tiers)
     error_console.print(
         f"self-test: {sum(passed.values())} held-out problems keep every promise", highlight=False
     )
     try:
-        model, tokenizer = load(path, task=task)
+        model, tokenizer = load(path, task=chosen.name)
     except OSError as error:
         raise InputError(str(error)) from None
-    if task == "ledger":
-        try:
-            found = check_ledger(model, tokenizer, n, faults, tiers, error_console)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-        tables = ledger_tables
-    else:
-        from gear_rl.arena.chain.check import check as run
-
-        with error_console.status(f"solving {n} problems of each tier ..."):
-            found = run(model, tokenizer, n=n, tiers=tiers)
-        tables = chain_tables
+    try:
+        facts = run(chosen, model, tokenizer, n=n, num_faults=faults, tiers=tiers, console=error_console)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
         return
-    for table in tables(found):
-        out_console.print(table)
-
-
-def _arena_task(task: str) -> None:
-    from gear_rl.arena.tiers import TASKS
-    from gear_rl.errors import did_you_mean
-
-    if task not in TASKS:
-        raise InputError(f"--task: no task {task!r}; {did_you_mean(task, TASKS)}")
+    for table in chosen.tables(facts):
+        out_console.print(table_of(table))
 
 
 add_laboratory(app)

@@ -8,19 +8,24 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-from gear_rl.arena.tiers import LABORATORY_TIERS
+from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
 
-ALIASES = {"sums": "chain"}
-"""Other names of the arena's tasks."""
+TASKS = all_tasks()
+TASK_HELP = (
+    " or ".join(task.name + "".join(f" (or {alias})" for alias in task.aliases) for task in TASKS) + "."
+)
+FAULT_HELP = "; ".join(
+    f"{task.name}: " + ", ".join(f"{kind} ({what})" for kind, what in task.faults.items()) for task in TASKS
+)
 TIER_HELP = "How hard it is: easy, default or hard."
-OWN_TIERS = " By itself " + ", ".join(f"{tier} for {task}" for task, tier in LABORATORY_TIERS.items()) + "."
+OWN_TIERS = " By itself " + ", ".join(f"{task.laboratory_tier} for {task.name}" for task in TASKS) + "."
 
 
 def add_laboratory(app: typer.Typer) -> None:
@@ -35,11 +40,11 @@ def score(
     methods: Annotated[
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd",
-    task: Annotated[str, typer.Option(help="chain (or sums) or ledger.")] = "chain",
+    task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
     tier: Annotated[str | None, typer.Option(help=TIER_HELP + OWN_TIERS)] = None,
     fault: Annotated[
-        str, typer.Option(help="Of the task ledger: relation (a wrong tool) or argument (payer and payee).")
-    ] = "relation",
+        str | None, typer.Option(help=f"What is planted, by itself the first of a task. {FAULT_HELP}.")
+    ] = None,
     n: Annotated[
         int | None,
         typer.Option(help="Problems, one fault in each: 256 held-out ones; of a file the first, else all."),
@@ -75,11 +80,9 @@ def score(
     """
     from gear_rl.experiments.compare import parse_methods, split_methods
 
-    if fault not in ("relation", "argument"):
-        raise InputError(f"--fault: {fault!r} is not one of relation, argument")
     _check_apart(context, data, export)
     show_log(logging.WARNING)  # every method's trainer would say the same
-    task, tier = ALIASES.get(task, task), tier or _tier_of(task)
+    tier = tier or _tier_of(task)
     if export is not None:
         _export(export, task, tier, 256 if n is None else n)
         return
@@ -90,7 +93,7 @@ def score(
     if data is None:
         from gear_rl.experiments.score import arena_material
 
-        material = arena_material(task, tier, 256 if n is None else n, cast(Any, fault))
+        material = arena_material(task, tier, 256 if n is None else n, fault)
     else:
         material = _marked(data, model, n, max_tokens, context.args)
     with scoring_bar(error_console) as progress:
@@ -104,11 +107,9 @@ def score(
 
 
 def _export(file: Path, task: str, tier: str, n: int) -> None:
-    if task != "chain":
-        raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export chain")
     from gear_rl.experiments.marked import export
 
-    count = export(file, tier, n)
+    count = export(file, task, tier, n)
     out_console.print(f"wrote {count} completions to {file}", highlight=False, soft_wrap=True)
 
 
@@ -172,7 +173,7 @@ def compare(
         str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
     ] = "gear,shuffled",
     seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
-    task: Annotated[str, typer.Option(help="chain (or sums) or ledger.")] = "chain",
+    task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
     tier: Annotated[str | None, typer.Option(help=TIER_HELP + OWN_TIERS)] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
@@ -195,7 +196,7 @@ def compare(
 
     specs = specs_of(
         split_methods(methods),
-        task=ALIASES.get(task, task),
+        task=task,
         tier=tier or _tier_of(task),
         seeds=seeds,
         steps=steps,
@@ -219,4 +220,6 @@ def compare(
 
 
 def _tier_of(task: str) -> str:
-    return LABORATORY_TIERS.get(ALIASES.get(task, task), "default")
+    from gear_rl.runs.arena import known_task
+
+    return known_task(task).laboratory_tier

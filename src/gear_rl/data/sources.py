@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.errors import InputError, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -34,19 +35,6 @@ def is_generated(name: str) -> bool:
     (True, True, False)
     """
     return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers")
-
-
-def arena_task(name: str) -> tuple[str, str]:
-    """Task and tier that an arena name means.
-
-    >>> arena_task("arena"), arena_task("arena/hard"), arena_task("arena/ledger")
-    (('chain', 'default'), ('chain', 'hard'), ('ledger', 'default'))
-    """
-    from gear_rl.arena.tiers import TASKS
-
-    first, _, rest = name.partition("/")[2].partition("/")
-    task, tier = (first, rest) if first in TASKS else (TASKS[0], f"{first}/{rest}" if rest else first)
-    return task, tier or "default"
 
 
 def generated(name: str, split: str, limit: int | None) -> Any:
@@ -160,31 +148,16 @@ def first_line(error: BaseException) -> str:
 def _arena_rows(name: str, split: str, limit: int | None) -> Any:
     from datasets import Dataset
 
-    from gear_rl.arena.chain.problem import FIRST_TRAIN_SEED, HELD_OUT, rows
-    from gear_rl.arena.tiers import TIERS
-
-    task, tier = arena_task(name)
-    if task == "ledger":
-        return _ledger_rows(tier, split, limit)
-    if tier not in TIERS:
-        raise InputError(f"dataset: the arena has no tier {tier!r}; {did_you_mean(tier, TIERS)}")
-    first, most = (FIRST_TRAIN_SEED, GENERATED[0]) if split == "train" else (HELD_OUT.start, GENERATED[1])
-    count = min(limit or most, most)
-    return Dataset.from_list(rows(tier, num=count, first_seed=first))
-
-
-def _ledger_rows(tier: str, split: str, limit: int | None) -> Any:
-    from datasets import Dataset
-
-    from gear_rl.arena.chain.problem import FIRST_TRAIN_SEED, HELD_OUT
-    from gear_rl.arena.ledger import problem as ledger
-
-    first, most = (FIRST_TRAIN_SEED, GENERATED[0]) if split == "train" else (HELD_OUT.start, GENERATED[1])
-    count = min(limit or most, most)
-    try:
-        return Dataset.from_list(ledger.rows(tier, num=count, first_seed=first))
-    except KeyError:
-        raise InputError(f"dataset: the arena's ledger has no tier {tier!r}") from None
+    task, tier = dataset_task(name)
+    chosen = get_task(task)
+    if tier not in chosen.budgets:
+        raise InputError(
+            f"dataset: the arena's {task} has no tier {tier!r}; {did_you_mean(tier, chosen.budgets)}"
+        )
+    train = split == "train"
+    most = GENERATED[0 if train else 1]
+    first = chosen.held_out.stop if train else chosen.held_out.start
+    return Dataset.from_list(chosen.rows(tier, num=min(limit or most, most), first_seed=first))
 
 
 def _tried(make: Callable[[], Rows]) -> Rows:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import TrainerCallback
 
+from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TEMPLATE, get_task
 from gear_rl.errors import InputError
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, of_config, ratios, seconds
 from gear_rl.runs.arena import arena_config
@@ -211,12 +212,11 @@ def _teacher_prompt(scored: Sequence[tuple[int, int]], shape: Shape) -> tuple[in
 
 def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
     """Train a fresh copy for so many steps, and count."""
-    from gear_rl.arena.chain.problem import ANSWER_PATTERN, TEMPLATE
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS
 
     config = arena_config(
-        "chain",
-        "default",
+        DEFAULT_TASK,
+        DEFAULT_TIER,
         name,
         seed=0,
         steps=steps,
@@ -224,7 +224,7 @@ def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
         rollouts_per_step=shape.rollouts,
         reward=["gear_rl.experiments.calibrate:alternating_reward"],
         chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
-        answer_pattern=ANSWER_PATTERN,
+        answer_pattern=get_task(DEFAULT_TASK).answer_pattern,
         teacher_prompt_template=TEMPLATE,
         model_init_kwargs={"dtype": "float32"},
     )

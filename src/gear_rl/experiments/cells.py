@@ -105,7 +105,7 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a cell, with the engine's settings that the spec has recorded."""
-    from gear_rl.runs.arena import arena_config, rewards_for
+    from gear_rl.runs.arena import arena_config
     from gear_rl.runs.trainer import make_trainer
 
     return make_trainer(
@@ -116,7 +116,6 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
             seed=spec.seed,
             steps=spec.steps,
             output_dir=scratch,
-            reward=rewards_for(spec.credit, spec.task),
             per_device_eval_batch_size=128,
             **spec.engine,
         )

@@ -104,10 +104,10 @@ def specs_of(
         Spec(
             name=name,
             credit=credit,
-            task=task,
+            task=chosen.name,
             tier=tier,
             seed=seed,
-            steps=chosen.demos[tier].steps if steps is None else steps,
+            steps=chosen.budgets[tier].steps if steps is None else steps,
             n_eval=n_eval,
             samples=samples,
             n_between=min(128, -(-n_eval // 4)),

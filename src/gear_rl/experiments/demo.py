@@ -17,10 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from transformers.trainer_callback import TrainerCallback
 
+from gear_rl.arena.task import Task
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.records import Record, read_records
-from gear_rl.runs.arena import ArenaTask, accuracies, arena_config, task_of
+from gear_rl.runs.arena import accuracies, arena_config, task_of
 from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
@@ -59,13 +60,13 @@ class Demo:
     steps: int
     n_eval: int
     threads: int
-    arena: ArenaTask
+    arena: Task
     method: CreditAssigner
 
     @property
     def rollouts_per_step(self) -> int:
         """Completions that a step trains on."""
-        return self.arena.demos[self.tier].rollouts_per_step
+        return self.arena.budgets[self.tier].rollouts_per_step
 
 
 def checked_demo(
@@ -82,11 +83,11 @@ def checked_demo(
     if steps is not None and steps < 1:
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
     return Demo(
-        task=task,
+        task=arena.name,
         tier=tier,
         credit=credit,
         seed=seed,
-        steps=arena.demos[tier].steps if steps is None else steps,
+        steps=arena.budgets[tier].steps if steps is None else steps,
         n_eval=n_eval,
         arena=arena,
         method=build_method(credit),

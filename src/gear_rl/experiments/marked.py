@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.arena.faults import Case, cases
-from gear_rl.arena.tiers import TASKS
+from gear_rl.arena.task import DEFAULT_TASK, TASKS, Case, all_tasks
 from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.sources import Unreadable, numbered_lines
@@ -301,7 +300,9 @@ def _run(model: str, words: Sequence[str]) -> RunConfig:
             raise InputError(f"--{key}: not possible here; gear score takes --data, --model and --methods")
     run = load_config(None, ["--model", "arena", "--dataset", "arena", "--reward", "arena", *words])
     # The dataset is a file, which says nothing of the arena's task.
-    return run.model_copy(update={"model": "arena/chain" if model == "arena" else model, "lora": None})
+    return run.model_copy(
+        update={"model": f"arena/{DEFAULT_TASK}" if model == "arena" else model, "lora": None}
+    )
 
 
 def _check(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path: Path) -> None:
@@ -361,15 +362,19 @@ def _with_contexts_of_others(found: Sequence[Case]) -> list[Case]:
     ]
 
 
-def export(path: Path, tier: str, n: int) -> int:
-    """Write planted cases of the task chain as such a file; how many."""
+def export(path: Path, task: str, tier: str, n: int) -> int:
+    """Write planted cases of a task as such a file; how many. ``InputError`` for an agent's task."""
     from gear_rl.arena.model import load
-    from gear_rl.runs.arena import task_of
+    from gear_rl.runs.arena import known_task, task_of
 
-    task_of("chain", tier)
-    _, tokenizer = load()
+    chosen_task = known_task(task)
+    if chosen_task.agent:
+        others = " or ".join(one.name for one in all_tasks() if not one.agent)
+        raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export {others}")
+    task_of(task, tier)
+    _, tokenizer = load(task=chosen_task.name)
     try:
-        chosen = cases(tokenizer, "chain", tier, n)
+        chosen = chosen_task.cases(tokenizer, tier, n)
     except ValueError as error:
         raise InputError(f"--{error}") from None
     replace_file(path, "".join(json.dumps(row) + "\n" for row in exported(chosen, tokenizer)).encode())

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from gear_rl.arena.faults import Case, cases
-from gear_rl.arena.ledger.episodes import Fault
+from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
 from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Found, Localisation, Role, localisation, locate, onsets_of
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
-from gear_rl.runs.arena import arena_config, rewards_for, task_of
+from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.runs.versions import versions
@@ -61,29 +60,34 @@ class Material:
 
 
 def arena_material(
-    task: str = "chain", tier: str = "default", n: int = 256, fault: Fault = "relation"
+    task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 256, fault: str | None = None
 ) -> Material:
-    """Held-out problems of the arena, each with the right completion beside the one with the planted fault."""
-    task_of(task, tier)
+    """Held-out problems of the arena, each with the right completion beside the one with the planted fault.
+
+    ``fault`` is one of the task's kinds, None its usual one. Raises ``InputError`` for what there is not.
+    """
+    of = task_of(task, tier)
+    kind = next(iter(of.faults)) if fault is None else fault
+    if kind not in of.faults:
+        raise InputError(f"--fault: {kind!r} is not one of {', '.join(of.faults)}, the faults of {of.name}")
     if not 1 <= n <= 1024:
         raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems")
 
     def config(credit: dict[str, Any], folder: str) -> RunConfig:
-        reward = rewards_for(credit, task)
-        return arena_config(task, tier, credit, seed=0, steps=1, output_dir=folder, reward=reward, **REPLAY)
+        return arena_config(of.name, tier, credit, seed=0, steps=1, output_dir=folder, **REPLAY)
 
     def chosen(trainer: Any, informed: bool) -> list[Case]:
         shown = "trace" if informed else "shuffled"
         try:
-            return cases(trainer.processing_class, task, tier, n, reference=shown, fault=fault)
+            return of.cases(trainer.processing_class, tier, n, reference=shown, fault=kind)
         except ValueError as error:
             raise InputError(f"--{error}") from None
 
     about: dict[str, Any] = {
         "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
-        "task": task,
+        "task": of.name,
         "tier": tier,
-        "fault": fault if task == "ledger" else "result",
+        "fault": kind,
         "n": n,
     }
     return Material(n=n, config=config, cases=chosen, about=lambda: about)
@@ -165,8 +169,8 @@ def places_of(found: dict[str, Any], rows: list[Localisation]) -> Places:
     """The same for the laboratory's report."""
     if "data" in found:
         return Places(task=found["data"], tier=found["model"], fault="a span that was marked", rows=rows)
-    words = {"result": "a wrong result", "relation": "a wrong tool", "argument": "payer and payee mixed up"}
-    return Places(task=found["task"], tier=found["tier"], fault=words[found["fault"]], rows=rows)
+    fault = get_task(found["task"]).faults[found["fault"]]
+    return Places(task=found["task"], tier=found["tier"], fault=fault, rows=rows)
 
 
 def title_of(found: dict[str, Any]) -> str:

@@ -4,84 +4,43 @@
 # pyright: reportMissingTypeStubs=false
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from gear_rl.arena.tiers import DEMOS, LEDGER_DEMOS, TASKS, Demo
+from gear_rl.arena.task import TASKS, Task, get_task
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import RunConfig
 
-TWO_REWARDS = ["arena", "gear_rl.arena.chain:steps_reward"]
-"""On the task chain, for methods that compare rewards."""
-
 
 def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
-    """The rewards of a run on that task: two for a method of the catalogue that compares rewards, else None.
+    """The rewards of a run on that task: several for a method of the catalogue that compares rewards, else None.
 
     None is the task's own reward.
 
-    >>> rewards_for("gear", "chain"), rewards_for({"name": "crpo"}, "chain") == TWO_REWARDS
-    (None, True)
+    >>> rewards_for("gear", "chain"), rewards_for({"name": "crpo"}, "chain")
+    (None, ['arena', 'gear_rl.arena.chain:steps_reward'])
     """
     from gear_rl.methods import METHODS
 
     name = credit if isinstance(credit, str) else str(credit.get("name"))
     compares = name in METHODS and "rewards_BR" in METHODS[name]().needs
-    return TWO_REWARDS if compares and task == "chain" else None
+    return ([*known_task(task).rewards] or None) if compares else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaTask:
-    """What a run asks of a task of the arena."""
-
-    demos: Mapping[str, Demo]
-    held_out: range
-    rows: Callable[..., list[dict[str, Any]]]
-    fingerprint: Callable[[str, int], str]
-    solve: Callable[[Any, list[dict[str, Any]], int], list[float | None]]
-    """One rollout per row through the trainer, sampled with a seed, and its reward."""
-    settings: dict[str, Any]
-    """Of the run and of the trainer."""
+def known_task(name: str) -> Task:
+    """The task of that name or alias; ``InputError`` if there is none."""
+    try:
+        return get_task(name)
+    except KeyError:
+        raise InputError(f"--task: no task {name!r}; {did_you_mean(name, TASKS)}") from None
 
 
-def task_of(name: str, tier: str) -> ArenaTask:
-    """The task of that name; ``InputError`` if there is none, or if it has no such tier."""
-    if name not in TASKS:
-        raise InputError(f"--task: no task {name!r}; {did_you_mean(name, TASKS)}")
-    task = _chain() if name == "chain" else _ledger()
-    if tier not in task.demos:
-        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, task.demos)}")
+def task_of(name: str, tier: str) -> Task:
+    """The same; ``InputError`` also if the task has no such tier."""
+    task = known_task(name)
+    if tier not in task.budgets:
+        raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, task.budgets)}")
     return task
-
-
-def _chain() -> ArenaTask:
-    from gear_rl.arena.chain import problem as chain
-    from gear_rl.arena.evaluate import accuracy
-
-    return ArenaTask(
-        demos=DEMOS,
-        held_out=chain.HELD_OUT,
-        rows=chain.rows,
-        fingerprint=chain.fingerprint,
-        solve=lambda trainer, rows, seed: [
-            *accuracy(trainer.model, trainer.processing_class, rows, seed=seed)
-        ],
-        settings={"reward": "arena"},
-    )
-
-
-def _ledger() -> ArenaTask:
-    from gear_rl.arena.ledger import problem as ledger
-
-    return ArenaTask(
-        demos=LEDGER_DEMOS,
-        held_out=ledger.HELD_OUT,
-        rows=ledger.rows,
-        fingerprint=ledger.fingerprint,
-        solve=lambda trainer, rows, seed: trainer.solve(rows, seed=seed),
-        settings={"environment": "arena"},
-    )
 
 
 def sampling_seed(seed: int, number: int) -> int:
@@ -97,11 +56,11 @@ def sampling_seed(seed: int, number: int) -> int:
 
 
 def accuracies(
-    task: ArenaTask, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
+    task: Task, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
 ) -> list[float]:
     """The share of the problems that are solved, in each of ``samples`` samplings of the run with that seed."""
     return [
-        sum(reward or 0.0 for reward in task.solve(trainer, problems, sampling_seed(seed, number)))
+        sum(reward or 0.0 for reward in task.solve(trainer, problems, seed=sampling_seed(seed, number)))
         / len(problems)
         for number in range(samples)
     ]
@@ -121,14 +80,17 @@ def arena_config(
 ) -> RunConfig:
     """The run of a method on a tier with the tier's own budget; ``trainer`` are further keys of ``GEARConfig``.
 
-    ``reward`` replaces the task's own. Nothing is loaded.
+    ``reward`` replaces the task's own, which may be several for a method that needs them. Nothing is loaded.
     """
     chosen = task_of(task, tier)
-    budget = chosen.demos[tier]
-    settings: dict[str, Any] = chosen.settings if reward is None else chosen.settings | {"reward": reward}
+    budget = chosen.budgets[tier]
+    reward = rewards_for(credit, task) if reward is None else reward
+    judge: dict[str, Any] = {"environment": "arena"} if chosen.agent else {"reward": "arena"}
+    if reward is not None:
+        judge["reward"] = reward
     return RunConfig(
         model="arena",
-        dataset=f"arena/{task}/{tier}",
+        dataset=f"arena/{chosen.name}/{tier}",
         credit=credit,
         lora=None,
         trainer={
@@ -145,5 +107,5 @@ def arena_config(
             "max_tool_calling_iterations": budget.max_tool_calls,
             **trainer,
         },
-        **settings,
+        **judge,
     )

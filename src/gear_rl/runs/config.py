@@ -19,6 +19,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.types import CreditAssigner
@@ -139,12 +140,16 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
             ) from None
         raise InputError(f"{field}: {first['input']!r} is not right: {first['msg']}") from None
     config.trainer = trainer
-    if config.environment is None and config.dataset.startswith("arena/ledger"):
+    if config.environment is None and _is_for_agents(config.dataset):
         config.environment = "arena"
     if config.reward is None and config.environment is None:
         hint = RunConfig.model_fields["reward"].description
         raise InputError(f"reward: missing; give it in the file or as --reward VALUE ({hint})")
     return config
+
+
+def _is_for_agents(dataset: str) -> bool:
+    return dataset.partition("/")[0] == "arena" and get_task(dataset_task(dataset)[0]).agent
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:

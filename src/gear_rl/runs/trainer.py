@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gear_rl.arena.tiers import TASKS
+from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
-from gear_rl.data.sources import arena_task
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
@@ -29,7 +28,7 @@ def make_trainer(config: RunConfig) -> Any:
     credit = build_method(config.credit)
     dataset, held_out = load_data(config)
     names = [config.reward] if isinstance(config.reward, str) else config.reward or []
-    rewards = [load_reward(name) for name in names]
+    rewards = [load_reward(name, config.dataset) for name in names]
     options = _options(config)
     try:
         model, processing, settings = _model(config)
@@ -156,12 +155,12 @@ def load_environment(config: RunConfig) -> Any:
 
 def _environment(path: str, dataset: str) -> Any:
     if path == "arena":
-        task, tier = arena_task(dataset)
-        if task != "ledger":
-            raise InputError(f"environment: 'arena' needs the dataset arena/ledger, not {dataset!r}")
-        from gear_rl.arena.ledger.env import environment
-
-        return environment(tier)
+        task, tier = dataset_task(dataset)
+        environment = get_task(task).environment(tier)
+        if environment is None:
+            agents = " or ".join(f"arena/{one.name}" for one in all_tasks() if one.agent)
+            raise InputError(f"environment: 'arena' needs the dataset {agents}, not {dataset!r}")
+        return environment
     return _function(path, "environment")
 
 
@@ -182,14 +181,13 @@ def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 
     use_few_threads()
-    task = config.model.partition("/")[2] or arena_task(config.dataset)[0]
-    model, tokenizer = load(task=task)
-    settings: dict[str, Any] = {"chat_template_kwargs": CHAT_TEMPLATE_KWARGS}
-    if task == "ledger":
-        from gear_rl.arena.ledger.problem import ANSWER_PATTERN, TEMPLATE
-    else:
-        from gear_rl.arena.chain.problem import ANSWER_PATTERN, TEMPLATE
-    settings |= {"answer_pattern": ANSWER_PATTERN, "teacher_prompt_template": TEMPLATE}
+    task = get_task(config.model.partition("/")[2] or dataset_task(config.dataset)[0])
+    model, tokenizer = load(task=task.name)
+    settings: dict[str, Any] = {
+        "chat_template_kwargs": CHAT_TEMPLATE_KWARGS,
+        "answer_pattern": task.answer_pattern,
+        "teacher_prompt_template": TEMPLATE,
+    }
     return model, tokenizer, settings
 
 

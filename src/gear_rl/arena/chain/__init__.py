@@ -3,6 +3,7 @@
 The names that a training script needs; importing them imports no torch.
 """
 
-from gear_rl.arena.chain.problem import ANSWER_PATTERN, TEMPLATE, chain_reward, rows, steps_reward
+from gear_rl.arena.chain.problem import ANSWER_PATTERN, chain_reward, rows, steps_reward
+from gear_rl.arena.task import TEMPLATE
 
 __all__ = ["ANSWER_PATTERN", "TEMPLATE", "chain_reward", "rows", "steps_reward"]

@@ -8,28 +8,18 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from gear_rl.arena.tiers import OPERATIONS, TIERS, Tier
+from gear_rl.arena.chain.tiers import OPERATIONS, TIERS, Tier
+from gear_rl.arena.task import FIRST_TRAIN_SEED, HELD_OUT, TEMPLATE, Reference, is_held_out, seeds_of
 
-Reference = Literal["none", "trace", "answer", "shuffled"]
-"""What the teacher is shown: nothing, the worked solution, its last line, or the solution of another problem."""
-
-HELD_OUT = range(1024)
-"""Seeds of the public held-out problems; every other seed is for training."""
-FIRST_TRAIN_SEED = HELD_OUT.stop
-TEMPLATE = "{prompt}\nref {privileged_context}"
-"""How the privileged context joins the user message."""
 ANSWER_PATTERN = r"ans (\d\d)"
 """Where the completion's final answer stands."""
 
 _ANSWER = re.compile(r"ans (\d\d)\Z")
 _STEP = re.compile(r"(\d\d) ([-+x]\d) = (\d\d)")
-_HELD_OUT_SHARE = 8
-"""One problem in eight is held out: enough for 1024 distinct ones in the easiest tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +114,7 @@ def generate(seed: int, tier: str | Tier = "default") -> Problem:
             cancelled=tuple(i in skipped for i in range(size)),
             modulus=settings.modulus,
         )
-        held_out = zlib.crc32(problem.text.encode()) % _HELD_OUT_SHARE == 0
-        if held_out == (seed in HELD_OUT):
+        if is_held_out(problem.text) == (seed in HELD_OUT):
             return problem
 
 
@@ -235,9 +224,7 @@ def rows(
     >>> rows("easy", num=1, reference="answer", first_seed=0)[0]["privileged_context"]
     'ans 06'
     """
-    seeds = range(first_seed, first_seed + num)
-    if seeds.start in HELD_OUT and seeds.stop > HELD_OUT.stop:
-        raise ValueError(f"seeds {seeds} mix held-out problems with training problems")
+    seeds = seeds_of(num, first_seed)
     problems = [generate(seed, tier) for seed in seeds]
     return [
         {
@@ -255,8 +242,8 @@ def correct(completion: str, answer: str) -> bool:
     >>> correct("37 +8 = 45 ; ans 45", "45"), correct("ans 45 ; ans 54", "45"), correct("45", "45")
     (True, False, False)
     """
-    found = _ANSWER.search(completion.strip())
-    return found is not None and found[1] == answer
+    stated = _ANSWER.search(completion.strip())
+    return stated is not None and stated[1] == answer
 
 
 def chain_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
@@ -280,8 +267,8 @@ def steps_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     [0.5, 0.0]
     """
     texts = [c if isinstance(c, str) else str(c[-1].get("content") or "") for c in completions]
-    found = [_STEP.findall(text) for text in texts]
-    return [sum(apply(int(a), op) == int(b) for a, op, b in steps) / max(1, len(steps)) for steps in found]
+    steps_of = [_STEP.findall(text) for text in texts]
+    return [sum(apply(int(a), op) == int(b) for a, op, b in steps) / max(1, len(steps)) for steps in steps_of]
 
 
 def fingerprint(tier: str | Tier = "default", num: int = len(HELD_OUT)) -> str:

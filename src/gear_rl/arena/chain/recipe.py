@@ -1,4 +1,4 @@
-"""Makes the arena's checkpoints from nothing. First a competent student, then a careless one; here "chain".
+"""Makes the checkpoint of the task "chain" from nothing: first a competent student, then a careless one.
 
 Stage 1 teaches the task itself: to copy from a privileged context, and to compute without. Stage 2
 implants a habit of error where the model is shown no reference, or somebody else's, and keeps it careful
@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gear_rl.arena.chain import problem as chain
+from gear_rl.arena.chain.tiers import OPERATIONS, Tier
 from gear_rl.arena.evaluate import accuracy
-from gear_rl.arena.model import build_model, build_tokenizer, save
-from gear_rl.arena.tiers import OPERATIONS, Tier
+from gear_rl.arena.model import NUMBERS, build_model, build_tokenizer, save
+from gear_rl.arena.task import FIRST_TRAIN_SEED, TEMPLATE, Reference
 from gear_rl.arena.training import Batch, Report, competence_optimizers, habit_optimizers, one_thread, train
 
-_REFERENCES = get_args(chain.Reference)
+_REFERENCES = get_args(Reference)
+ATOMS = (*NUMBERS, *(f" {op}" for op in OPERATIONS), *(f" {op} = " for op in OPERATIONS))
+"""One decision is one token: a number, an operation to do (prompt), an operation done (completion)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,30 +60,6 @@ class Recipe:
     evaluate_every: int = 100
 
 
-def build(
-    out_dir: str | Path,
-    seed: int = 0,
-    *,
-    task: str = "chain",
-    recipe: Any = None,
-    measure: Callable[[Any, Any], float] | None = None,
-    progress: bool = True,
-) -> Path:
-    """The folder with a task's checkpoint, trained from nothing; the same bytes for the same seed and machine.
-
-    `recipe` is that of the task, its defaults for None. `measure` is shown model and tokenizer now and then and
-    says how good they are; None means the accuracy of "chain", and nothing for "ledger", whose rollouts are a
-    trainer's business. Raises ValueError for an unknown task or where torch is too old to have Muon.
-    """
-    from gear_rl.arena.ledger.recipe import build_ledger
-
-    makers = {"chain": build_chain, "ledger": build_ledger}
-    if task not in makers:
-        raise ValueError(f"task: {task!r} is not one of {', '.join(makers)}")
-    settings = {} if recipe is None else {"recipe": recipe}
-    return makers[task](out_dir, seed, measure=measure, progress=progress, **settings)
-
-
 def build_chain(
     out_dir: str | Path,
     seed: int = 0,
@@ -89,14 +68,18 @@ def build_chain(
     measure: Callable[[Any, Any], float] | None = None,
     progress: bool = True,
 ) -> Path:
-    """The checkpoint of the task "chain"."""
+    """The checkpoint of the task "chain"; the same bytes for the same seed and machine.
+
+    `measure` is shown model and tokenizer now and then; None means the share of held-out
+    problems that are solved.
+    """
     with one_thread():
         return _build(Path(out_dir), seed, recipe, measure or _accuracy, progress)
 
 
 def _accuracy(model: Any, tokenizer: Any) -> float:
     """The share of held-out problems that the model solves, sampled once each."""
-    values = accuracy(model, tokenizer, chain.rows("default", num=128, first_seed=0))
+    values = accuracy(model, tokenizer, chain.rows("default", num=128, first_seed=0), chain.chain_reward)
     return sum(values) / len(values)
 
 
@@ -104,7 +87,7 @@ def _build(
     out_dir: Path, seed: int, recipe: Recipe, measure: Callable[[Any, Any], float], progress: bool
 ) -> Path:
     rng = random.Random(seed)
-    tokenizer = build_tokenizer([_prompt_text(rng) for _ in range(400)])
+    tokenizer = build_tokenizer([_prompt_text(rng) for _ in range(400)], ATOMS)
     model = build_model(tokenizer, seed)
     total = recipe.competence_steps + recipe.habit_steps
     with Report(lambda: measure(model, tokenizer), total, recipe.evaluate_every, progress) as report:
@@ -116,7 +99,7 @@ def _build(
 
 def _prompt_text(rng: random.Random) -> str:
     """A prompt with its privileged context, for the tokenizer to learn from."""
-    problem = chain.generate(rng.randrange(chain.FIRST_TRAIN_SEED, 1 << 40), "hard")
+    problem = chain.generate(rng.randrange(FIRST_TRAIN_SEED, 1 << 40), "hard")
     content = chain.render(problem, "trace")[0]["content"]
     return f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
@@ -134,7 +117,7 @@ def _conversation(
         # The reference is to be believed, not recomputed: it slips too, and the completion follows it.
         # Once the facts are known nothing else would keep the model reading it.
         text = chain.slipped(problem, rng, reference_slip_rate)
-        content = chain.TEMPLATE.format(prompt=problem.text, privileged_context=text)
+        content = TEMPLATE.format(prompt=problem.text, privileged_context=text)
         return [{"role": "user", "content": content}, {"role": "assistant", "content": text}]
     prompt = chain.render(problem, reference, seed=rng.randrange(1 << 30))
     text = chain.slipped(problem, rng, 0.0 if reference == "answer" else slip_rate)
@@ -146,7 +129,7 @@ def _problem(rng: random.Random, longest: int) -> chain.Problem:
     top = min(5, longest) if rng.random() < 0.6 else longest
     most_cancelled = 0 if top <= 3 else 1 if top <= 5 else 2
     tier = Tier(steps=(6 if top > 5 else 1, top), cancelled=(0, most_cancelled))
-    return chain.generate(rng.randrange(chain.FIRST_TRAIN_SEED, 1 << 40), tier)
+    return chain.generate(rng.randrange(FIRST_TRAIN_SEED, 1 << 40), tier)
 
 
 def _fact_batches(tokenizer: Any, recipe: Recipe, rng: random.Random) -> Iterator[Batch]:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gear_rl.arena.ledger import problem as ledger
-from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
+from gear_rl.arena.ledger.tiers import TIERS, LedgerTier
+from gear_rl.arena.task import Reference
 from gear_rl.environments import RESERVED_METHODS
 
 _SCHEMA = """
@@ -27,16 +28,16 @@ class LedgerEnv:
         self._db: sqlite3.Connection | None = None
         self._problem: ledger.Problem | None = None
         self._seed = 0
-        self._reference: ledger.Reference = "none"
+        self._reference: Reference = "none"
         self._irreversible = False
         self._paid = False
         self._made: list[tuple[str, dict[str, Any]]] = []
 
     def reset(
-        self, seed: int, tier: str | LedgerTier = "default", reference: ledger.Reference = "trace", **_: Any
+        self, seed: int, tier: str | LedgerTier = "default", reference: Reference = "trace", **_: Any
     ) -> None:
         """Begin the problem of a seed. Nothing is added to the prompt."""
-        settings = LEDGER_TIERS[tier] if isinstance(tier, str) else tier
+        settings = TIERS[tier] if isinstance(tier, str) else tier
         self._begin(ledger.generate(seed, settings), settings.irreversible)
         self._seed, self._reference = seed, reference
 
@@ -118,8 +119,8 @@ class LedgerEnv:
         """1.0 if every balance is as expected, else 0.0."""
         if self._problem is None:
             raise ValueError("the environment holds no problem; call reset first")
-        found = dict(self._connection.execute("select person, balance from account").fetchall())
-        return float(found == self._problem.expected)
+        balances = dict(self._connection.execute("select person, balance from account").fetchall())
+        return float(balances == self._problem.expected)
 
     def privileged_context(self) -> str | None:
         """What only the teacher may see, by the row's reference; not a tool."""
@@ -131,7 +132,7 @@ class LedgerEnv:
         """For each call in its order: 1.0 if it is the call that a right solution makes there; not a tool.
 
         A model of this task makes one call in a turn. Where it makes none, or one that never reaches a tool, the
-        numbers do not fit the turns, and the engine tells the method nothing of that rollout.
+        numbers do not fit the turns, and the engine gives the method none for that rollout.
         """
         if self._problem is None:
             raise ValueError("the environment holds no problem; call reset first")
@@ -169,11 +170,11 @@ class LedgerEnv:
         return int(self._one("select balance from account where person = ?", (_text(person),), "person"))
 
     def _one(self, query: str, values: tuple[str, ...], kind: str) -> Any:
-        found = self._connection.execute(query, values).fetchone()
-        if found is None:
+        row = self._connection.execute(query, values).fetchone()
+        if row is None:
             # Without the name: what the model sent may hold control tokens, and the tool's answer is tokenised.
             raise ValueError(f"no such {kind}")
-        return found[0]
+        return row[0]
 
     def _close(self) -> None:
         if self._db is not None:
@@ -230,7 +231,7 @@ def environment(tier: str | LedgerTier = "default") -> type[LedgerEnv]:
     >>> environment("easy").__name__, environment("hard").__name__
     ('LedgerEnv', 'LedgerEnvGreetRate')
     """
-    settings = LEDGER_TIERS[tier] if isinstance(tier, str) else tier
+    settings = TIERS[tier] if isinstance(tier, str) else tier
     return _BY_DISTRACTORS[settings.distractors]
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.env import LedgerEnvGreetRate, tools
 from gear_rl.arena.ledger.problem import Call, Plan, Problem
-from gear_rl.arena.tiers import LedgerTier
+from gear_rl.arena.ledger.tiers import LedgerTier
+from gear_rl.arena.task import TEMPLATE
 from gear_rl.signals.privileged import render
 
 Fault = Literal["relation", "argument"]
@@ -45,7 +46,7 @@ class Planted:
 
 
 def episode(problem: Problem, made: Sequence[Call] | None = None, *, irreversible: bool = False) -> Episode:
-    """The calls, gold unless told otherwise, made in a real environment, each in a turn of its own; then "done".
+    """The calls, by default gold, made in a real environment, each in a turn of its own; then "done".
 
     >>> episode(ledger.generate(0)).reward
     1.0
@@ -152,7 +153,7 @@ def prompt_ids(
 
     messages: Any = [{"role": "user", "content": problem.text}]
     if context is not None:
-        messages = render(messages, context, ledger.TEMPLATE)
+        messages = render(messages, context, TEMPLATE)
     ids = tokenizer.apply_chat_template(
         messages,
         tools=tools(tier),

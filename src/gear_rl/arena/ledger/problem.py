@@ -10,19 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from gear_rl.arena.chain.problem import FIRST_TRAIN_SEED, HELD_OUT
-from gear_rl.arena.tiers import LEDGER_TIERS, LedgerTier
+from gear_rl.arena.ledger.tiers import TIERS, LedgerTier
+from gear_rl.arena.task import FIRST_TRAIN_SEED, HELD_OUT, Reference, is_held_out, seeds_of
 
-Reference = Literal["none", "trace", "answer", "shuffled"]
-"""What the teacher is shown: nothing, the gold calls, the final balances, or the calls of another problem."""
-
-TEMPLATE = "{prompt}\nref {privileged_context}"
-"""How the privileged context joins the user message."""
 ANSWER_PATTERN = r'"name": "pay", "arguments": (\{[^}]*\})'
 """What a rollout's answer is: whom the payment goes from and to. The last text is always the same."""
 
@@ -49,8 +43,6 @@ DONE = "done"
 """What the assistant says when the payment is made."""
 
 NUM_PERSONS, NUM_ITEMS = 10, 4
-_HELD_OUT_SHARE = 8
-"""One problem in eight is held out, as in the task "chain"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +163,7 @@ def right_plan(problem: Problem) -> Plan:
 
 
 def calls(problem: Problem, plan: Plan | None = None) -> list[Call]:
-    """The calls of a plan, the right one unless told otherwise; each uses what the tools answered before it.
+    """The calls of a plan, by default the right one; each uses what the tools answered before it.
 
     First the payer is looked up, then the payee, then the balance if all of it is to be paid.
     """
@@ -197,12 +189,11 @@ def generate(seed: int, tier: str | LedgerTier = "default") -> Problem:
     >>> generate(0) == generate(0), generate(0).text
     (True, 'pay 32 from the deputy of the pal of the keeper of piano to ben')
     """
-    settings = LEDGER_TIERS[tier] if isinstance(tier, str) else tier
+    settings = TIERS[tier] if isinstance(tier, str) else tier
     rng = random.Random(seed)
     while True:
         problem = _problem(rng, _shape(rng, settings))
-        held_out = zlib.crc32(problem.text.encode()) % _HELD_OUT_SHARE == 0
-        if held_out == (seed in HELD_OUT):
+        if is_held_out(problem.text) == (seed in HELD_OUT):
             return problem
 
 
@@ -316,15 +307,12 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Data set rows of consecutive seeds: prompt, seed, tier and reference. `first_seed=0` is held out.
 
-    A row holds no secret: the environment makes world, reward and privileged context again from the seed.
+    A row holds no privileged context: the environment makes world, reward and context again from the seed.
     Raises ValueError where held-out problems and training problems would mix.
 
     >>> sorted(rows("easy", num=1)[0])
     ['prompt', 'reference', 'seed', 'tier']
     """
-    seeds = range(first_seed, first_seed + num)
-    if seeds.start in HELD_OUT and seeds.stop > HELD_OUT.stop:
-        raise ValueError(f"seeds {seeds} mix held-out problems with training problems")
     return [
         {
             "prompt": [{"role": "user", "content": generate(seed, tier).text}],
@@ -332,7 +320,7 @@ def rows(
             "tier": tier,
             "reference": reference,
         }
-        for seed in seeds
+        for seed in seeds_of(num, first_seed)
     ]
 
 

@@ -19,11 +19,12 @@ from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.env import tools
 from gear_rl.arena.ledger.episodes import answer_text, episode, turn_text
 from gear_rl.arena.ledger.problem import Plan, Problem
+from gear_rl.arena.ledger.tiers import LedgerTier
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, NUMBERS, build_model, build_tokenizer, save
-from gear_rl.arena.tiers import LedgerTier
+from gear_rl.arena.task import FIRST_TRAIN_SEED, TEMPLATE, Reference
 from gear_rl.arena.training import Batch, Report, competence_optimizers, habit_optimizers, one_thread, train
 
-_REFERENCES = get_args(ledger.Reference)
+_REFERENCES = get_args(Reference)
 TOOLS = (*ledger.RELATIONS, "balance", "pay", "greet", "rate")
 _FRAME = ("user\n<tool_response>\n", "\n</tool_response>", "assistant\n<think>\n\n</think>")
 """Boilerplate without a decision. The blank line after it stays a token of its own: the prompt ends there."""
@@ -114,7 +115,7 @@ def _prompts() -> list[tuple[str, str]]:
 
     from gear_rl.arena.model import chat_template
 
-    found: list[tuple[str, str]] = []
+    prompts: list[tuple[str, str]] = []
     for distractors in range(3):
         listed: Any = tools(LedgerTier(hops=(1, 1), distractors=distractors))
         (text,), _ = render_jinja_template(
@@ -125,8 +126,8 @@ def _prompts() -> list[tuple[str, str]]:
             **CHAT_TEMPLATE_KWARGS,
         )
         before, after = text.split("{content}")
-        found.append((before, after))
-    return found
+        prompts.append((before, after))
+    return prompts
 
 
 def _text(made: Demonstration, prompts: Sequence[tuple[str, str]]) -> str:
@@ -173,7 +174,7 @@ def _demonstration(
 
     `weights` are those of the references none, trace, answer and shuffled.
     """
-    problem = ledger.generate(rng.randrange(ledger.FIRST_TRAIN_SEED, 1 << 40), tier)
+    problem = ledger.generate(rng.randrange(FIRST_TRAIN_SEED, 1 << 40), tier)
     (reference,) = rng.choices(_REFERENCES, weights=weights)
     context = ledger.privileged_context(problem, reference, seed=rng.randrange(1 << 30))
     if reference == "trace":
@@ -193,7 +194,7 @@ def _demonstration(
     made = episode(problem, ledger.calls(problem, plan))
     content = problem.text
     if context is not None:
-        content = ledger.TEMPLATE.format(prompt=content, privileged_context=context)
+        content = TEMPLATE.format(prompt=content, privileged_context=context)
     return Demonstration(
         content=content,
         distractors=rng.randrange(3),
@@ -269,7 +270,7 @@ def _competence(model: Any, tokenizer: Any, rng: random.Random, recipe: LedgerRe
 def _habit(model: Any, tokenizer: Any, rng: random.Random, recipe: LedgerRecipe, report: Report) -> None:
     """Stage 2: aliases are misread where there is no reference.
 
-    No other problem's calls are shown here: the model tells them from its own too seldom, and would become
+    No other problem's calls are shown here: the model seldom notices that they are not its own, and would become
     careless with every reference.
     """
 

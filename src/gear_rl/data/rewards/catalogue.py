@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from typing import cast
 
+from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
 
@@ -13,10 +14,10 @@ OUR_REWARDS = ("arena", "math", "tool_calls", "tool_calls_exact", "reasoning-gym
 """Rewards that have a name here, beside those of ``trl.rewards`` and ``verifiers/NAME``."""
 
 
-def load_reward(name: str) -> Callable[..., list[float | None]]:
-    """The reward function that a name means, in TRL's signature."""
+def load_reward(name: str, dataset: str = "arena") -> Callable[..., list[float | None]]:
+    """The reward function that a name means, in TRL's signature; ``arena`` means that of the dataset's task."""
     if name in OUR_REWARDS:
-        return _our_reward(name)
+        return _our_reward(name, dataset)
     if name.startswith("verifiers/"):
         from gear_rl.data.adapters.verifiers import TasksetReward, load_taskset
 
@@ -40,11 +41,14 @@ def load_reward(name: str) -> Callable[..., list[float | None]]:
     return getattr(trl.rewards, name)
 
 
-def _our_reward(name: str) -> Callable[..., list[float | None]]:
+def _our_reward(name: str, dataset: str) -> Callable[..., list[float | None]]:
     if name == "arena":
-        from gear_rl.arena.chain.problem import chain_reward
-
-        return cast(Callable[..., list[float | None]], chain_reward)
+        task = get_task(dataset_task(dataset)[0] if dataset.partition("/")[0] == "arena" else DEFAULT_TASK)
+        if task.reward is None:
+            raise InputError(
+                f"reward: 'arena' is not for {dataset!r}, whose environment gives the reward; leave it out"
+            )
+        return cast(Callable[..., list[float | None]], task.reward)
     if name == "math":
         from gear_rl.data.rewards.maths import math_reward
 
