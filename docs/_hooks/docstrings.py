@@ -19,13 +19,10 @@ class PlainText(griffe.Extension):
 def as_markdown(text: str) -> str:
     """The docstring with fenced doctests and without accidental mark-up.
 
-    >>> print(as_markdown("|<a, b>| of ``x[0]``.\\n\\n>>> 1 + 1\\n2"))
-    |&lt;a, b>| of ``x[0]``.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    >>> as_markdown("|<a, b>| of ``x[0]``")
+    '|&lt;a, b>| of ``x[0]``'
+    >>> as_markdown(">>> 1 + 1\\n2").splitlines()
+    ['```pycon', '>>> 1 + 1', '2', '```']
     """
     fenced = DOCTEST.sub(
         lambda found: f"{found[1]}```pycon\n{found[0].rstrip()}\n{found[1]}```\n", text + "\n"
