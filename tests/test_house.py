@@ -35,7 +35,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "experiments": EVERYTHING,
     "cli": EVERYTHING,
 }
-TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals"}
+TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals", "credit"}
 ON_REQUEST = {"signals/transport.py": {"ot"}, "tensor/fold_triton.py": {"triton"}}
 """Optional libraries that one file of those rooms may import, inside a function: POT solves transport, Triton
 writes kernels."""
@@ -94,6 +94,17 @@ def test_the_core_needs_torch_and_jaxtyping_alone(path: Path):
     foreign = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
     foreign -= ON_REQUEST.get(str(path.relative_to(ROOT).as_posix()), set())
     assert foreign <= {"torch", "jaxtyping", "gear_rl"}, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_the_credit_step_knows_no_trainer():
+    """An engine is the protocol's; no signature takes whatever a trainer has."""
+    for path in FILES:
+        if room_of(path) == "credit":
+            text = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.arg):
+                    assert node.arg != "trainer", f"{path.relative_to(ROOT)}, line {node.lineno}"
+                    assert node.arg != "engine" or ast.unparse(node.annotation or node) == "Engine"
 
 
 @pytest.mark.parametrize("name", ON_REQUEST)

@@ -1,0 +1,217 @@
+"""The credit step with an engine of thirty lines: no trainer anywhere."""
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from engines import tiny
+from gear_rl import Credit, Gear, Uniform
+from gear_rl.credit.batch import take_completions, take_prompts
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.engine import Engine
+from gear_rl.credit.plan import CreditResult
+from gear_rl.credit.step import assign, for_loss, prepare, step
+from gear_rl.methods import Sdpg
+from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.score import left_padded, score
+from support.batches import PlainEngine, batch_of
+
+COMPLETIONS = ["1 plus 2 is 3", "4", "it is 7 or 8", "no, it is 9"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    model = tiny.model(len(tokenizer))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(10.0)
+    return model
+
+
+def prompts_of(tokenizer, texts):
+    return left_padded(
+        [TeacherPrompt(tuple(tokenizer(t, add_special_tokens=False)["input_ids"])) for t in texts], pad_id=0
+    )
+
+
+def batch(tokenizer, contexts=("is 3", "is 3", "is 7", "is 7"), **changes):
+    """Two groups of two; in the first both have the same reward."""
+    ids = [tokenizer(text)["input_ids"] for text in COMPLETIONS]
+    width = max(map(len, ids))
+    padded = torch.tensor([row + [0] * (width - len(row)) for row in ids])
+    mask = torch.tensor([[i < len(row) for i in range(width)] for row in ids])
+    chats = [[{"role": "user", "content": "How much?"}]] * 4
+    shown = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats]
+    settings: dict[str, Any] = {
+        "mask": mask,
+        "student": prompts_of(tokenizer, shown),
+        "prompts": chats,
+        "rows": [{"answer": context} for context in contexts],
+        "messages": COMPLETIONS,
+        "rewards": [1.0, 1.0, 1.0, 0.0],
+        "advantage_B": torch.tensor([0.0, 0.0, 0.7, -0.7]),
+        "group": [0, 0, 1, 1],
+    }
+    made = batch_of(padded, **{**settings, **changes})
+    attention = dataclasses.replace(made.completions, attention=mask.long())
+    return dataclasses.replace(made, completions=attention)
+
+
+def run(model, tokenizer, method, rollouts, **settings):
+    config = CreditConfig(**settings).resolved(method)
+    engine = PlainEngine(tokenizer, model, config)
+    assert isinstance(engine, Engine)
+    return step(rollouts, method, engine, config), engine
+
+
+def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, tokenizer):
+    method, rollouts = Gear(), batch(tokenizer)
+    result, engine = run(model, tokenizer, method, rollouts)
+    template = CreditConfig().template
+    taught = [
+        template.replace("{prompt}", "How much?").replace("{privileged_context}", row["answer"])
+        for row in rollouts.rows
+    ]
+    teacher = prompts_of(
+        tokenizer,
+        [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+            )
+            for text in taught
+        ],
+    )
+    rows = torch.tensor([2, 3])  # the others have no advantage, and are not scored
+    signals = score(
+        model,
+        take_completions(rollouts.completions, rows),
+        take_prompts(rollouts.student, rows),
+        take_prompts(teacher, rows),
+        needs=method.needs,
+    )
+    expected = method(rollouts.advantage_B[rows], signals)
+    assert result.scored_B.tolist() == [False, False, True, True]
+    torch.testing.assert_close(result.credit.advantage[rows], expected.advantage, rtol=1e-4, atol=1e-5)
+    assert not result.credit.advantage[:2].any()
+    assert (result.credit.advantage[2].unique().numel()) > 2, "spread over the tokens, and padding"
+    assert torch.equal(for_loss(rollouts, result.credit), result.credit.advantage)
+    assert engine.logged["gear/scored"] == 2.0 and engine.logged["gear/context/row"] == 4.0
+    assert [record.context for record in engine.records] == ["answer"] * 4
+    assert engine.records[2].credit == pytest.approx(
+        result.credit.advantage[2][rollouts.completions.mask[2]].tolist()
+    )
+
+
+def test_grpo_costs_no_pass_and_stays_grpo(model, tokenizer):
+    rollouts = batch(tokenizer)
+    config = CreditConfig().resolved(Uniform())
+    engine = PlainEngine(tokenizer, None, config)  # without a model: any forward would fail
+    result = step(rollouts, Uniform(), engine, config)
+    assert for_loss(rollouts, result.credit) is rollouts.advantage_B
+
+
+def test_a_completion_without_context_keeps_its_grpo_advantage(model, tokenizer):
+    result, engine = run(model, tokenizer, Gear(), batch(tokenizer, contexts=("is 3", "is 3", None, "is 7")))
+    mask = batch(tokenizer).completions.mask
+    assert result.fallback_B["no_context"].tolist() == [False, False, True, False]
+    assert torch.equal(result.credit.advantage[2], torch.where(mask[2], 0.7, 0.0))
+    assert not torch.equal(result.credit.advantage[3], torch.where(mask[3], -0.7, 0.0))
+    assert engine.logged["gear/fallbacks"] == 1.0
+
+
+class Broken(PlainEngine):
+    """One number of a pass is not finite."""
+
+    def forward(self, request):
+        values = super().forward(request)
+        values["divergence"][3, 0] = math.nan
+        return values
+
+
+def test_a_signal_that_is_not_finite_never_reaches_the_loss(model, tokenizer, caplog):
+    config = CreditConfig().resolved(Gear())
+    engine, rollouts = Broken(tokenizer, model, config), batch(tokenizer)
+    with caplog.at_level(logging.WARNING):
+        result = step(rollouts, Gear(), engine, config)
+    mask = rollouts.completions.mask
+    assert torch.equal(result.credit.advantage[3], torch.where(mask[3], -0.7, 0.0))
+    assert result.signals.divergence.isfinite().all() and not result.trusted_B[3]
+    assert engine.logged["gear/fallback/non_finite"] == 1.0 and "kept their GRPO advantage" in caplog.text
+
+
+def test_parts_of_a_batch_joined_are_the_whole(model, tokenizer):
+    """What an engine does that has the credit computed in its loss, in an order of its own."""
+    method, rollouts = Gear(), batch(tokenizer, advantage_B=torch.tensor([0.3, -0.3, 0.7, -0.7]))
+    config = CreditConfig().resolved(method)
+    engine = PlainEngine(tokenizer, model, config)
+    plan = prepare(rollouts, method, engine, config)
+    whole = assign(plan, engine, config)
+    rows = [torch.tensor([3, 0]), torch.tensor([1, 2])]
+    parts = [assign(plan.take(own), engine, config) for own in rows]
+    joined = CreditResult.joined(parts, rows)
+    torch.testing.assert_close(joined.credit.advantage, whole.credit.advantage, rtol=1e-4, atol=1e-5)
+    assert torch.equal(joined.credit.segment_id, whole.credit.segment_id)
+    assert torch.equal(joined.trusted_B, whole.trusted_B)
+    assert {name: value.tolist() for name, value in joined.fallback_B.items()} == {
+        name: value.tolist() for name, value in whole.fallback_B.items()
+    }
+
+
+class Blind(PlainEngine):
+    """It has no forward passes at all."""
+
+    signals = frozenset[str]()
+
+
+def test_an_engine_without_the_signal_is_refused_before_anything_is_computed(tokenizer):
+    config = CreditConfig().resolved(Gear())
+    with pytest.raises(ValueError, match=r"credit: 'gear' needs '\w+', which this engine cannot compute"):
+        step(batch(tokenizer), Gear(), Blind(tokenizer), config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misspelt:
+    name: ClassVar[str] = "misspelt"
+    source: ClassVar[str] = "test"
+    needs: ClassVar[tuple[str, ...]] = ("divergance",)
+
+    def __call__(self, advantage_B, signals) -> Credit:
+        raise AssertionError("never called")
+
+
+def test_a_signal_that_nobody_knows_is_named(tokenizer):
+    config = CreditConfig().resolved(Uniform())
+    with pytest.raises(ValueError, match="no signal is called 'divergance'"):
+        step(batch(tokenizer), Misspelt(), PlainEngine(tokenizer), config)
+
+
+def test_what_distils_gets_its_weights_where_the_teacher_has_a_context(model, tokenizer):
+    method = Sdpg(weight=0.5)
+    result, _ = run(model, tokenizer, method, batch(tokenizer, contexts=("is 3", "is 3", None, "is 7")))
+    weight = result.credit.distill_weight
+    assert weight is not None and not weight[2].any() and weight[3].any()
+
+
+def test_a_wrong_setting_is_named():
+    for settings, message in (
+        ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout' is not one of render, splice"),
+        ({"saliency_readout": "median"}, "saliency_readout: 'median' is not one of"),
+        (
+            {"transport_stride_tokens": 200},
+            "transport_stride_tokens: 200 is more than transport_window_tokens",
+        ),
+        ({"credit_batch_size": 0}, "credit_batch_size: 0; give 1 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CreditConfig(**settings)
