@@ -17,4 +17,6 @@ def test_the_loop_without_a_trainer_learns(capsys):
     # From 0.56 to 0.88 on one processor; another draws other rollouts.
     assert sum(curve[-4:]) / 4 > sum(curve[:2]) / 2 + 0.12, curve
     shares = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
-    assert len(shares) == 9 and all(0.05 < share < 0.95 for share in shares), "segments, and tokens beside them"
+    assert len(shares) == 9 and all(0.05 < share < 0.95 for share in shares), (
+        "segments, and tokens beside them"
+    )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,8 @@ import torch
 from engines.distilling import LORA, made, micro_batch
 from gear_rl import GEARTrainer
 from gear_rl.credit.distillation import anchor_penalty, importance_ratio
-from gear_rl.engines.trl.checks import check_distillation
-from gear_rl.engines.trl.distillation import attach, loss_with_distillation
+from gear_rl.engines.trl.checks import check_distillation, check_trainer
+from gear_rl.engines.trl.distillation import attach
 from gear_rl.signals.score import Prompts
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals
@@ -412,10 +411,13 @@ def test_what_was_run_is_not():
 
 def test_the_refusal_reads_the_trainer(plain):
     trainer = ready(plain, REVERSE)
-    accelerator = SimpleNamespace(state=SimpleNamespace(), distributed_type="DistributedType.FSDP")
     other = SimpleNamespace(
-        accelerator=accelerator, args=trainer.args, credit=trainer.credit, _metrics=defaultdict(list)
+        accelerator=SimpleNamespace(state=SimpleNamespace()),
+        args=trainer.args,
+        credit=trainer.credit,
+        model=trainer.model,
+        num_generations=4,
+        sharding="FSDP",
     )
-    inputs = micro_batch(trainer.model.config.vocab_size)
     with pytest.raises(ValueError, match=r"'term' distils, .* FSDP"):
-        loss_with_distillation(other, trainer.model, inputs, own_loss(trainer))
+        check_trainer(other)

@@ -194,7 +194,7 @@ class Counting(GEARTrainer):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.rollouts, self._now = [], None
+        self.counted_rollouts, self._now = [], None
 
         def count(module, given, output):
             if self._now is not None:
@@ -210,8 +210,8 @@ class Counting(GEARTrainer):
             self._now = now
 
     def _generate_and_score_completions(self, inputs):
-        self._now = self.rollouts
-        self.rollouts.append(0)
+        self._now = self.counted_rollouts
+        self.counted_rollouts.append(0)
         return super()._generate_and_score_completions(inputs)
 
 
@@ -232,7 +232,7 @@ def forwards(folder, model, monkeypatch, credit, **changes):
         patched.setattr(prefix, "LEAST_SAVED", 2.0)
         patched.setattr(GEARTrainer, "_compute_loss", counted)
         trainer = trained(folder, model, credit, cls=Counting, **changes)
-    return trainer.rollouts, losses
+    return trainer.counted_rollouts, losses
 
 
 @pytest.mark.parametrize(
@@ -361,19 +361,19 @@ def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
         {"torch_compile": True},
         {"neftune_noise_alpha": 5.0},
         {"student_pass": "own"},
-        {"_sharding": "FSDP"},
-        {"_sharding": "DEEPSPEED"},
+        {"sharding": "FSDP"},
+        {"sharding": "DEEPSPEED"},
         {"_is_vlm": True},
-        {"_padding_moves": True},
+        {"padding_moves": True},
     ],
     ids=lambda change: "-".join(f"{name}={value}" for name, value in change.items()),
 )
 def test_what_was_never_run_keeps_a_pass_of_its_own(change):
     args = {"student_pass": "auto", "use_liger_kernel": False, "torch_compile": False}
-    trainer = {"_sharding": "NO", "_is_vlm": False, "_padding_moves": False, "model": nn.Linear(1, 1)}
+    trainer = {"sharding": "NO", "_is_vlm": False, "padding_moves": False, "model": nn.Linear(1, 1)}
 
     def made(changes):
-        own = {name: value for name, value in changes.items() if name.startswith("_")}
+        own = {name: value for name, value in changes.items() if name in trainer}
         rest = {name: value for name, value in changes.items() if name not in own}
         return SimpleNamespace(args=SimpleNamespace(**(args | rest)), **(trainer | own))
 
