@@ -256,8 +256,8 @@ def _passes_timed(clock: _Clock) -> Generator[None]:
     from gear_rl.signals.score import _Scorer
 
     places = (
-        (LateCredit, "teach", "credit"),
-        (LateCredit, "settle", "credit"),
+        (LateCredit, "teacher_states", "credit"),
+        (LateCredit, "assign", "credit"),
         (_Scorer, "student", "student"),
         (_Scorer, "teacher", "teacher"),
         (_Scorer, "statistics", "head"),
