@@ -215,3 +215,15 @@ def test_a_wrong_setting_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             CreditConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": [1.0]}, "rewards: 1 entries for 4 completions; give one for each"),
+        ({"group": [0, 0, 7, 7]}, r"group: 0 to 7; number prompts from 0, below num_rollouts \(4\)"),
+    ],
+)
+def test_a_batch_whose_parts_disagree_is_refused(tokenizer, changes, message):
+    with pytest.raises(ValueError, match=message):
+        batch(tokenizer, **changes)

@@ -239,6 +239,7 @@ def test_groups_and_anchors_are_numbered_over_all_processes(desk, monkeypatch, r
             rollouts=RolloutState(
                 messages=desk.rollouts.messages[4 * index : 4 * index + 4],
                 rewards=[0.0] * 8,
+                prompts=[""] * 4,
                 rewards_each=torch.zeros(8, 1),
                 ids=[[]] * 4,
             ),

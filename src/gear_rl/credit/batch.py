@@ -20,7 +20,8 @@ class RolloutBatch:
     """The rollouts of one process, padded, with everything that the credit step reads of them.
 
     Lists have one entry for each of the ``B`` rollouts. Rollouts are numbered over all processes in the order of
-    their ranks; those of this process are consecutive and begin at ``first``, of ``num_rollouts``.
+    their ranks; those of this process are consecutive and begin at ``first``, of ``num_rollouts``. Raises
+    ``ValueError`` that names the field where lengths disagree.
     """
 
     step: int
@@ -58,6 +59,28 @@ class RolloutBatch:
     """How many tools a rollout called, and how many calls failed of which kind; None without tools."""
     truncated: Sequence[bool] = ()
     """Whether the completion was cut off before it ended."""
+
+    def __post_init__(self) -> None:
+        count = len(self.completions.mask)
+        for name in (
+            "student",
+            "prompts",
+            "rows",
+            "messages",
+            "advantage_B",
+            "rewards",
+            "rewards_BR",
+            "group",
+        ):
+            value: Any = getattr(self, name)
+            entries = len(value.ids_BP if name == "student" else value)
+            if entries != count:
+                raise ValueError(f"{name}: {entries} entries for {count} completions; give one for each")
+        if self.group and not 0 <= min(self.group) <= max(self.group) < self.num_rollouts:
+            raise ValueError(
+                f"group: {min(self.group)} to {max(self.group)}; number prompts from 0, below num_rollouts "
+                f"({self.num_rollouts})"
+            )
 
     def take(self, rows: Int[Tensor, " N"]) -> "RolloutBatch":
         """The same of some rollouts, in the given order; ``first`` and ``num_rollouts`` stay as they are."""
