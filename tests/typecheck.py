@@ -1,5 +1,16 @@
 """The run-time type checker of the tests: beartype, with an int accepted where a float is asked for."""
 
+from typing import Any
+
 from beartype import BeartypeConf, beartype
 
-checker = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_beartype: Any = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def checker(function: Any) -> Any:
+    """Check every call, except of functions inside functions.
+
+    Those would be compiled anew at every call of the outer one, a millisecond each: a third of the time of
+    the property tests. None has a tensor's shape in its signature, and pyright reads their types.
+    """
+    return function if "<locals>" in getattr(function, "__qualname__", "") else _beartype(function)
