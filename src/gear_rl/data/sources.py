@@ -10,10 +10,11 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.arena.task import dataset_task, get_task
+from gear_rl.arena.task import Task, dataset_task, get_task
 from gear_rl.errors import InputError, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,13 @@ def _arena_rows(name: str, split: str, limit: int | None) -> Any:
     train = split == "train"
     most = GENERATED[0 if train else 1]
     first = chosen.held_out.stop if train else chosen.held_out.start
-    return Dataset.from_list(chosen.rows(tier, num=min(limit or most, most), first_seed=first))
+    return Dataset.from_list(_arena_problems(chosen, tier, min(limit or most, most), first))
+
+
+@lru_cache(maxsize=4)
+def _arena_problems(task: Task, tier: str, num: int, first_seed: int) -> Rows:
+    """Kept: `gear score` makes a trainer per method, and thousands of problems take longer than its replay."""
+    return task.rows(tier, num=num, first_seed=first_seed)
 
 
 def _tried(make: Callable[[], Rows]) -> Rows:
