@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.lab.localisation import LEFT_OUT, Found, localisation, locate, onsets_of
+from gear_rl.lab.localisation import LEFT_OUT, Located, localisation, locate, onsets_of
 
 INF = math.inf
 
@@ -20,7 +20,7 @@ def bools(text: str) -> torch.Tensor:
     return torch.tensor([[c == "x" for c in line] for line in text.split()])
 
 
-def one(score: list[float], fault: str, mask: str | None = None, onset: str | None = None) -> Found | str:
+def one(score: list[float], fault: str, mask: str | None = None, onset: str | None = None) -> Located | str:
     marks = bools(fault)
     [found] = locate(
         torch.tensor([score]),
@@ -35,13 +35,13 @@ def test_worked_by_hand():
     # Faulty 3 and 1 against 0, 2, 1, 1: 3 beats four; 1 beats the 0 and ties with two: (4 + 1 + 2/2) / 8.
     # Mass 4 of 8 on 2 of 6 tokens. 3 is the highest. The fault is at 2 and 3, the onsets at 0 and 5.
     found = one([0.0, 2.0, 3.0, 1.0, 1.0, 1.0], "..xx..", onset="x....x")
-    assert found == Found(auc=0.75, share=0.5, lift=1.5, rank=1.0, distance=2)
+    assert found == Located(auc=0.75, share=0.5, lift=1.5, rank=1.0, distance=2)
 
 
 def test_tokens_outside_the_mask_are_not_there():
     # Left: 2, 3 (faulty), 1. The faulty 9 outside is no fault, the onset outside no onset.
     found = one([2.0, math.nan, 3.0, INF, 9.0, 1.0], ".xx.x.", mask="x.x..x", onset=".x...x")
-    assert found == Found(auc=1.0, share=0.5, lift=1.5, rank=1.0, distance=1)
+    assert found == Located(auc=1.0, share=0.5, lift=1.5, rank=1.0, distance=1)
 
 
 def test_ties_share_their_mean_place():
@@ -54,7 +54,7 @@ def test_ties_share_their_mean_place():
 @pytest.mark.parametrize("level", [0.0, 2.0])
 def test_even_scores_find_nothing(level):
     # Three tokens, places 1 to 3: mean 2.
-    assert one([level] * 3, ".x.") == Found(auc=0.5, share=1 / 3, lift=1.0, rank=2.0, distance=None)
+    assert one([level] * 3, ".x.") == Located(auc=0.5, share=1 / 3, lift=1.0, rank=2.0, distance=None)
 
 
 def test_a_signal_may_be_negative():
@@ -97,12 +97,12 @@ def test_what_differs_by_rounding_ties():
     """1e-5 of 8 is 8e-5: the faulty 1 ties with the two that are nearer, and with those alone."""
     score = [1.0, 1.00007, 0.99993, 1.00009, 0.99991, -8.0]
     found = one(score, "x.....")
-    assert isinstance(found, Found) and (found.auc, found.rank) == ((2 + 2 / 2) / 5, 3.0)
+    assert isinstance(found, Located) and (found.auc, found.rank) == ((2 + 2 / 2) / 5, 3.0)
     # One more digit, on another processor.
     assert one([0.676292, 0.676293, 0.676292], "x..").auc == one([0.676292] * 3, "x..").auc == 0.5
 
 
-def slow(score: list[float], fault: list[bool], mask: list[bool], onset: list[bool]) -> Found | None:
+def slow(score: list[float], fault: list[bool], mask: list[bool], onset: list[bool]) -> Located | None:
     tokens = [t for t in range(len(mask)) if mask[t]]
     faulty, others = [t for t in tokens if fault[t]], [t for t in tokens if not fault[t]]
     if not faulty or not others:
@@ -120,7 +120,7 @@ def slow(score: list[float], fault: list[bool], mask: list[bool], onset: list[bo
         equal = sum(abs(score[u] - score[t]) <= slack for u in tokens)
         places.append(higher + (1 + equal) / 2)
     gaps = [abs(tokens.index(t) - tokens.index(u)) for t in faulty for u in tokens if onset[u]]
-    return Found(
+    return Located(
         auc=wins / len(faulty) / len(others),
         share=share,
         lift=share / even,
@@ -163,7 +163,7 @@ def test_padding_and_neighbours_change_nothing():
     )
     alone = [locate(*(t[b : b + 1] for t in (score, fault, mask, onset)))[0] for b in range(3)]
     assert together == padded == alone
-    assert all(isinstance(found, Found) for found in together)
+    assert all(isinstance(found, Located) for found in together)
 
 
 def test_half_precision_and_gradients_are_read():
@@ -181,9 +181,9 @@ def test_no_completion_and_no_token():
 
 def test_means_with_intervals():
     rows = [
-        Found(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=0),
-        Found(auc=0.5, share=0.25, lift=1.0, rank=4.0, distance=None),
-        Found(auc=0.75, share=0.75, lift=3.0, rank=1.0, distance=3),
+        Located(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=0),
+        Located(auc=0.5, share=0.25, lift=1.0, rank=4.0, distance=None),
+        Located(auc=0.75, share=0.75, lift=3.0, rank=1.0, distance=3),
     ]
     left = ["no_fault", "not_finite", "not_finite", "fallback"]
     found = localisation("gear", [*rows, *left], role="method")
@@ -201,7 +201,7 @@ def test_means_with_intervals():
 
 
 def test_the_seed_and_the_level_reach_the_intervals():
-    rows = [Found(auc=n / 30, share=n / 30, lift=1.0, rank=1.0, distance=None) for n in range(30)]
+    rows = [Located(auc=n / 30, share=n / 30, lift=1.0, rank=1.0, distance=None) for n in range(30)]
     usual = localisation("gear", rows)
     assert localisation("gear", rows, seed=1).auc.interval != usual.auc.interval
     narrow = localisation("gear", rows, level=0.5).auc.interval

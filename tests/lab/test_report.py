@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gear_rl.lab.cells import Cell
-from gear_rl.lab.localisation import Found, localisation
+from gear_rl.lab.localisation import Located, localisation
 from gear_rl.lab.plots import drawings, over_seeds
 from gear_rl.lab.report import Places, findings, save_plots, save_report
 from gear_rl.lab.verdict import compare
@@ -42,8 +42,8 @@ ENDS = {
 
 
 def places() -> Places:
-    rows = [Found(auc=0.8 + n / 100, share=0.4, lift=2.0, rank=1.5, distance=n % 3) for n in range(9)]
-    floor = [Found(auc=0.5, share=0.2, lift=1.0, rank=5.5, distance=None)] * 9
+    rows = [Located(auc=0.8 + n / 100, share=0.4, lift=2.0, rank=1.5, distance=n % 3) for n in range(9)]
+    floor = [Located(auc=0.5, share=0.2, lift=1.0, rank=5.5, distance=None)] * 9
     return Places(
         task="chain",
         tier="default",
@@ -238,7 +238,7 @@ def test_the_page_can_be_read_by_everybody(found, tmp_path):
 
 def test_hostile_names_are_text_everywhere(tmp_path):
     runs = cells({"uniform": ENDS["uniform"], HOSTILE: ENDS["gear"]}, tier=HOSTILE, task="../x")
-    rows = [localisation(HOSTILE, [Found(auc=0.5, share=0.5, lift=1.0, rank=1.0, distance=0)] * 3)]
+    rows = [localisation(HOSTILE, [Located(auc=0.5, share=0.5, lift=1.0, rank=1.0, distance=0)] * 3)]
     found = findings(
         title=HOSTILE, command=HOSTILE, note=HOSTILE, comparisons=[(compare(runs), runs)],
         localisations=[Places(task=HOSTILE, tier=HOSTILE, fault=HOSTILE, rows=rows)],

@@ -68,8 +68,8 @@ def test_turns_calls_and_answers_have_lines_of_their_own(browser, page):
     assert browser.texts(".body .t") == ["I ask", "<tool_call>", "{}", "</tool_call>", " then", "ann", "done"]
     assert tops[1] == tops[2] == tops[3]
     assert tops[0] < tops[1] < tops[4] < tops[5] < tops[6]
-    assert browser.text(".asked") == "who?"
-    assert browser.text("#prompt details .asked") == "<|im_start|>user⏎\nwho?<|im_end|>⏎\n"
+    assert browser.text(".question") == "who?"
+    assert browser.text("#prompt details .question") == "<|im_start|>user⏎\nwho?<|im_end|>⏎\n"
     assert "tools 2 calls, 1 raised" in browser.text(".facts")
     assert "cut off" in browser.text(".facts")
     browser.hover(token(6))
@@ -182,10 +182,10 @@ def test_nothing_of_a_record_is_obeyed(browser, tmp_path):
     browser.hover(token(0))
     assert browser.js("return [window.broken, document.querySelectorAll('img').length]") == [None, 0]
     assert browser.text(token(0)) == NASTY
-    assert browser.text(".asked") == NASTY
+    assert browser.text(".question") == NASTY
     assert browser.text("article h2").startswith(NASTY)
     assert browser.texts("#by-method option")[1].startswith(NASTY)
-    assert f"teacher told by {NASTY}" in browser.text(".facts")
+    assert f"teacher saw {NASTY}" in browser.text(".facts")
     assert {NASTY: "0.5", "  proto  ": "0.25"}.items() <= numbers(browser).items()
 
 

@@ -227,7 +227,7 @@ def test_turns_and_answers_have_lines_of_their_own():
     shown = printed_wide(rollout_panel(record))
     assert all(line in shown for line in lines)
     assert "2 tool calls, failed: 1 raised" in shown
-    assert "teacher told by: sibling" in shown
+    assert "teacher saw: sibling" in shown
     assert "cut off" in shown
 
 

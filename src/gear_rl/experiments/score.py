@@ -17,7 +17,7 @@ import torch
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
 from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
-from gear_rl.lab.localisation import Found, Localisation, Role, localisation, locate, onsets_of
+from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of
@@ -225,7 +225,7 @@ def _localised(
     else:
         values = padded([_signal(record, signal) for record in records], 0.0)
     onset = onsets_of(segment) if signal is None and role != "ceiling" else None
-    places: list[Found | str] = [*locate(values, fault, mask, onset)]
+    places: list[Located | str] = [*locate(values, fault, mask, onset)]
     if role != "ceiling":
         # It kept its GRPO advantage, which says nothing of the method.
         places = ["fallback" if r.fallback else one for one, r in zip(places, records, strict=True)]

@@ -14,7 +14,12 @@ Curve = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method, one seed: how accuracy went, or why the run failed."""
+    """One method, one seed: how accuracy went, or why the run failed.
+
+    >>> row = {"task": "chain", "tier": "easy", "method": "gear", "seed": 0, "steps": 9, "error": "out of memory"}
+    >>> Cell.from_dict(row).failure, Cell.from_dict(row).curve
+    ('out of memory', ())
+    """
 
     task: str
     tier: str
@@ -101,10 +106,10 @@ _LATER = ("samples", "accuracies_before", "accuracies_after")
 
 
 def _shares(name: str, values: object, count: int) -> tuple[float, ...]:
-    found = tuple(_share(value) for value in cast(list[object], values or []))
-    if found and (len(found) != count or None in found):
+    shares = tuple(_share(value) for value in cast(list[object], values or []))
+    if shares and (len(shares) != count or None in shares):
         raise ValueError(f"{name}: {values!r} are not {count} accuracies, one per sample; run the cell again")
-    return cast(tuple[float, ...], found)
+    return cast(tuple[float, ...], shares)
 
 
 def _step(point: tuple[int, float | None]) -> int:

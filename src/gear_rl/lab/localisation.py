@@ -23,7 +23,7 @@ Role = Literal["method", "floor", "control", "ceiling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Located:
     """How well the scores of one completion find its fault."""
 
     auc: float
@@ -49,7 +49,13 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Localisation:
-    """How well one method or signal finds the faults of many completions; means with bootstrap intervals."""
+    """How well one method or signal finds the faults of many completions; means with bootstrap intervals.
+
+    >>> whole = Located(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=None)
+    >>> faults = localisation("gear", [whole, "no_fault"])
+    >>> faults.auc, faults.left_out
+    (Estimate(mean=1.0, interval=None, n=1), {'no_fault': 1, 'all_fault': 0, 'not_finite': 0, 'fallback': 0})
+    """
 
     name: str
     role: Role
@@ -90,7 +96,7 @@ def locate(
     fault: Bool[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     onset: Bool[Tensor, "B T"] | None = None,
-) -> list[Found | str]:
+) -> list[Located | str]:
     """Per completion how well ``score`` finds ``fault`` among the tokens of ``mask``, or why that says nothing.
 
     ``score`` is larger where the fault is suspected: the absolute credit of a method, or a signal as it is. Only
@@ -103,7 +109,7 @@ def locate(
 
     >>> fault, mask = torch.tensor([[False, True, False]]), torch.ones(1, 3, dtype=torch.bool)
     >>> locate(torch.tensor([[1.0, 3.0, 0.0]]), fault, mask, onset=mask.triu(2))
-    [Found(auc=1.0, share=0.75, lift=2.25, rank=1.0, distance=1)]
+    [Located(auc=1.0, share=0.75, lift=2.25, rank=1.0, distance=1)]
     """
     if onset is None:
         onset = torch.zeros_like(mask)
@@ -121,7 +127,7 @@ def locate(
 
 def _found(
     score: Float[np.ndarray, " N"], fault: Bool[np.ndarray, " N"], onset: Bool[np.ndarray, " N"]
-) -> Found | str:
+) -> Located | str:
     """What `locate` says of one completion, from its N trained tokens alone."""
     num_faulty, num_others = int(fault.sum()), int((~fault).sum())
     if not num_faulty:
@@ -140,7 +146,7 @@ def _found(
     even = num_faulty / len(score)
     share = math.fsum(size[fault]) / mass if mass else even
     distance = np.abs(np.flatnonzero(fault)[:, None] - np.flatnonzero(onset)[None])
-    return Found(
+    return Located(
         auc=above / (num_faulty * num_others),
         share=share,
         lift=share / even,
@@ -150,16 +156,16 @@ def _found(
 
 
 def localisation(
-    name: str, found: Sequence[Found | str], role: Role = "method", level: float = LEVEL, seed: int = 0
+    name: str, located: Sequence[Located | str], role: Role = "method", level: float = LEVEL, seed: int = 0
 ) -> Localisation:
     """What `locate` gave for many completions, as means with bootstrap intervals over the completions.
 
     Completions count as independent: give one fault per problem. The same seed gives the same intervals.
 
-    >>> localisation("gear", [Found(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=None), "no_fault"]).left_out
-    {'no_fault': 1, 'all_fault': 0, 'not_finite': 0, 'fallback': 0}
+    >>> localisation("gear", ["no_fault"]).auc
+    Estimate(mean=None, interval=None, n=0)
     """
-    kept = [one for one in found if isinstance(one, Found)]
+    kept = [one for one in located if isinstance(one, Located)]
 
     def estimate(values: Sequence[float]) -> Estimate:
         mean = math.fsum(values) / len(values) if values else None
@@ -169,7 +175,7 @@ def localisation(
         name=name,
         role=role,
         n=len(kept),
-        left_out={reason: sum(one == reason for one in found) for reason in LEFT_OUT},
+        left_out={reason: sum(one == reason for one in located) for reason in LEFT_OUT},
         auc=estimate([one.auc for one in kept]),
         share=estimate([one.share for one in kept]),
         lift=estimate([one.lift for one in kept]),

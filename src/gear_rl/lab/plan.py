@@ -78,7 +78,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU as its data sheet has it: dense bfloat16 operations a second, bytes a second, GiB."""
+    """A GPU as its data sheet has it: dense bfloat16 operations a second, bytes a second, GiB.
+
+    >>> round(DEVICES["h100"].flops / DEVICES["h100"].bandwidth)  # operations in the time of one byte
+    295
+    """
 
     flops: float
     bandwidth: float
@@ -96,7 +100,12 @@ DEVICES: dict[str, Device] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Which share of the data sheet the parts of a step reach. The defaults are assumed, not measured."""
+    """Which share of the data sheet the parts of a step reach. The defaults are assumed, not measured.
+
+    >>> Rates(train=0)
+    Traceback (most recent call last):
+    ValueError: train: 0 is no share of a rate; give more than 0
+    """
 
     forward: float = 0.50
     train: float = 0.40
@@ -117,7 +126,11 @@ REPORTED = {"forward": (0.4, 0.5, 0.6), "train": (0.3, 0.4, 0.5), "decode": (0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step of GRPO: whose sizes, and what the trainer does anyway. Raises ``ValueError``."""
+    """One optimizer step of GRPO: whose sizes, and what the trainer does anyway. Raises ``ValueError``.
+
+    >>> Step(prompts=4, group=8).completions
+    32
+    """
 
     prompts: int = 32
     group: int = 8
@@ -162,7 +175,12 @@ class Step:
 
 
 def body_flop(model: Architecture, sequences: float, prompt: float, tokens: float) -> float:
-    """Operations of one forward of the layers over whole sequences; every token attends to half of its own."""
+    """Operations of one forward of the layers over whole sequences; every token attends to half of its own.
+
+    >>> model = ARCHITECTURES["Qwen/Qwen3-4B"]
+    >>> round(body_flop(model, 1, 0, 1) / model.body, 2)  # two operations a weight, and attention
+    2.0
+    """
     return model.body_flop(sequences * (prompt + tokens), (prompt + tokens) / 2)
 
 
@@ -269,7 +287,11 @@ SIGNAL_TILE = 4096 * 16384
 
 
 def planned(model: str, arch: Architecture, gpu: str, step: Step) -> dict[str, Any]:
-    """Everything that ``gear plan`` shows, as numbers. Raises ``ValueError`` for an unknown GPU."""
+    """Everything that ``gear plan`` shows, as numbers. Raises ``ValueError`` for an unknown GPU.
+
+    >>> planned("Qwen3-4B", architecture("Qwen3-4B"), "h200", Step())["designs"]["as given"]["ratio"]
+    1.071
+    """
     if gpu not in DEVICES:
         raise ValueError(f"gpu: {gpu!r} is not one of {', '.join(DEVICES)}")
     device = DEVICES[gpu]

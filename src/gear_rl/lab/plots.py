@@ -43,7 +43,7 @@ class Drawing(NamedTuple):
     draw: Callable[[], Any]
 
 
-def drawings(found: Mapping[str, Any]) -> list[Drawing]:
+def drawings(document: Mapping[str, Any]) -> list[Drawing]:
     """Every figure that the findings have numbers for, in the order of the report.
 
     >>> drawings({"comparisons": [], "localisations": []})
@@ -58,7 +58,7 @@ def drawings(found: Mapping[str, Any]) -> list[Drawing]:
         used = sum(re.fullmatch(rf"{stem}(-\d+)?", figure.stem) is not None for figure in figures)
         figures.append(Drawing(section, f"{stem}-{used + 1}" if used else stem, label, draw))
 
-    for n, c in enumerate(found["comparisons"]):
+    for n, c in enumerate(document["comparisons"]):
         cells = [cell for cell in map(Cell.from_dict, c["cells"]) if cell.failure is None]
         if not cells:
             continue
@@ -74,7 +74,7 @@ def drawings(found: Mapping[str, Any]) -> list[Drawing]:
                 f"Reward, entropy and length over the steps of {against}, as far as logged: means over seeds"
             )
             add(f"c{n}", c, "training", label, partial(_training, c, cells))
-    for n, place in enumerate(found["localisations"]):
+    for n, place in enumerate(document["localisations"]):
         if any(row["auc"][0] is not None for row in place["rows"]):
             label = (
                 f"How well each method and signal finds {place['fault']} of {place['task']}, {place['tier']}"

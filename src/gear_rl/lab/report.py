@@ -1,4 +1,4 @@
-"""What the laboratory found, as one JSON document, one HTML page and PNG files, all from the same numbers.
+"""The findings of a comparison, as one JSON document, one HTML page and PNG files, all from the same numbers.
 
 The page needs nothing but itself: no script, no font, no network. The document is described in
 docs/laboratory.md.
@@ -77,16 +77,20 @@ def _cell(cell: Cell) -> dict[str, Any]:
     return {**row, "held_out": [{"step": step, "accuracy": share} for step, share in row["held_out"]]}
 
 
-def save_report(found: Mapping[str, Any], out: str | Path) -> None:
+def save_report(document: Mapping[str, Any], out: str | Path) -> None:
     """The findings as one HTML file that opens anywhere, the verdicts in words first.
 
     Every text in it is escaped. The same findings give the same bytes. The directory is made; ``ValueError`` for
     a document of another format.
+
+    >>> save_report({"format": 0}, "report.html")
+    Traceback (most recent call last):
+    ValueError: format: 0, but this version reads 1; make the findings again
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    _check(found)
+    _check(document)
     pages = Environment(
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -94,26 +98,30 @@ def save_report(found: Mapping[str, Any], out: str | Path) -> None:
     pages.filters.update(number=_number, signed=_signed, span=_span, p=_p, plural=_plural, percent=_percent)  # pyright: ignore
     drawn = [
         {"section": one.section, "label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
-        for n, one in enumerate(drawings(found))
+        for n, one in enumerate(drawings(document))
     ]
-    page = pages.get_template("report.html.j2").render(found=found, figures=drawn)
+    page = pages.get_template("report.html.j2").render(document=document, figures=drawn)
     replace_file(Path(out), page.encode())
 
 
-def save_plots(found: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """The figures of the report as PNG files for papers; where they are. ``ValueError`` for another format."""
-    _check(found)
+def save_plots(document: Mapping[str, Any], folder: str | Path) -> list[Path]:
+    """The figures of the report as PNG files for papers; where they are. ``ValueError`` for another format.
+
+    >>> save_plots(findings(title="Nothing", command="gear compare"), "plots")
+    []
+    """
+    _check(document)
     paths: list[Path] = []
-    for figure in drawings(found):
+    for figure in drawings(document):
         paths.append(Path(folder) / f"{figure.stem}.png")
         write_png(figure, paths[-1])
     return paths
 
 
-def _check(found: Mapping[str, Any]) -> None:
-    if found.get("format") != FORMAT:
+def _check(document: Mapping[str, Any]) -> None:
+    if document.get("format") != FORMAT:
         raise ValueError(
-            f"format: {found.get('format')!r}, but this version reads {FORMAT}; make the findings again"
+            f"format: {document.get('format')!r}, but this version reads {FORMAT}; make the findings again"
         )
 
 

@@ -23,7 +23,11 @@ RESAMPLES = 4999
 
 
 class Interval(NamedTuple):
-    """Two ends; low <= high."""
+    """Two ends; low <= high.
+
+    >>> mean_interval([0.5, 0.5])
+    Interval(low=0.5, high=0.5)
+    """
 
     low: float
     high: float
@@ -31,7 +35,11 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """A difference over pairs."""
+    """A difference over pairs.
+
+    >>> paired_difference([0.5], [0.25])
+    Paired(num_pairs=1, difference=0.25, interval=None, p=None)
+    """
 
     num_pairs: int
     difference: float | None
@@ -109,9 +117,9 @@ def paired_difference(
     p is multiplied. Holm's p would find a little more, but no two-sided intervals agree with it: a method could
     be "better" beside an interval that contains 0.
 
-    ``least_spread`` is a floor of the standard deviation of the differences: give one problem of the held-out
-    set, since three pairs that agree by chance to the last problem would otherwise prove anything. Where nothing
-    spreads and there is no floor, the interval is a point, and p is 1 or 0.
+    ``least_spread`` is the least standard deviation of the differences: give one problem of the held-out set, or
+    three pairs that agree by chance to the last problem would prove anything. Where nothing spreads and it is 0,
+    the interval is a point, and p is 1 or 0.
 
     >>> paired_difference([0.75, 1.0, 0.5], [0.5, 0.5, 0.25]).p
     0.057...

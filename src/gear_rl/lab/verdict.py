@@ -126,8 +126,8 @@ def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEV
     ...     more = {"method": method, "seed": seed, "accuracy_before": 0.2, "accuracy_after": end, "error": None}
     ...     return Cell.from_dict({**row, **more})
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
-    >>> found = compare([run(m, seed, end) for m in ends for seed, end in enumerate(ends[m])])
-    >>> [(v.method, v.words) for v in found.verdicts]
+    >>> result = compare([run(m, seed, end) for m in ends for seed, end in enumerate(ends[m])])
+    >>> [(v.method, v.words) for v in result.verdicts]
     [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
     """
     runs = _by_method(cells, baseline)

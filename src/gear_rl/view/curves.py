@@ -22,12 +22,12 @@ class Panel(NamedTuple):
     heading: str
     unit: str
     curves: Mapping[str, str]
-    floor: float | None = 0.0
+    bottom: float | None = 0.0
     factor: float = 1.0
 
 
 PANELS = (
-    Panel("Reward", "mean reward", {"reward": "reward"}, floor=None),
+    Panel("Reward", "mean reward", {"reward": "reward"}, bottom=None),
     Panel(
         "Student and teacher",
         "nats per token",
@@ -150,8 +150,8 @@ def _draw(axes: Any, panel: Panel, curves: Mapping[str, Mapping[float, float]]) 
         axes.legend(frameon=False, fontsize=8, handlelength=1.2)
     if smoothed:
         axes.set_title(f"mean of {smoothed}", loc="right", fontsize=7, color=_GREY)
-    if panel.floor is not None:
-        axes.set_ylim(bottom=panel.floor, top=axes.get_ylim()[1] * 1.05 or 1.0)
+    if panel.bottom is not None:
+        axes.set_ylim(bottom=panel.bottom, top=axes.get_ylim()[1] * 1.05 or 1.0)
 
 
 def _style(axes: Any, heading: str, unit: str) -> None:

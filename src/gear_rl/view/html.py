@@ -34,7 +34,7 @@ _CHUNK = 1 << 20
 
 
 class _Method(NamedTuple):
-    """What is told apart: a method's name and the file that its records stand in."""
+    """What the page separates: a method's name, and the file of its records."""
 
     name: str
     file: int
@@ -52,7 +52,7 @@ class _Index:
         record = laid.record
         weight = floats(record.weight)[np.asarray(record.mask, dtype=bool)]
         weight = weight[np.isfinite(weight)]
-        # Two methods on the same completion: what they answered and what they wrote are the same.
+        # Two methods on the same completion: prompt and tokens are the same.
         what = json.dumps([record.prompt, record.ids]).encode()
         row: dict[str, Any] = {
             "method": self.methods.setdefault(_Method(record.method, file), len(self.methods)),
@@ -147,7 +147,7 @@ def save_html(
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """A short name for each file: as few of the last parts of its path as tell it from the others.
+    """A short name for each file: as few of the last parts of its path as make it unique.
 
     >>> labels([Path("runs/gear/records.jsonl"), Path("runs/rlsd/records.jsonl")])
     ['gear/records.jsonl', 'rlsd/records.jsonl']

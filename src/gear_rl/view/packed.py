@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gear_rl.records import Record
 from gear_rl.view.terminal import FULL, Run, number, runs, visible
-from gear_rl.view.turns import asked, by_turn, has_turns
+from gear_rl.view.turns import by_turn, has_turns, last_user_text
 
 _SHORT = 64  # characters of a token that comes again, unlike a tool's answer
 _PER_TOKEN = ("ids", "mask", "turn", "segment", "credit", "weight")
@@ -46,7 +46,7 @@ def laid_out(record: Record) -> Laid:
             shown.tokens[place] = (
                 record.tokens[t] if record.mask[t] else shown.tokens[place].removesuffix("\n")
             )
-    shown = replace(shown, prompt=asked(record.prompt))
+    shown = replace(shown, prompt=last_user_text(record.prompt))
     return Laid(record, shown, position, [run for run in runs(shown) if run.bracketed])
 
 

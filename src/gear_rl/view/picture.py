@@ -35,7 +35,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 _MISSING = "\N{WHITE SQUARE}"
 
 
-class Placed(NamedTuple):
+class _Placed(NamedTuple):
     """A token as it is drawn: its index in the completion, its text, the column where it begins."""
 
     t: int
@@ -54,6 +54,10 @@ def save_picture(records: Sequence[Record], path: str | Path) -> None:
 
     The same records give the same bytes. The directory is made; ``ValueError`` for another number of records
     or another suffix.
+
+    >>> save_picture([], "credit.svg")
+    Traceback (most recent call last):
+    ValueError: a picture shows 1 to 3 records, not 0; choose first
     """
     if not 1 <= len(records) <= MOST_RECORDS:
         raise ValueError(f"a picture shows 1 to {MOST_RECORDS} records, not {len(records)}; choose first")
@@ -97,12 +101,12 @@ def drawable(text: str) -> str:
     return "".join(c if ord(c) in _glyphs() else _MISSING for c in whole)
 
 
-def lines_of(record: Record) -> list[list[Placed]]:
+def lines_of(record: Record) -> list[list[_Placed]]:
     """The tokens in lines of at most ``COLUMNS`` characters; a newline in a token ends its line.
 
     A token longer than a line loses its end.
     """
-    lines: list[list[Placed]] = [[]]
+    lines: list[list[_Placed]] = [[]]
     column = 0
     for t, token in enumerate(record.tokens):
         text = drawable(token)
@@ -110,7 +114,7 @@ def lines_of(record: Record) -> list[list[Placed]]:
         if column + len(text) > COLUMNS:
             lines.append([])
             column = 0
-        lines[-1].append(Placed(t, text, column))
+        lines[-1].append(_Placed(t, text, column))
         column += len(text)
         if "\n" in token:
             lines.append([])
@@ -166,7 +170,7 @@ def _tallest(records: Sequence[Record], name: str) -> float:
     return max((_signal(r, name, t) for r in records for t in range(len(r.tokens))), default=0.0)
 
 
-def _most_telling(record: Record, lines: list[list[Placed]]) -> tuple[list[list[Placed]], int]:
+def _most_telling(record: Record, lines: list[list[_Placed]]) -> tuple[list[list[_Placed]], int]:
     """The lines that fit, and how many tokens they leave out."""
     strength = strengths(record)
     peak = max(range(len(lines)), key=lambda n: max(abs(strength[token.t]) for token in lines[n]), default=0)
@@ -196,22 +200,22 @@ def _x(column: int) -> float:
     return _LEFT + column * _CHARACTER
 
 
-def _signals(axes: Any, floor: float, record: Record, line: list[Placed], tallest: dict[str, float]) -> None:
+def _signals(axes: Any, base: float, record: Record, line: list[_Placed], tallest: dict[str, float]) -> None:
     unit = {name: _STRIP / (tall or 1.0) for name, tall in tallest.items()}
-    axes.plot([_x(0), _x(line[-1].column + len(line[-1].text))], [floor, floor], color="#bbbbbb", lw=0.5)
+    axes.plot([_x(0), _x(line[-1].column + len(line[-1].text))], [base, base], color="#bbbbbb", lw=0.5)
     x, y = list[float](), list[float]()
     for t, text, column in line:
         tall = unit["divergence"] * _signal(record, "divergence", t)
         if tall > 0:
-            _bar(axes, _x(column) + 0.5, floor, len(text) * _CHARACTER - 1, tall, fc=_KL)
-        height = floor - unit["student_entropy"] * _signal(record, "student_entropy", t)
+            _bar(axes, _x(column) + 0.5, base, len(text) * _CHARACTER - 1, tall, fc=_KL)
+        height = base - unit["student_entropy"] * _signal(record, "student_entropy", t)
         x += [_x(column), _x(column + len(text))]
         y += [height if record.mask[t] else math.nan] * 2  # nan interrupts the line at tool output
     if record.signals.get("student_entropy"):
         axes.plot(x, y, color=_ENTROPY, lw=0.8)
 
 
-def _tokens(axes: Any, y: float, record: Record, line: list[Placed], full: float, place: int) -> None:
+def _tokens(axes: Any, y: float, record: Record, line: list[_Placed], full: float, place: int) -> None:
     strength = strengths(record)
     for t, text, column in line:
         fill, ink = (shade(strength[t], full), _TEXT) if record.mask[t] else (_TOOL, _QUIET)
@@ -220,7 +224,7 @@ def _tokens(axes: Any, y: float, record: Record, line: list[Placed], full: float
         _write(axes, _x(column), y + _BOX / 2, text, _SIZE, color=ink, **_MONOSPACED)
 
 
-def _segments(axes: Any, y: float, record: Record, line: list[Placed], place: int) -> None:
+def _segments(axes: Any, y: float, record: Record, line: list[_Placed], place: int) -> None:
     """Outlines of the segments on this line; one that runs on over the line's end is open there."""
     from matplotlib.collections import LineCollection
 
@@ -291,8 +295,8 @@ def _colour_bar(axes: Any, y: float, full: float) -> None:
 
 
 def _bar(
-    axes: Any, left: float, floor: float, width: float, tall: float, fc: str, lw: float = 0.0, **look: Any
+    axes: Any, left: float, base: float, width: float, tall: float, fc: str, lw: float = 0.0, **look: Any
 ) -> None:
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle((left, floor - tall), width, tall, fc=fc, lw=lw, **look))
+    axes.add_patch(Rectangle((left, base - tall), width, tall, fc=fc, lw=lw, **look))

@@ -35,7 +35,11 @@ _BRACKET = Style(bold=True)
 
 
 class Run(NamedTuple):
-    """Tokens ``start`` to ``stop - 1``, neighbours of one segment, or a stretch of tool output."""
+    """Tokens ``start`` to ``stop - 1``, neighbours of one segment, or a stretch of tool output.
+
+    >>> Run(3, 5, trained=True, onset=True).bracketed, Run(3, 5, trained=False, onset=False).bracketed
+    (True, False)
+    """
 
     start: int
     stop: int
@@ -115,7 +119,7 @@ def rollout_panel(record: Record) -> Panel:
     if record.fallback is not None:
         facts += f" · kept its GRPO advantage: {visible(record.fallback)}"
     if record.context is not None:
-        facts += f" · teacher told by: {visible(record.context)}"
+        facts += f" · teacher saw: {visible(record.context)}"
     if record.tools:
         failures = [f"{count} {kind}" for kind, count in record.tools.items() if kind != "calls"]
         facts += f" · {record.tools.get('calls', 0)} tool calls"
@@ -141,6 +145,10 @@ def choose(records: Iterable[Record]) -> Record:
     First those with an advantage, no fallback and a segment of two tokens or more between others; then those
     with an advantage; among equals the widest spread of weights, and of equal spreads the first.
     ``ValueError`` where there is no record.
+
+    >>> choose([])
+    Traceback (most recent call last):
+    ValueError: no records to choose from; has the run logged a step with completions yet?
     """
     best = max(records, key=_instructive, default=None)
     if best is None:
@@ -181,16 +189,16 @@ def runs(record: Record) -> list[Run]:
     """
     _check(record)
     num_segments = len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained})
-    found: list[Run] = []
+    pieces: list[Run] = []
     seen: set[int] = set()
     for (trained, segment), group in groupby(
         range(len(record.tokens)), key=lambda t: (bool(record.mask[t]), record.segment[t])
     ):
         t = list(group)
         onset = trained and len(t) > 1 and num_segments > 1 and segment not in seen
-        found.append(Run(t[0], t[-1] + 1, trained, onset))
+        pieces.append(Run(t[0], t[-1] + 1, trained, onset))
         seen.add(segment)
-    return found
+    return pieces
 
 
 def strengths(record: Record) -> list[float]:
@@ -210,7 +218,11 @@ def strengths(record: Record) -> list[float]:
 
 
 def full_strength(strength: Iterable[float]) -> float:
-    """The strength that gets the full colour: the largest, and at least ``FULL``."""
+    """The strength that gets the full colour: the largest, and at least ``FULL``.
+
+    >>> full_strength([0.5, -3.0]), full_strength([])
+    (3.0, 2.0)
+    """
     return max(FULL, max(map(abs, strength), default=0.0))
 
 
@@ -226,7 +238,11 @@ def shade(strength: float, full: float) -> str:
 
 
 def number(value: float | None) -> float:
-    """A number of a record file, where null stands for what was not finite."""
+    """A number of a record file, where null stands for what was not finite.
+
+    >>> number(0.5), number(None)
+    (0.5, nan)
+    """
     return math.nan if value is None else value
 
 
@@ -261,7 +277,7 @@ def _visible(character: str) -> str:
 
 
 def _broken(token: str) -> str:
-    """The token made visible, with the line break that its last newline asks for."""
+    """The token made visible, with a line break for its last newline."""
     head, newline, tail = token.rpartition("\n")
     return visible(head + newline) + newline + visible(tail)
 

@@ -8,7 +8,7 @@ from gear_rl.records import Record
 
 _MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
 """What Qwen and its kin put around a tool's answer."""
-_ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
+_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 _BREAK = "\u23ce"
 
 
@@ -17,13 +17,13 @@ def has_turns(record: Record) -> bool:
     return 0 in record.mask and any(turn > 0 for turn in record.turn)
 
 
-def asked(prompt: str) -> str:
+def last_user_text(prompt: str) -> str:
     """What the user said last, where the prompt is in Qwen's chat format; else the prompt as it is.
 
-    >>> asked("<|im_start|>user\\nwho?<|im_end|>\\n<|im_start|>assistant\\n"), asked("who?")
+    >>> last_user_text("<|im_start|>user\\nwho?<|im_end|>\\n<|im_start|>assistant\\n"), last_user_text("who?")
     ('who?', 'who?')
     """
-    said = _ASKED.findall(prompt)
+    said = _USER.findall(prompt)
     return said[-1] if said else prompt
 
 
@@ -59,7 +59,7 @@ def by_turn(record: Record) -> Record:
             tokens[-1] = tokens[-1].removesuffix("\n") + "\n"
     return replace(
         record,
-        prompt=asked(record.prompt),
+        prompt=last_user_text(record.prompt),
         tokens=tokens,
         ids=[record.ids[t] for t in kept],
         mask=[record.mask[t] for t in kept],

@@ -1,6 +1,6 @@
 // What is on the screen, and what keys and pointer do to it.
 
-const state = { sides: [], strips: [], beside: null, asked: 0, at: null };
+const state = { sides: [], strips: [], beside: null, latest: 0, at: null };
 
 function complain(error) {
   element("message").textContent = `This record cannot be shown: ${error.message}`;
@@ -10,7 +10,7 @@ function complain(error) {
 // Show the record at a place of the list; with `beside`, another method's on the same completion next to it.
 async function show() {
   const n = list.order[list.place];
-  const turn = ++state.asked;
+  const turn = ++state.latest;
   element("message").hidden = true;
   if (n === undefined) return showNothing();
   const others = twins(n);
@@ -19,10 +19,10 @@ async function show() {
   try {
     records = await Promise.all([n, ...(other === undefined ? [] : [other])].map(load));
   } catch (error) {
-    if (turn === state.asked) showNothing(), complain(error);
+    if (turn === state.latest) showNothing(), complain(error);
     return;
   }
-  if (turn !== state.asked) return; // another record was asked for meanwhile
+  if (turn !== state.latest) return; // another record was chosen meanwhile
   const full = Math.max(...records.map((record) => record.full));
   state.sides = records.map((record) => sideNode(record, full));
   state.at = null;
@@ -88,12 +88,12 @@ function besideNode(others) {
 
 // The token in every side: the same place of the completion, whatever each shows of the tool's answers.
 function places(record, t) {
-  const found = [];
+  const hits = [];
   for (const side of state.sides) {
     const at = side.record === record ? t : side.record.position.indexOf(record.position[t]);
-    if (at >= 0) found.push({ side, at });
+    if (at >= 0) hits.push({ side, at });
   }
-  return found;
+  return hits;
 }
 
 // Make a token the one whose numbers are shown. `jump` moves the keyboard there too.
@@ -170,13 +170,13 @@ async function showOnsets() {
     element("onsets-about").textContent = error.message;
     return;
   }
-  const found = new Map();
+  const hits = new Map();
   let total = 0;
   for (const n of list.order) {
     const row = onsetTable.rows[n];
     for (let at = 0; at < row.length; at += 3) {
-      const word = found.get(row[at]) ?? { count: 0, known: 0, nats: 0, part: 0, rows: new Set() };
-      found.set(row[at], word);
+      const word = hits.get(row[at]) ?? { count: 0, known: 0, nats: 0, part: 0, rows: new Set() };
+      hits.set(row[at], word);
       word.count += 1;
       word.rows.add(n);
       total += 1;
@@ -186,7 +186,7 @@ async function showOnsets() {
       word.part += row[at + 2];
     }
   }
-  const most = [...found].sort((a, b) => b[1].count - a[1].count || a[0] - b[0]).slice(0, 20);
+  const most = [...hits].sort((a, b) => b[1].count - a[1].count || a[0] - b[0]).slice(0, 20);
   const longest = most.length ? most[0][1].count : 1;
   element("onsets-about").textContent = total
     ? `${total} onsets in the ${list.order.length} records of the list. KL at the onset in nats, and as a part of the largest in its completion. Choose a token to list its records.`
@@ -260,7 +260,7 @@ element("show-help").addEventListener("click", KEYS["?"]);
 for (const sample of document.querySelectorAll("[data-strength]")) sample.style.setProperty("--s", sample.dataset.strength);
 
 setUpFilter(changed);
-const asked = /^#record=(\d+)$/.exec(location.hash);
+const linked = /^#record=(\d+)$/.exec(location.hash);
 if (matchMedia("(max-width: 760px)").matches) element("filter").open = false;
-refilter(asked ? Number(asked[1]) : 0);
+refilter(linked ? Number(linked[1]) : 0);
 show();

@@ -110,11 +110,11 @@ const bySame = new Map();
 ROWS.same.forEach((same, n) => bySame.has(same) ? bySame.get(same).push(n) : bySame.set(same, [n]));
 
 function twins(n) {
-  const found = new Map();
+  const nearest = new Map();
   const near = (m) => ROWS.step[m] === ROWS.step[n] && ROWS.group[m] === ROWS.group[n];
   for (const m of bySame.get(ROWS.same[n])) {
     const method = ROWS.method[m];
-    if (method !== ROWS.method[n] && (!found.has(method) || (near(m) && !near(found.get(method))))) found.set(method, m);
+    if (method !== ROWS.method[n] && (!nearest.has(method) || (near(m) && !near(nearest.get(method))))) nearest.set(method, m);
   }
-  return [...found.values()].sort((a, b) => ROWS.method[a] - ROWS.method[b]);
+  return [...nearest.values()].sort((a, b) => ROWS.method[a] - ROWS.method[b]);
 }

@@ -18,9 +18,9 @@ function callBreaks(record) {
     }
     return low;
   };
-  for (const found of text.matchAll(/<tool_call>|<\/tool_call>/g)) {
-    const opens = found[0] === "<tool_call>";
-    const place = opens ? found.index : found.index + found[0].length;
+  for (const tag of text.matchAll(/<tool_call>|<\/tool_call>/g)) {
+    const opens = tag[0] === "<tool_call>";
+    const place = opens ? tag.index : tag.index + tag[0].length;
     const broken = text[opens ? place - 1 : place] === "\n";
     const t = tokenAt(place);
     if (!broken && place > 0 && place < text.length && starts[t] === place) breaks.add(t);
@@ -109,7 +109,7 @@ function completion(record, full) {
   return { body, nodes };
 }
 
-// The number behind a segment stands before the line break that its last token asks for.
+// The number behind a segment stands before the line break of its last token.
 function close(place, box, last) {
   const broken = last.lastChild.nodeValue === "\n";
   if (broken) last.lastChild.remove();
@@ -135,7 +135,7 @@ function facts(record) {
   part("advantage", (advantage > 0 ? "+" : "") + (advantage === null ? "not finite" : number(advantage)) + word);
   part("tokens", number(record.tokens));
   part("segments", number(record.segments));
-  if (record.context !== null) part("teacher told by", record.context);
+  if (record.context !== null) part("teacher saw", record.context);
   const kinds = Object.entries(record.tools);
   if (kinds.length) part("tools", kinds.map(([kind, count]) => `${count} ${kind}`).join(", "));
   if (record.truncated) part("cut off", "before it ended");
@@ -151,17 +151,17 @@ function legend(record, full) {
   return node;
 }
 
-// The prompt: what was asked, and behind a switch all that the student was shown.
+// The prompt: what the user said, and behind a switch all that the student was shown.
 function promptNodes(record, beside) {
   const head = make("div", "heading");
   head.append(make("h2", "", "Prompt"), ...beside);
   const nodes = [head];
-  const text = make("p", "asked");
+  const text = make("p", "question");
   write(text, record.prompt || "(empty)");
   nodes.push(text);
   if (record.whole) {
     const details = make("details");
-    const whole = make("p", "asked");
+    const whole = make("p", "question");
     write(whole, record.whole);
     details.append(make("summary", "", "all that the student was shown"), whole);
     nodes.push(details);
