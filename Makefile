@@ -50,7 +50,7 @@ bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and mak
 	$(MAKE) pages
 
 pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
-	$(BIN)/gear methods --page --costs docs/results/method_costs.json > docs/methods.md
+	$(BIN)/python -m benchmarks methods-page
 	$(BIN)/python -m benchmarks page
 
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked

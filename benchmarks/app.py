@@ -204,6 +204,43 @@ def step(
 
 @app.command()
 @user_errors
+def calibration(
+    steps: Annotated[int, typer.Option(help="Steps of a run; the first does not count.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs of each method.")] = 2,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Train on this machine, and say how far off the arithmetic of `gear plan` is; minutes."""
+
+    def run(say: Say) -> dict[str, Any]:
+        from benchmarks.calibration import calibrate
+
+        show_log()
+        return calibrate(steps=steps, repeats=repeats, say=say)
+
+    result = measured(run, PROGRAM)
+    from benchmarks.tables import CELLS
+
+    deliver(result, CELLS["calibration"], out, as_json)
+
+
+@app.command("methods-page")
+@user_errors
+def methods_page(
+    costs: Annotated[Path, typer.Option(help="What `methods --out` wrote.")] = Path(
+        "docs/results/method_costs.json"
+    ),
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/methods.md"),
+) -> None:
+    """Make the page of methods from their docstrings and the measured costs."""
+    from benchmarks import methods_page
+
+    out.write_text(methods_page.methods_page(methods_page.read_costs(costs)), encoding="utf-8")
+    out_console.print(f"wrote {out}", highlight=False)
+
+
+@app.command()
+@user_errors
 def page(
     page: Annotated[Path, typer.Argument(help="The page; the text between its marks is made anew.")] = Path(
         "docs/benchmarks.md"

@@ -164,7 +164,7 @@ def test_no_link_or_picture_is_left_as_text(page):
 
 def test_the_methods_page_is_made_from_the_docstrings_and_the_measured_costs():
     """Everything on the page is true. A new method comes onto it with `make pages`, before a release."""
-    from gear_rl.cli.methods_page import methods_page, read_costs
+    from benchmarks.methods_page import methods_page, read_costs
     from gear_rl.methods import METHODS
 
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.methods import bench_methods, methods_cells
-from gear_rl.cli.methods_page import methods_page, read_costs
+from benchmarks.methods_page import methods_page, read_costs
 from gear_rl.errors import InputError
 from gear_rl.runs.machine import quiet_libraries
 from support.commands import benchmark, untouched

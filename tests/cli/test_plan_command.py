@@ -27,7 +27,6 @@ def test_the_plan_says_what_is_assumed_and_what_it_cannot_know():
         (["--gpu", "tpu"], "gpu: 'tpu' is not one of"),
         (["--model", "no/such"], "no folder with a config.json"),
         (["--tokens", "0"], "tokens: 0; give 1 or more"),
-        (["--calibrate", "--steps", "1"], "give 2 steps or more"),
     ],
 )
 def test_bad_input_is_one_line(words, message):

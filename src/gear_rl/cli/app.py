@@ -125,17 +125,8 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
     markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
-    page: Annotated[bool, typer.Option(help="The page docs/methods.md.")] = False,
-    costs: Annotated[
-        Path | None, typer.Option(help="With --page: what `python -m benchmarks methods --out` wrote.")
-    ] = None,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
-    if page:
-        from gear_rl.cli.methods_page import methods_page, read_costs
-
-        sys.stdout.write(methods_page(None if costs is None else read_costs(costs)))
-        return
     from gear_rl.errors import did_you_mean
     from gear_rl.methods import METHODS
     from gear_rl.runs.config import settings_of
@@ -161,7 +152,7 @@ def methods(
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
     if markdown:
-        from gear_rl.cli.methods_page import needs_of
+        from gear_rl.runs.config import needs_of
 
         sys.stdout.write("| method | idea | needs | source |\n|---|---|---|---|\n")
         for row in rows:

@@ -4,15 +4,14 @@ Heavy imports live inside the command, so that ``gear --help`` answers at once.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gear_rl.cli.console import show_log, user_errors
-from gear_rl.cli.plan_tables import calibration_cells, plan_cells
-from gear_rl.cli.results import AsJson, Out, command_line, deliver, measured
+from gear_rl.cli.console import user_errors
+from gear_rl.cli.plan_tables import plan_cells
+from gear_rl.cli.results import AsJson, Out, command_line, deliver
 from gear_rl.errors import InputError
 
 
@@ -41,23 +40,16 @@ def plan(
         bool, typer.Option(help="The teacher's prompt is scored once per group.")
     ] = False,
     teacher_copy: Annotated[bool, typer.Option(help="The teacher has weights of its own.")] = False,
-    calibrate: Annotated[
-        bool, typer.Option(help="Train on this machine instead, and say how far off the model is; minutes.")
-    ] = False,
-    steps: Annotated[
-        int, typer.Option(help="With --calibrate: steps of a run; the first does not count.")
-    ] = 3,
-    repeats: Annotated[int, typer.Option(help="With --calibrate: runs of each method.")] = 2,
     calibration: Annotated[
-        Path, typer.Option(help="What --calibrate --out wrote; its error is shown with the plan.")
+        Path,
+        typer.Option(
+            help="What `python -m benchmarks calibration --out` wrote; its error is shown with the plan."
+        ),
     ] = Path("docs/results/plan_calibration.json"),
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
     """What a step of GRPO and of GEAR should take and hold on GPUs: arithmetic on assumed rates."""
-    if calibrate:
-        _calibrate(steps, repeats, out, as_json)
-        return
     from gear_rl.lab.plan import Step, architecture, planned
 
     try:
@@ -83,16 +75,6 @@ def plan(
     deliver(result, plan_cells, out, as_json)
 
 
-def _calibrate(steps: int, repeats: int, out: Path | None, as_json: bool) -> None:
-    def run(say: Callable[[str], None]) -> dict[str, Any]:
-        from gear_rl.experiments.calibrate import calibrate
-
-        show_log()
-        return calibrate(steps=steps, repeats=repeats, say=say)
-
-    deliver(measured(run), calibration_cells, out, as_json)
-
-
 def _error_of(calibration: Path) -> dict[str, Any] | None:
     """How far off the arithmetic was where it could be checked; None where nobody has checked."""
     if not calibration.exists():
@@ -102,5 +84,5 @@ def _error_of(calibration: Path) -> dict[str, Any] | None:
         return {"step": result["error_step"], "ratio": result["error_ratio"], "machine": result["machine"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"--calibration: {calibration} is no result of `gear plan --calibrate --out FILE`"
+            f"--calibration: {calibration} is no result of `python -m benchmarks calibration --out FILE`"
         ) from None

@@ -1,4 +1,4 @@
-"""The tables of ``gear plan`` and ``gear plan --calibrate``."""
+"""The table of ``gear plan``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -63,28 +63,10 @@ def _memory_words(gib: Mapping[str, float]) -> str:
 def _error_words(error: Mapping[str, Any] | None) -> str:
     if error is None:
         return (
-            "How far off this is has not been checked: `gear plan --calibrate --out FILE` does it on a CPU."
+            "How far off this is has not been checked: `python -m benchmarks calibration` does it on a CPU."
         )
     return (
         f"Where the model could be checked, it was off by up to {error['step']:.0%} in the seconds of a step and "
         f"{error['ratio']:.0%} in GEAR over GRPO (small models, {error['machine']}, shares fitted there); a GPU "
         "may be further off."
     )
-
-
-def calibration_cells(calibration: Mapping[str, Any]) -> Cells:
-    """What ``calibrate`` gives, as a table: three rows for each shape."""
-    rows: list[tuple[str, ...]] = []
-    for i, row in enumerate(calibration["shapes"]):
-        for name, label in (("grpo", "GRPO, s"), ("gear", "GEAR, s"), ("ratio", "GEAR / GRPO")):
-            shape = row["shape"] + (" (fitted)" if i == 0 else "") if name == "grpo" else ""
-            both = [f"{row[side][name]:.2f}" for side in ("predicted", "measured")]
-            rows.append((shape, label, *both, f"{row['error'][name]:+.0%}"))
-    shares = ", ".join(f"{name} {share:.2f}" for name, share in calibration["shares"].items())
-    below = (
-        f"Shares of this machine's {calibration['gflops']:.0f} Gflop/s, fitted on the first: {shares}. Off by up "
-        f"to {calibration['error_step']:.0%} in the seconds of a step and {calibration['error_ratio']:.0%} in "
-        "GEAR over GRPO on the others."
-    )
-    columns = ("", "", "predicted", "measured", "error")
-    return Cells("CPU seconds of one step, one thread", columns, rows, [below])

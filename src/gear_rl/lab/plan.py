@@ -1,6 +1,6 @@
 """``gear plan``: what a step of GRPO and of GEAR should take and hold, from an architecture's numbers and rates.
 
-Pure arithmetic: nothing is measured, downloaded or run here. ``experiments/calibrate.py`` compares it
+Pure arithmetic: nothing is measured, downloaded or run here. ``benchmarks/calibration.py`` compares it
 with real steps.
 """
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
 _MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
@@ -237,6 +238,13 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
         return _as_method(cls(**settings), name, where)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}.{error}") from None
+
+
+def needs_of(method: Any) -> str:
+    """What is computed for a method, as Markdown."""
+    signals = ", ".join(f"`{signal}`" for signal in method.needs)
+    teacher = "a teacher in the loss" if distillation_of(method) is not None else ""
+    return "; ".join(part for part in (signals, teacher) if part) or "nothing"
 
 
 def settings_of(cls: Any) -> list[dict[str, Any]]:

@@ -9,13 +9,12 @@ from typing import Any
 
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import settings_of
+from gear_rl.runs.config import needs_of, settings_of
 from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
 _HEAD = """# Methods
 
-Every credit-assignment method of the package. Made from the docstrings by `gear methods --page`; do not edit by
-hand.
+Every credit-assignment method of the package. Made from the docstrings by `make pages`; do not edit by hand.
 
 A method gets the completion's advantage `A` from the trainer and spreads it over the tokens: `A_t`. *Needs* are
 the signals that are computed for it, and no others are; [types.py](../src/gear_rl/types.py) says what each is.
@@ -54,7 +53,7 @@ def _overview(costs: dict[str, Any] | None, methods: Catalogue) -> str:
             "```",
             f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
             f"--rollouts {costs['rollouts_per_step']} --out docs/results/method_costs.json",
-            "gear methods --page --costs docs/results/method_costs.json > docs/methods.md",
+            "make pages",
             "```",
             "",
             f"with torch {costs['versions'].get('torch')}, trl {costs['versions'].get('trl')}, transformers "
@@ -90,13 +89,6 @@ def _prose(cls: Any) -> str:
     """The docstring without its executed example, double back-quotes as single ones."""
     text = (inspect.getdoc(cls) or "").split("\n>>> ")[0].rstrip()
     return re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
-
-
-def needs_of(method: Any) -> str:
-    """What is computed for a method, as Markdown."""
-    signals = ", ".join(f"`{signal}`" for signal in method.needs)
-    teacher = "a teacher in the loss" if distillation_of(method) is not None else ""
-    return "; ".join(part for part in (signals, teacher) if part) or "nothing"
 
 
 def read_costs(file: Path) -> dict[str, Any]:

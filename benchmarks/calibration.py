@@ -1,4 +1,4 @@
-"""``gear plan --calibrate``: real steps of GRPO and GEAR on this machine against what the plan's model says.
+"""``benchmarks calibration``: real steps of GRPO and GEAR on this machine against what ``gear plan`` says.
 
 The shares of the machine's matrix rate that generation, the update and the credit pass reach are fitted on one
 model, and the steps of other models and lengths are predicted with them; how far off those are is the error.
@@ -222,7 +222,7 @@ def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
         steps=steps,
         output_dir=f"{folder}/run",
         rollouts_per_step=shape.rollouts,
-        reward=["gear_rl.experiments.calibrate:alternating_reward"],
+        reward=["benchmarks.calibration:alternating_reward"],
         chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
         answer_pattern=get_task(DEFAULT_TASK).answer_pattern,
         teacher_prompt_template=TEMPLATE,

@@ -1,15 +1,15 @@
-"""gear plan --calibrate: real steps of both methods, and a model that is fitted on one of them."""
+"""python -m benchmarks calibration: real steps of both methods, and a model that is fitted on one of them."""
 
 import json
 
 import pytest
 
+from benchmarks import calibration as module
+from benchmarks.calibration import Shape, alternating_reward, calibrate
 from gear_rl.errors import InputError
-from gear_rl.experiments import calibrate as room
-from gear_rl.experiments.calibrate import Shape, alternating_reward, calibrate
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, seconds
 from gear_rl.runs.machine import quiet_libraries
-from support.commands import gear, untouched
+from support.commands import benchmark, gear, untouched
 
 TINY = Shape(hidden=64, layers=1, rollouts=8, tokens=6, vocab=1024)
 
@@ -48,15 +48,15 @@ def test_the_fit_gives_the_measured_parts_back(student_pass):
     )
     device = Device(flops=1e9, bandwidth=1e8, memory_gib=0, weight_bytes=4)
     measured = {"generation": 0.02, "update": 0.03, "credit": 0.01}
-    rates = room._fitted(measured, seconds(arch, step, device, Rates(forward=1, train=1, head=1, decode=1)))
-    parts = room.predicted_parts(arch, step, device, rates)
+    rates = module._fitted(measured, seconds(arch, step, device, Rates(forward=1, train=1, head=1, decode=1)))
+    parts = module.predicted_parts(arch, step, device, rates)
     assert parts["generation"] == pytest.approx(0.02) and parts["update"] == pytest.approx(0.03)
     assert parts["teacher"] + parts["signals"] + parts["student"] == pytest.approx(0.01)
 
 
 def test_a_credit_pass_below_the_noise_still_gives_shares():
     bare = {"generation": 1.0, "update": 1.0, "teacher": 1.0, "signals": 1.0, "student": 0.0}
-    rates = room._fitted({"generation": 1.0, "update": 1.0, "credit": -0.5}, bare)
+    rates = module._fitted({"generation": 1.0, "update": 1.0, "credit": -0.5}, bare)
     assert rates.forward == pytest.approx(200.0)
 
 
@@ -74,9 +74,9 @@ def test_the_command_writes_what_the_plan_then_tells(tmp_path, monkeypatch):
         "what": "x", "gflops": 1.0, "gbytes_per_second": 1.0, "shares": {"forward": 0.5}, "steps": 2,
         "repeats": 1, "shapes": [], "error_step": 0.25, "error_ratio": 0.07,
     }  # fmt: skip
-    monkeypatch.setattr(room, "calibrate", lambda **options: result)
+    monkeypatch.setattr(module, "calibrate", lambda **options: result)
     file = tmp_path / "calibration.json"
-    done = gear("plan", "--calibrate", "--out", str(file), cwd=tmp_path)
+    done = benchmark("calibration", "--out", str(file), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(file.read_text())["machine"]
     done = gear("plan", "--calibration", str(file), cwd=tmp_path)
@@ -86,4 +86,4 @@ def test_the_command_writes_what_the_plan_then_tells(tmp_path, monkeypatch):
     assert "has not been checked" in " ".join(done.stdout.split())
     file.write_text("{}")
     done = gear("plan", "--calibration", str(file))
-    assert done.returncode == 2 and "is no result of `gear plan --calibrate" in done.stderr
+    assert done.returncode == 2 and "is no result of `python -m benchmarks calibration" in done.stderr
