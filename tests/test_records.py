@@ -62,7 +62,7 @@ def test_beyond_its_bound_the_oldest_go(tmp_path, room):
 def test_the_newest_is_kept_though_it_is_too_large(tmp_path):
     RecordWriter(tmp_path / "r.jsonl", max_bytes=1).write([record(0), record(1)])
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [1]
-    with pytest.raises(ValueError, match="max_bytes: 0 leaves no room"):
+    with pytest.raises(ValueError, match="max_bytes: 0 is too small"):
         RecordWriter(tmp_path / "r.jsonl", max_bytes=0)
 
 

@@ -1,7 +1,7 @@
 """GEAR gives each token of a GRPO completion the credit it earned.
 
 The front door: a dozen names. Everything is imported on first use, so that ``gear --help`` does not wait for
-torch, and the package works with torch and jaxtyping alone until an engine is asked for.
+torch, and the package works with torch and jaxtyping alone until an engine is needed.
 """
 
 from importlib import import_module

@@ -112,7 +112,7 @@ class RecordWriter:
 
     def __init__(self, path: str | Path, max_bytes: int = 32 * 1024 * 1024, resume_step: int = 0) -> None:
         if max_bytes < 1:
-            raise ValueError(f"max_bytes: {max_bytes} leaves no room for a record; give 1 or more")
+            raise ValueError(f"max_bytes: {max_bytes} is too small for a record; give 1 or more")
         self.path, self.max_bytes = Path(path), max_bytes
         self._lines: list[bytes] = []
         if self.path.exists() and resume_step > 0:

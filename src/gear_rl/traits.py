@@ -107,7 +107,7 @@ def is_per_completion(method: CreditAssigner) -> bool:
     """Whether the method gives every completion the same credit whatever other completions it is called with.
 
     A method says so by an attribute ``per_completion = True``, or a property where it depends on the settings. An
-    engine may then ask for the credit of some completions at a time, with signals out of other forwards, which
+    engine may then request the credit of some completions at a time, with signals out of other forwards, which
     differ in their last bits: what draws at random by these bits must not say so.
     """
     return bool(getattr(method, "per_completion", False))
@@ -127,10 +127,10 @@ def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
     >>> engine_settings_of(Synced())
     {'teacher_model_kind': 'sync'}
     """
-    found: Any = getattr(method, "engine_settings", {})
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in cast(Any, found)):
+    settings: Any = getattr(method, "engine_settings", {})
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in cast(Any, settings)):
         raise ValueError(
-            f"credit: engine_settings of {method.name!r} is {found!r}; give a mapping from names of settings to "
-            "values"
+            f"credit: engine_settings of {method.name!r} is {settings!r}; give a mapping from names of settings "
+            "to values"
         )
-    return dict(cast(Mapping[str, Any], found))
+    return dict(cast(Mapping[str, Any], settings))

@@ -94,7 +94,7 @@ class TokenSignals:
     # What the student's own answer depends on.
     answer_region: Int[Tensor, "B T"] | None = _signal("text")
     """0 before the completion's final answer, 1 on the answer's content, 2 on its delimiters and after it; -1
-    where the mask is False. A row without a 1 has no answer that was found."""
+    where the mask is False. A row without a 1 has no answer."""
     answer_occlusion: Float[Tensor, "B T"] | None = _signal("saliency")
     """How far the student's answer distribution moves (KL, nats) when y_t is replaced by padding; 0 outside
     region 0."""

@@ -90,7 +90,7 @@ def test_a_pattern_of_the_users_finds_the_answer(desk):
     assert found.metrics["gear/answers"] == [2 / 8]
 
 
-# --- what the answer hangs on -----------------------------------------------------------------------------------
+# --- what the answer depends on --------------------------------------------------------------------------------
 
 SALIENCY = {
     "default": {},

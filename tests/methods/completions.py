@@ -25,7 +25,7 @@ def literal(**settings: Any) -> Gear:
 
 
 quarters = st.integers(0, 12).map(lambda i: i / 4)
-"""Nats on a coarse grid: ties are common, and no comparison hangs on the last bit of a float32."""
+"""Nats on a coarse grid: ties are common, and no comparison depends on the last bit of a float32."""
 
 
 def completion(divergence=None, entropy=None, *, turn_id=None, student=None, teacher=None):

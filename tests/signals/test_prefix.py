@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from engines import tiny
 from gear_rl.signals import prefix
-from gear_rl.signals.forwards import hidden_states, listened_forward
+from gear_rl.signals.forwards import captured_forward, hidden_states
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, left_padded, score
@@ -38,7 +38,7 @@ def shared(model, prompts, ids, attention, calls=None):
     def forward(**given):
         if calls is not None:
             calls.append(tuple(given["input_ids"].shape))
-        return listened_forward(model, **given)
+        return captured_forward(model, **given)
 
     return states_after_shared_prompts(model, forward, prompts.ids_BP, prompts.attention_BP, ids, attention)
 
@@ -108,7 +108,7 @@ def test_a_model_with_another_cache_is_asked_once_and_scored_whole(kind):
 
     def forward(**given):
         calls.append(given)
-        hidden, output = listened_forward(net, **given)
+        hidden, output = captured_forward(net, **given)
         if kind == "none":
             output.past_key_values = None
         return hidden, output

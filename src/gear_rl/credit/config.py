@@ -108,12 +108,12 @@ class CreditConfig:
     answer_pattern: str | None = _setting(
         None,
         "Regular expression whose first group (or whole match) is the completion's answer, for "
-        "methods that ask what the answer hangs on; None tries \\boxed{...}, <answer>...</answer> and "
-        "#### lines.",
+        "methods that read what the answer depends on; None tries \\boxed{...}, <answer>...</answer> "
+        "and #### lines.",
     )
     answer_template: str = _setting(
         "{privileged_context}",
-        "How the ground truth would be answered, for methods that ask how sure the student is of it "
+        "How the ground truth would be answered, for methods that need how sure the student is of it "
         "before each turn; holds {privileged_context}.",
     )
     saliency_readout: str = _setting(
@@ -171,7 +171,7 @@ class CreditConfig:
         self._check_windows()
         if self.record_max_mb <= 0:
             raise ValueError(
-                f"record_max_mb: {self.record_max_mb} leaves no room for a record; give more than 0"
+                f"record_max_mb: {self.record_max_mb} is too small for a record; give more than 0"
             )
         if self.credit_batch_size is not None and self.credit_batch_size < 1:
             raise ValueError(f"credit_batch_size: {self.credit_batch_size}; give 1 or more, or None")

@@ -64,5 +64,5 @@ def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> 
 
 
 def _floats(signals: TokenSignals) -> list[tuple[str, Tensor]]:
-    found = [(name, cast(Tensor | None, getattr(signals, name))) for name in SIGNAL_NAMES]
-    return [(name, value) for name, value in found if value is not None and value.is_floating_point()]
+    values = [(name, cast(Tensor | None, getattr(signals, name))) for name in SIGNAL_NAMES]
+    return [(name, value) for name, value in values if value is not None and value.is_floating_point()]

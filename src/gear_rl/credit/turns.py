@@ -40,7 +40,7 @@ class Turn:
     calls: int = 0
     answers: tuple[Message, ...] = ()
     known: bool = True
-    """False where the rollout's messages do not tell, for want of messages or of this one."""
+    """False where the rollout's messages do not show it: there are none, or this one is missing."""
 
 
 def turn_signals(
@@ -81,8 +81,8 @@ def turns_of(completion: Any, count: int) -> list[Turn]:
     """The ``count`` turns of a rollout, from its messages; plain text has turns of which nothing is known.
 
     >>> look = {"role": "assistant", "tool_calls": [{}]}
-    >>> found = {"role": "tool", "name": "look", "content": "a key"}
-    >>> [(turn.calls, len(turn.answers)) for turn in turns_of([look, found, {"role": "assistant"}], 2)]
+    >>> answer = {"role": "tool", "name": "look", "content": "a key"}
+    >>> [(turn.calls, len(turn.answers)) for turn in turns_of([look, answer, {"role": "assistant"}], 2)]
     [(1, 1), (0, 0)]
     """
     turns: list[Turn] = []
@@ -204,8 +204,8 @@ def anchor_ids(
 
     Turns of a group whose texts are the same share the number, others do not; a turn without a text has one
     of its own. ``texts`` and ``group`` are those of all processes' rollouts, in order, and ``first`` says
-    where this process's ``mask`` begins among them: every process then counts alike. The numbers hang on the
-    texts of a group and not on the order of its rollouts.
+    where this process's ``mask`` begins among them: every process then counts alike. The numbers depend on
+    the texts of a group and not on the order of its rollouts.
 
     With ``similarity`` below 1 texts are the same if ``difflib``'s ratio to the first of their kind is at least
     that (0.95 in GiGPO's released option). The release takes for the first whichever rollout came first; here

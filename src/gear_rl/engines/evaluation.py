@@ -48,7 +48,7 @@ def interval(per_problem: Sequence[float], confidence: float = 0.95) -> tuple[fl
         return float(ends.low), float(ends.high)
     if len(set(per_problem)) == 1:
         return per_problem[0], per_problem[0]
-    found = bootstrap(
+    ends = bootstrap(
         (np.asarray(per_problem),),
         np.mean,
         confidence_level=confidence,
@@ -57,7 +57,7 @@ def interval(per_problem: Sequence[float], confidence: float = 0.95) -> tuple[fl
         method="percentile",
         rng=0,
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(ends.low), float(ends.high)
 
 
 def success_metrics(

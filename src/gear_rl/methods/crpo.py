@@ -42,7 +42,7 @@ class Crpo:
       style reward (but for ``epsilon``) and which changes the mix of several;
     * the factor ``1 - 0.02 H(p)`` on the advantages: not carried.
 
-    ``style=()`` gives GRPO bit for bit and asks for no signal. A completion alone in its group gets 0, one
+    ``style=()`` gives GRPO bit for bit and needs no signal. A completion alone in its group gets 0, one
     without a trained token nothing. Raises ``ValueError`` for a setting outside its range, and for a reward
     function that the run does not have.
 

@@ -27,7 +27,7 @@ class DistilledRl:
     stronger model that reads the plain prompt. The engines' teachers are snapshots of the policy that read the
     privileged context; the formula is the same.
 
-    ``clip_ratio=1`` gives GRPO bit for bit and asks for no signal; so do a teacher that agrees everywhere and a
+    ``clip_ratio=1`` gives GRPO bit for bit and needs no signal; so do a teacher that agrees everywhere and a
     completion of one token, with the normalisation. A completion without a trained token gets nothing. Raises
     ``ValueError`` for a setting outside its range.
 

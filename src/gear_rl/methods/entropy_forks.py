@@ -29,7 +29,7 @@ class EntropyForks:
       (``top_entropy_quantile``) the micro-batches of all processes. The default, ``scope="batch"``, is this rule
       over the completions of one call (in an engine those of one process) whose advantage is not 0: engines do
       not score the others, and the dynamic sampling of the paper's runs drops groups without spread. A
-      completion's credit then hangs on which others are scored beside it, and a whole completion may get none.
+      completion's credit then depends on which others are scored beside it, and a whole completion may get none.
       ``scope="completion"``, ours, gives each its own quantile;
     * ties: paper and TRL keep every token at or above the quantile (linear between neighbours), so that a flat
       completion is kept whole; the paper's code keeps ``ceil(N * top_share)`` tokens, whichever of the tied
@@ -40,7 +40,7 @@ class EntropyForks:
     The published runs take the entropy inside the update, from the current policy; ours is a signal, of rollout
     time. TRL's own ``top_entropy_quantile`` must be left at 1 beside this method, or tokens are dropped twice.
 
-    ``top_share=1`` gives GRPO bit for bit and asks for no signal. A completion without a trained token gets
+    ``top_share=1`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
     nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(

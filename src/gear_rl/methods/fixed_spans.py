@@ -29,7 +29,7 @@ class FixedSpans:
     ``unit="sentence"`` it is a sentence, with ``unit="turn"`` what the model wrote between two tool outputs. A
     step that a model marks in another way (a tag, a number) has no signal here.
 
-    ``strength=0`` gives GRPO bit for bit and asks for no signal, so that sentences and lines are not known and a
+    ``strength=0`` gives GRPO bit for bit and needs no signal, so that sentences and lines are not known and a
     turn is one span; a teacher that agrees everywhere gives GRPO too. A completion without a trained token gets
     nothing. Raises ``ValueError`` for a setting outside its range.
 

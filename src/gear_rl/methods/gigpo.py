@@ -49,7 +49,7 @@ class Gigpo:
       TRL by the engine's settings. The released code's penalty of invalid actions belongs to the
       environment's reward.
 
-    ``turn_weight=0`` gives GRPO bit for bit and asks for no signal. A completion without a trained token has
+    ``turn_weight=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token has
     no turn, gets nothing and is compared with nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(

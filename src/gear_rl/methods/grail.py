@@ -43,7 +43,7 @@ class Grail:
       takes the first complete box of a completion, ours is the last.
 
     A completion without an answer has weight 1; so has one whose saliency is flat, apart from the box.
-    ``strength=0`` gives GRPO bit for bit and asks for no signal; between, the weight is ``(1 - strength) +
+    ``strength=0`` gives GRPO bit for bit and needs no signal; between, the weight is ``(1 - strength) +
     strength * w``. The code has no switch: it refuses ``std=0``, which leaves the box (``box="none"``: GRPO).
     Raises ``ValueError`` for a setting outside its range.
 

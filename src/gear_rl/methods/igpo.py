@@ -52,8 +52,8 @@ class Igpo:
     * a release variant that nobody calls has discount 0.5.
 
     A completion whose ground truth is not known has confidence 0 throughout, so all its gains are 0; the
-    prompt, and so the ground truth, is shared by the group. ``strength=0`` gives GRPO bit for bit and asks
-    for no signal. A completion without a trained token has no turn and gets nothing. Raises ``ValueError``
+    prompt, and so the ground truth, is shared by the group. ``strength=0`` gives GRPO bit for bit and needs
+    no signal. A completion without a trained token has no turn and gets nothing. Raises ``ValueError``
     for a setting outside its range.
 
     >>> signals = TokenSignals(

@@ -40,7 +40,7 @@ class MtGrpo:
       weights of reward functions belong to the engine;
     * the released ``cae`` (one advantage of ``T + R`` before the result, ``A`` after it) is not here.
 
-    ``turn_weight=0`` gives GRPO bit for bit and asks for no signal. A completion without a trained token gets
+    ``turn_weight=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
     nothing, and counts with ``T = 0`` among its siblings. Raises ``ValueError`` for a setting outside its
     range.
 

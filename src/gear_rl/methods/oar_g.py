@@ -38,7 +38,7 @@ class OarG:
     The embeddings of a trained model are small, and so is ``s``: where all of it is far below 1, log(1 + s) is
     ``s`` and does not compress. The stretch to 0..1 makes the weights independent of its unit.
 
-    A completion without an answer has weight 1. ``strength=0`` gives GRPO bit for bit and asks for no signal;
+    A completion without an answer has weight 1. ``strength=0`` gives GRPO bit for bit and needs no signal;
     between, the weight is ``(1 - strength) + strength * w``. Raises ``ValueError`` for a setting outside its
     range.
 

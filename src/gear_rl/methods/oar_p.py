@@ -14,7 +14,7 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OarP:
-    """Tokens that the student's own answer hangs on are credited more, the others less.
+    """Tokens that the student's own answer depends on are credited more, the others less.
 
     Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by perturbation: ``s_t`` is how far the answer's
     distribution moves when token ``t`` is replaced by padding (``answer_occlusion``). Over the tokens before the
@@ -37,7 +37,7 @@ class OarP:
     down; that is a fault and not here. It weighs the first L tokens, wherever the reasoning stands; here the
     tokens of the mask before the answer, tool output passed over.
 
-    A completion without an answer has weight 1. ``strength=0`` gives GRPO bit for bit and asks for no signal;
+    A completion without an answer has weight 1. ``strength=0`` gives GRPO bit for bit and needs no signal;
     between, the weight is ``(1 - strength) + strength * w``. Raises ``ValueError`` for a setting outside its
     range.
 

@@ -38,10 +38,10 @@ class Rlcsd:
       modulated ones. Advantages can say this by a factor per token, N / (number of its kind), exact for a
       token-mean loss: the default, ``paths="batch"``, over the completions of one call (in an engine those of
       one process, where those with advantage 0 are not scored and count as others). ``completion``, ours,
-      counts inside the completion, exact for a loss that is a mean over its tokens, and no credit hangs on
+      counts inside the completion, exact for a loss that is a mean over its tokens, and no credit depends on
       another completion. Either way the two means are added, so steps grow; ``one`` leaves the factors out.
 
-    ``strength=0`` gives GRPO bit for bit and asks for no signal; so does a contrast that is 0 everywhere. A
+    ``strength=0`` gives GRPO bit for bit and needs no signal; so does a contrast that is 0 everywhere. A
     completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(

@@ -39,7 +39,7 @@ class Rlsd:
     one of its scripts has strength 1 and clip_width 0.2. A group without a wrong answer gets RLSD there; the
     engine leaves its completions their GRPO advantage. RLCSD puts the contrast into another formula: ``rlcsd``.
 
-    ``strength=0`` gives GRPO bit for bit and asks for no signal; a teacher that agrees everywhere gives it too.
+    ``strength=0`` gives GRPO bit for bit and needs no signal; a teacher that agrees everywhere gives it too.
     A completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(

@@ -39,7 +39,7 @@ class Sdpg:
     ``distillation`` says so; the anchor needs ``reference_logprob``. A completion without a context keeps its
     GRPO advantage and is neither distilled nor anchored. The advantage is untouched, so the
     sign stays, but the terms act where it is 0, too. ``weight=0`` with ``anchor="none"`` gives GRPO bit for bit
-    and asks for nothing. Raises ``ValueError`` for a setting outside its range.
+    and needs nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, False], [True, True]]))
     >>> credit = Sdpg(positive_only=True, weight=0.5, anchor="none")(torch.tensor([2.0, -1.0]), signals)
@@ -117,7 +117,7 @@ class Sdpg:
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask, distill = signals.mask, None
         if self._anchored:
-            # The loss reads it; asked for here so that it cannot be forgotten.
+            # The loss reads it; needed here so that it cannot be forgotten.
             _ = signals.get("reference_logprob")
         if self.distillation is not None:
             chosen = mask & (advantage_B > 0)[:, None] if self.positive_only else mask

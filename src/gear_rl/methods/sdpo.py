@@ -66,7 +66,7 @@ class Sdpo:
     beta: float = 0.5
     """0 forward KL, 1 reverse KL (the paper's), between them the generalised Jensen-Shannon divergence."""
     top_k: int | None = 100
-    """Only so many tokens are told apart, the likeliest of ``top_k_of``; None for the whole vocabulary."""
+    """Only so many tokens are compared, the likeliest of ``top_k_of``; None for the whole vocabulary."""
     top_k_of: TopKOf = "student"
     """Whose likeliest tokens: the ``student``'s, as in the released code, or the ``teacher``'s."""
     tail: bool = True

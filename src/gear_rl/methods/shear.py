@@ -33,7 +33,7 @@ class Shear:
       says how the paper's open points are read. The paper reports the best checkpoint, and does not say whether
       the tokens of the final answer take part; here they do.
 
-    ``strength=0`` gives GRPO bit for bit and asks for no signal. A completion without a trained token gets
+    ``strength=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
     nothing. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(

@@ -45,7 +45,7 @@ def answer_regions(
     the group took no part are passed over; ``check_pattern`` says what it refuses.
 
     White space around the content counts as delimiter. A token that overlaps the content is content, also if
-    it holds a delimiter too. A row whose answer is not found, or has no content, is all 0. Only the last
+    it holds a delimiter too. A row without an answer, or with an empty one, is all 0. Only the last
     ``SEARCHED_CHARACTERS`` characters of a turn are searched for a pattern, so that one that backtracks
     (``.*.*x``) costs seconds and not hours. Raises ``ValueError`` for a pattern that is refused, and for texts
     that do not reach the last True token.
@@ -63,8 +63,8 @@ def answer_regions(
     if mask.numel() == 0:
         return region
     turn_id = cast(list[list[int]], turn_ids(mask).tolist())  # pyright: ignore[reportUnknownMemberType]
-    found = [_row_regions(b, row, turn_id[b], compiled) for b, row in enumerate(texts)]
-    return torch.where(mask, torch.tensor(found, device=mask.device), region)
+    regions = [_row_regions(b, row, turn_id[b], compiled) for b, row in enumerate(texts)]
+    return torch.where(mask, torch.tensor(regions, device=mask.device), region)
 
 
 def check_pattern(pattern: str) -> re.Pattern[str]:

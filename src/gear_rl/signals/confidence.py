@@ -125,8 +125,8 @@ def _confidences(
     hidden = hidden_states(model, ids, (column < length).long(), num_tokens=width - 1)
     answer = ((column >= length - answer_length) & (column < length))[:, 1:]
     with head_context(model):
-        found = token_statistics(hidden[answer], ids[:, 1:][answer], head_of(model, temperature))
-    return (scattered(found.student_logprob, answer).sum(-1) / answer_length[:, 0]).exp()
+        statistics = token_statistics(hidden[answer], ids[:, 1:][answer], head_of(model, temperature))
+    return (scattered(statistics.student_logprob, answer).sum(-1) / answer_length[:, 0]).exp()
 
 
 def _no_context(model: nn.Module) -> AbstractContextManager[None]:

@@ -72,7 +72,7 @@ def find_contexts(
     [None, ('sibling', '4')]
     """
     check_sources(sources, function is not None)
-    found: list[tuple[str, str] | None] = []
+    contexts: list[tuple[str, str] | None] = []
     for i, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
         context: tuple[str, str] | None = None
         for source in sources:
@@ -92,13 +92,13 @@ def find_contexts(
                     if text is not None and not isinstance(text, str):
                         raise ValueError(
                             f"privileged: the function returned {type(text).__name__}; return text, or None "
-                            "where there is nothing to tell"
+                            "where there is nothing to show"
                         )
                 context = (source, text) if text is not None and text.strip() else None
             if context is not None:
                 break
-        found.append(context)
-    return found
+        contexts.append(context)
+    return contexts
 
 
 def wrong_contexts(
@@ -127,8 +127,8 @@ def wrong_contexts(
             for i, own in enumerate(contexts)
         ]
         return turned
-    found = [context_of_row(row, contrast) for row in rows]
-    return [None if pair is None else pair[1] for pair in found]
+    pairs = [context_of_row(row, contrast) for row in rows]
+    return [None if pair is None else pair[1] for pair in pairs]
 
 
 def check_sources(sources: Sequence[str], has_function: bool = False) -> None:

@@ -17,16 +17,16 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
     The special tokens, and with ``markup`` added ones that look like it (``<tool_call>``, ``[INST]``): both steer
     a chat. Added words that are plain text are none.
     """
-    found: set[str] = set(getattr(tokenizer, "all_special_tokens", ()) or ())
+    tokens: set[str] = set(getattr(tokenizer, "all_special_tokens", ()) or ())
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
     for token in added.values():
         text = str(token.content)
         if getattr(token, "special", False) or (markup and re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)):
-            found.add(text)
-    found = {text for text in found if text.strip()}
-    if not found:
+            tokens.add(text)
+    tokens = {text for text in tokens if text.strip()}
+    if not tokens:
         return None
-    return re.compile("|".join(re.escape(text) for text in sorted(found, key=len, reverse=True)))
+    return re.compile("|".join(re.escape(text) for text in sorted(tokens, key=len, reverse=True)))
 
 
 def defused(text: str, control: re.Pattern[str] | None) -> str:
@@ -46,8 +46,8 @@ def defused(text: str, control: re.Pattern[str] | None) -> str:
     folded = unicodedata.normalize("NFKC", text)
     text = folded if control.search(folded) else text
 
-    def broken(found: re.Match[str]) -> str:
-        apart = f"{found[0][:1]} {found[0][1:]}"
+    def broken(match: re.Match[str]) -> str:
+        apart = f"{match[0][:1]} {match[0][1:]}"
         return " " if control.search(apart) else apart
 
     while control.search(text):

@@ -1,4 +1,4 @@
-"""A model's own forward, listened to: last hidden states before the head, and the head itself.
+"""The last hidden states that a model's own forward computes before its head, and the head itself.
 
 Whatever wraps the model (PEFT, DDP, FSDP 2, a patched forward) does its work; only the head is taken apart. Knows
 no signal, no method and no trainer.
@@ -37,7 +37,7 @@ def hidden_states(
 ) -> Float[Tensor, "B T D"]:
     """The last hidden states that predict the last ``num_tokens`` tokens, through the model's own ``forward``.
 
-    The head is asked for one position only (``logits_to_keep=1``), so no full logits are built. Raises
+    The head computes one position only (``logits_to_keep=1``), so no full logits are built. Raises
     ``ValueError`` if the backbone cannot be found.
     """
     return predicting_positions(last_states(model, ids_BS, attention_BS), num_tokens)
@@ -47,12 +47,12 @@ def last_states(
     model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"]
 ) -> Float[Tensor, "B S D"]:
     """The last hidden states of every token, before the head; ``ValueError`` if the backbone cannot be found."""
-    return listened_forward(
+    return captured_forward(
         model, input_ids=ids_BS, attention_mask=attention_BS, use_cache=False, logits_to_keep=1
     )[0]
 
 
-def listened_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
+def captured_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
     """The last hidden states of a forward with these arguments, and what the model itself gave.
 
     With ``attention_mask`` the model gets each token's ``position_ids`` too, where it takes them: a left-padded
@@ -62,10 +62,10 @@ def listened_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S
         # After a cache the mask is longer than the ids, which are its last columns.
         num_ids = given["input_ids"].shape[1]
         given["position_ids"] = positions(given["attention_mask"])[:, -num_ids:]
-    return _captured_forward(model, **given)
+    return _plain_forward(model, **given)
 
 
-def _captured_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
+def _plain_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
     captured: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
@@ -104,7 +104,7 @@ def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu"
 
     So it is with learned or sinusoidal positions that are counted from the first column (GPT-2, GPT-Neo): a
     padded row stands at later positions than the same row alone. Rotary positions are relative, and OPT counts
-    from the attention mask by itself. Found by two forwards over rows of three paddings and one token: a token
+    from the attention mask by itself. Measured by two forwards over rows of three paddings and one token: a token
     that attends to itself alone has attention weight 1 wherever it stands, so that rotary angles leave no
     rounding. Where the model is sharded, every process must call this.
     """
@@ -123,7 +123,7 @@ def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu"
     }
     with evaluating(model):
         there, here = (
-            forward(model, **given)[0][:, -1].float() for forward in (_captured_forward, listened_forward)
+            forward(model, **given)[0][:, -1].float() for forward in (_plain_forward, captured_forward)
         )
     return bool((there - here).square().sum() > _MOVED**2 * here.square().sum())
 

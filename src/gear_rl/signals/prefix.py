@@ -19,7 +19,7 @@ seventh, where the second forward and the copies of the cache cost what is saved
 MOST_CACHE_BYTES = 1 << 30
 """How much of the cache is copied at a time; more rows go on one part after the other."""
 
-Listened = Callable[..., tuple[Float[Tensor, "N S D"], Any]]
+Forward = Callable[..., tuple[Float[Tensor, "N S D"], Any]]
 """A forward of the model with these arguments: the last hidden states, and what the model gave."""
 
 _REFUSED = "_gear_keeps_no_plain_cache"
@@ -53,7 +53,7 @@ def shared_prompts(
 
 def states_after_shared_prompts(
     model: nn.Module,
-    forward: Listened,
+    forward: Forward,
     prompt_BP: Int[Tensor, "B P"],
     attention_BP: Int[Tensor, "B P"],
     ids: Int[Tensor, "B T"],
@@ -62,9 +62,9 @@ def states_after_shared_prompts(
     """The hidden states that predict each of ``ids``, every prompt run once; None where that does not pay.
 
     Prompts are padded on the left, so that all of them end in the same column. ``forward`` is
-    ``listened_forward``, which counts positions by the attention mask: completions go on where their prompt ends.
+    ``captured_forward``, which counts positions by the attention mask: completions go on where their prompt ends.
     None too for a model whose cache is not plain keys and values of every token (sliding windows, recurrent
-    layers), or whose rotary angles depend on the longest position of a forward: such a model is asked once.
+    layers), or whose rotary angles depend on the longest position of a forward: such a model is tried once.
     """
     plan = None if getattr(model, _REFUSED, False) else shared_prompts(prompt_BP, attention_BP, ids.shape[1])
     if plan is None:

@@ -70,8 +70,8 @@ def source_counts(rows: Sequence[Mapping[str, Any]], column: str | None = None) 
     >>> source_counts([{"answer": "4"}, {"solution": "2+2=4"}, {"answer": ""}, {"answer": "5"}])
     {'answer': 2, 'none': 1, 'solution': 1}
     """
-    found = (privileged_context(row, column) for row in rows)
-    return dict(sorted(Counter("none" if pair is None else pair[0] for pair in found).items()))
+    pairs = (privileged_context(row, column) for row in rows)
+    return dict(sorted(Counter("none" if pair is None else pair[0] for pair in pairs).items()))
 
 
 def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:
@@ -121,7 +121,7 @@ def fill(template: str, **values: str) -> str:
     >>> fill("{prompt} | {other}", prompt="write {prompt}")
     'write {prompt} | {other}'
     """
-    return re.sub(r"\{(" + "|".join(values) + r")\}", lambda found: values[found[1]], template)
+    return re.sub(r"\{(" + "|".join(values) + r")\}", lambda match: values[match[1]], template)
 
 
 def check_template(template: str, placeholders: Sequence[str]) -> None:

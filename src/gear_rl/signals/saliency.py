@@ -1,7 +1,7 @@
-"""What the student's own answer hangs on: tokens struck out, and gradients to the model's inputs.
+"""What the student's own answer depends on: tokens struck out, and gradients to the model's inputs.
 
-``score`` looks at each token by itself; here the answer is read, and every token before it is asked what it did
-to it. The gradients are of activations only: no parameter gets one. Knows no method and no trainer; where the
+``score`` looks at each token by itself; here each token before the answer is measured by what it did to the
+answer. The gradients are of activations only: no parameter gets one. Knows no method and no trainer; where the
 answer stands is handed in (``signals.answers``).
 """
 
@@ -60,7 +60,7 @@ def saliency(
       forward for every token before the answer, ``batch_size`` at a time.
     * ``answer_gradient`` (OAR-G): ``|<gradient, e_t>|`` with the token's clean embedding ``e_t``; the gradient of
       ``KL(p || p~)`` (``joint``: of the mean log-likelihood's loss), at embeddings with noise of ``noise_std`` on
-      the tokens before the answer. The noise hangs on ``seed`` and on the completion's own tokens alone. Without
+      the tokens before the answer. The noise depends on ``seed`` and the completion's own tokens alone. Without
       noise that KL is at its minimum and the gradient 0. In bfloat16 rounding outweighs noise of 0.001.
     * ``answer_activation`` (GRAIL, arXiv:2606.04889): ``|gradient * h|_2`` of the answer's loss
       ``-sum log p(y)``, at the position that predicts token t. ``h`` is the ``input`` embedding, or what the
@@ -78,9 +78,9 @@ def saliency(
     answered = (region == 1).any(-1)
     rows = _ints((answered if row_B is None else answered & row_B).nonzero()[:, 0])
     passes = _Passes(model, completions, student, region, pad_id, temperature, readout, head_context)
-    found = {name: torch.zeros(region.shape, device=region.device) for name in needs}
+    signals = {name: torch.zeros(region.shape, device=region.device) for name in needs}
     with _steady(model):
-        for name, values in found.items():
+        for name, values in signals.items():
             if name == "answer_occlusion":
                 _in_batches(passes.occlude, values, passes.occlusions(rows), (0, -1), batch_size, num_batches)
                 continue
@@ -89,7 +89,7 @@ def saliency(
             else:
                 run = partial(passes.activate, layer=layer, loss_span=loss_span)
             _in_batches(run, values, rows, 0, batch_size, num_batches)
-    return found
+    return signals
 
 
 def _in_batches(
@@ -114,7 +114,7 @@ def num_saliency_batches(
     row_B: Bool[Tensor, " B"] | None = None,
     batch_size: int = 8,
 ) -> int:
-    """How many batches ``saliency`` runs for the costliest of its signals; 0 where nothing is asked or answered.
+    """How many batches ``saliency`` runs for the costliest of its signals; 0 where nothing is needed or answered.
 
     The largest of all processes is what a sharded model needs for ``num_batches``. Occlusion runs every answered
     row once as it is and once for each token before its answer.
@@ -225,7 +225,7 @@ class _Passes:
 
         def loss(hidden_WD: Tensor, row: int, n: int, head: Head) -> Tensor:
             answer, p = self._answer(hidden_WD, row, head), clean[n]
-            # What the divergence has besides does not hang on the noisy embeddings.
+            # What the divergence has besides does not depend on the noisy embeddings.
             return -answer.mean() if p is None else -(p * answer).sum()
 
         def noise(embedding_NSD: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class _Passes:
             clean = cast(Tensor, output if whole is None else whole[0]).detach()
             leaf = (clean if noise is None else clean + noise(clean)).requires_grad_()
             seen.append((clean, leaf))
-            # A leaf: nothing below it is differentiated, and no parameter is asked for.
+            # A leaf: nothing below it is differentiated, and no parameter gets a gradient.
             return leaf if whole is None else (leaf, *whole[1:])
 
         handle = module.register_forward_hook(swap)

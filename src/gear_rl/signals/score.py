@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.forwards import copied, evaluating, head_of, hidden_states, listened_forward, unwrapped
+from gear_rl.signals.forwards import captured_forward, copied, evaluating, head_of, hidden_states, unwrapped
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
@@ -167,7 +167,7 @@ def score(
     if needs_teacher(needs) and teacher is None:
         raise ValueError(f"teacher: {', '.join(needs)} needs the teacher's prompts, and none were given")
     wanted = [name for name in COMPUTED if name in needs]
-    found = {name: torch.zeros(completions.mask.shape, device=completions.mask.device) for name in wanted}
+    signals = {name: torch.zeros(completions.mask.shape, device=completions.mask.device) for name in wanted}
     if wanted:
         shown = teacher if isinstance(teacher, Prompts) else student
         batches = _batches(completions, row_B, batch_size, shown if share_prompts else None)
@@ -187,8 +187,8 @@ def score(
                 values = scorer.statistics(wanted, batch, keep, student_ND, teacher_ND)
                 if number < len(batches):
                     for name, value in values.items():
-                        found[name][batch] = value
-    return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), **found)
+                        signals[name][batch] = value
+    return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), **signals)
 
 
 @torch.no_grad()
@@ -293,7 +293,7 @@ class _Scorer:
             plain = [name for name in wanted if name not in further]
             values: dict[str, Tensor] = {}
             if plain and student is None:
-                # Only the teacher's log-prob is asked for: it takes the student's seat.
+                # Only the teacher's log-prob is needed: the teacher takes the student's place.
                 assert teacher is not None
                 alone = token_statistics(teacher, token, self.teacher_head or head)
                 values = {"teacher_logprob": alone.student_logprob}
@@ -322,7 +322,7 @@ class _Scorer:
         if self.share_prompts:
             hidden = states_after_shared_prompts(
                 self.model,
-                partial(listened_forward, self.model),
+                partial(captured_forward, self.model),
                 prompt,
                 attention,
                 ids,

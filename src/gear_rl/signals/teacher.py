@@ -173,10 +173,10 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name.removeprefix("module."): p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _check_keys(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    if expected.keys() != found.keys():
-        odd = sorted(expected.keys() ^ found.keys())[:3]
+def _check_keys(expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    if expected.keys() != saved.keys():
+        odd = sorted(expected.keys() ^ saved.keys())[:3]
         raise ValueError(
-            f"teacher state: {len(found)} parameters saved, {len(expected)} expected; the first that differ "
+            f"teacher state: {len(saved)} parameters saved, {len(expected)} expected; the first that differ "
             f"are {odd}. Resume with the model and the teacher_model_kind that the checkpoint was made with"
         )

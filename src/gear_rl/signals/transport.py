@@ -1,7 +1,7 @@
 """How far a completion's hidden states are from those of the group's completions that came out otherwise.
 
-The one file of this room that wants a library beside torch: POT solves the transport problems, many at a time,
-and is imported only when a distance is asked for (``pip install 'gear-rl[shear]'``). Knows no method and no
+The one file of this package that needs a library beside torch: POT solves the transport problems, many at a
+time, and is imported only when a distance is computed (``pip install 'gear-rl[shear]'``). Knows no method and no
 trainer.
 """
 
@@ -54,7 +54,7 @@ def transport_distances(
     the last window ends with the completion, and a completion shorter than a window is one window; the distance
     is the transport cost of the regularised plan, without the entropy term and without debiasing;
     ``regularisation`` (not reported) is in mean lengths. ``iterations`` is a number and not a tolerance, so that
-    no distance hangs on which others are solved beside it: at the default the error is about 0.1 percent.
+    no distance depends on which others are solved beside it: at the default the error is about 0.1 percent.
 
     A group must lie wholly inside the given rows. Groups of one outcome hold 0 and cost nothing. Rows where
     ``row_B`` is False hold 0, but the others are still compared with them. Hidden states of one group at a time
@@ -71,7 +71,7 @@ def transport_distances(
     groups = _groups(mask, group_B, right_B, wanted)
     done = num_transport_batches(mask, group_B, right_B, row_B=row_B, batch_size=batch_size)
     right, want = _flags(right_B), _flags(wanted)
-    found = torch.zeros(mask.shape, device=mask.device)
+    distances = torch.zeros(mask.shape, device=mask.device)
     with evaluating(model):
         for rows in groups:
             states: list[Tensor] = []
@@ -80,10 +80,10 @@ def transport_distances(
             values = solver.token_distances(states, [right[b] for b in rows], [want[b] for b in rows])
             for b, value in zip(rows, values, strict=True):
                 if want[b]:
-                    found[b, mask[b]] = value
+                    distances[b, mask[b]] = value
         for _ in range(num_batches - done if len(mask) else 0):
             _trained_states(model, completions, student, [0])
-    return found
+    return distances
 
 
 def num_transport_batches(
@@ -142,7 +142,7 @@ def completion_states(
 ) -> Float[Tensor, "B T D"]:
     """The last hidden states *of* the last ``num_tokens`` tokens, through the model's own ``forward``.
 
-    ``signals.forwards.hidden_states`` gives those that predict them, one position earlier. The head is asked for
+    ``signals.forwards.hidden_states`` gives those that predict them, one position earlier. The head computes
     one position only. Raises ``ValueError`` if the backbone cannot be found.
     """
     return last_states(model, ids_BS, attention_BS)[:, ids_BS.shape[1] - num_tokens :]
@@ -334,7 +334,7 @@ class _Solver:
             a=mass_a[:, None].expand(A, B, N).reshape(-1, N),
             b=mass_b[None].expand(A, B, M).reshape(-1, M),
             max_iter=self.iterations,
-            tol=0.0,  # a tolerance would be the batch's, and a distance would hang on its neighbours
+            tol=0.0,  # a tolerance would be the batch's, and a distance would depend on its neighbours
             method="sinkhorn" if plain else "log_sinkhorn",
             grad="detach",
         )

@@ -124,7 +124,7 @@ def _tiled(
     """``tile`` over so many rows of the columns at a time that their logits fit, forgotten until backward."""
     rows = max(1, tile_elements // max(1, head.weight_VD.shape[0]))
     parts: list[tuple[Tensor, ...]] = []
-    # One empty tile where there is no token: the result still hangs on the student's graph.
+    # One empty tile where there is no token: the result still belongs to the student's graph.
     for begin in range(0, max(1, len(columns[0])), rows):
         part = [column[begin : begin + rows] for column in columns]
         # torch leaves this function untyped.

@@ -17,7 +17,7 @@ from gear_rl.tensor.logits import Head, TiledHead, bfloat16_products, tile_shape
 
 STUDENT_SPREAD, TEACHER_SPREAD = "student_varentropy", "teacher_entropy"
 DIVERGENCES = ("forward_divergence", "js_divergence", TEACHER_SPREAD, STUDENT_SPREAD)
-"""The names of what can be asked for; they are those of the signals."""
+"""What can be computed, by the names of the signals."""
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def divergences(
     token_tile: int | None = None,
     vocab_tile: int | None = None,
 ) -> dict[str, Float[Tensor, " N"]]:
-    """What ``names`` asks for of every token, by name, float32, exact over the whole vocabulary.
+    """The divergences of every token that ``names`` lists, by name, float32, exact over the whole vocabulary.
 
     With ``p`` the student's distribution and ``q`` the teacher's: ``forward_divergence`` is KL(q || p);
     ``js_divergence`` is half KL(p || m) plus half KL(q || m), ``m = (p + q) / 2``, at most log 2;

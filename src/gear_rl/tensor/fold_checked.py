@@ -42,7 +42,7 @@ class CheckedFold:
 
     def __init__(self, kernel: Kernel, name: str = "a kernel") -> None:
         self.dropped = False
-        """True from when the kernel was found wrong."""
+        """True once the kernel has given a wrong sum."""
         self._kernel, self._name = kernel, name
         self._agreed: set[bool] = set()
 
@@ -62,14 +62,14 @@ class CheckedFold:
 
     def _compared(self, sums: Tensor, logits: Tensor, teacher: Tensor | None) -> Tensor:
         """The eager fold's sums after this tile, and whether the kernel's are the same."""
-        expected, found = sums.clone(), sums.clone()
+        expected, actual = sums.clone(), sums.clone()
         for begin in range(0, len(logits), _ROWS):
             part = slice(begin, begin + _ROWS)
             other = None if teacher is None else teacher[part].clone()
             fold(expected[:, part], logits[part].clone(), other, torch.empty_like(logits[part]))
         try:
-            self._kernel(found, logits, teacher)
-            same, finite = _agreement(found, expected, taught=teacher is not None)
+            self._kernel(actual, logits, teacher)
+            same, finite = _agreement(actual, expected, taught=teacher is not None)
             what = (
                 "" if bool(same.all()) else f"differs from it in {int((~same).sum())} of {len(same)} tokens"
             )
@@ -90,11 +90,11 @@ class CheckedFold:
 
 
 def _agreement(
-    found: Float64[Tensor, "8 N"], expected: Float64[Tensor, "8 N"], taught: bool
+    actual: Float64[Tensor, "8 N"], expected: Float64[Tensor, "8 N"], taught: bool
 ) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
     """Of each token whether the sums agree, and whether they are finite both ways."""
     # Without a teacher its rows are those of empty sums: minus infinity.
     rows = slice(TOP, OTHER + 1) if taught else slice(TOP, TOP_T)
-    finite, of_eager = found[rows].isfinite().all(0), expected[rows].isfinite().all(0)
-    close = torch.isclose(found, expected, rtol=ROUNDING, atol=ROUNDING, equal_nan=True).all(0)
+    finite, of_eager = actual[rows].isfinite().all(0), expected[rows].isfinite().all(0)
+    close = torch.isclose(actual, expected, rtol=ROUNDING, atol=ROUNDING, equal_nan=True).all(0)
     return torch.where(finite & of_eager, close, finite == of_eager), finite & of_eager

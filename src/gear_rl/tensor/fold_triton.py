@@ -1,7 +1,7 @@
 """``fold`` of ``fold.py`` as one Triton kernel: each logit is read once and no tile is written.
 
-The one file of this room that wants a library beside torch: triton, which comes with torch's CUDA builds and is
-imported only when a tile is folded. Knows no head, no model, no trainer and no method.
+The one file of this package that needs a library beside torch: triton, which comes with torch's CUDA builds and
+is imported only when a tile is folded. Knows no head, no model, no trainer and no method.
 """
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUnknownArgumentType=false

@@ -2,7 +2,7 @@
 
 A group is what shares a number; its entries may stand anywhere, and there may be one or many. Statistics are
 summed in float64, so that equal values are equal to their mean. A turn's value is a column of a (B, K) table,
-with K = T: no completion has more turns than tokens, and the shape does not hang on the data. Knows no
+with K = T: no completion has more turns than tokens, and the shape does not depend on the data. Knows no
 method.
 """
 

@@ -115,7 +115,7 @@ class TiledHead:
 
     ``logits`` gives what ``Head.logits`` gives of hidden states that went through ``operand``. A weight of low
     precision that torch cannot multiply into float32 is cast to float32, tile by tile, and only once where
-    student and teacher ask for the same tile one after the other.
+    student and teacher need the same tile one after the other.
 
     >>> tiled = TiledHead(Head(weight_VD=torch.eye(2), scale=3.0))
     >>> tiled.logits(torch.empty(2), tiled.operand(torch.tensor([[1.0, 2.0]])), 0, 2)
@@ -164,7 +164,7 @@ class TiledHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStatistics:
-    """What one pass over the vocabulary tells of each token, in nats; None where it was not asked for."""
+    """What one pass over the vocabulary gives of each token, in nats; None where it was not requested."""
 
     student_logprob: Float[Tensor, " N"]
     student_entropy: Float[Tensor, " N"]
@@ -215,15 +215,15 @@ def token_statistics(
 
     ``compiled`` has ``torch.compile`` build the update of the sums: a little faster, after a first call of about
     20 seconds of CPU time (``RuntimeError`` where there is no C++ compiler). On CUDA the update is one Triton
-    kernel where triton is installed, unless ``compiled`` asks for the other; its first tile in a process is
+    kernel where triton is installed, unless ``compiled`` is set; its first tile in a process is
     compared with the eager update, which takes its place, with one ``RuntimeWarning``, where the two differ by
     more than rounding.
 
     >>> head = Head(weight_VD=torch.eye(2))
     >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()  # probabilities 4/5 and 1/5
     >>> even = torch.zeros(1, 2)  # one half each
-    >>> found = token_statistics(hidden, torch.tensor([0]), head, teacher_ND=even)
-    >>> found.student_logprob, found.divergence  # log(0.8);  0.8 log(1.6) + 0.2 log(0.4)
+    >>> statistics = token_statistics(hidden, torch.tensor([0]), head, teacher_ND=even)
+    >>> statistics.student_logprob, statistics.divergence  # log(0.8);  0.8 log(1.6) + 0.2 log(0.4)
     (tensor([-0.2231]), tensor([0.1927]))
     """
     teacher_head = head.for_teacher(teacher_head)

@@ -31,10 +31,10 @@ def prefix_trust(
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay: {decay} is not a share; give a number from 0 to 1")
-    told = torch.where(mask, (-log_ratio).clamp(0.0, _MOST_NATS), 0.0)
+    shortfall = torch.where(mask, (-log_ratio).clamp(0.0, _MOST_NATS), 0.0)
     # u after each token is keep * (u before it) + added: affine maps, composed in log2(T) rounds (Hillis-Steele).
-    keep = torch.where(mask, decay, 1.0).to(told.dtype)
-    added = keep * told
+    keep = torch.where(mask, decay, 1.0).to(shortfall.dtype)
+    added = keep * shortfall
     step = 1
     while step < mask.shape[-1]:
         before = torch.nn.functional.pad(added[:, :-step], (step, 0))
@@ -45,7 +45,7 @@ def prefix_trust(
         # Each column adds the same numbers up in another order. Where no doubt was cast between two tokens their
         # trust must be the same to the last bit, or divergences that tie would do so no more.
         column = torch.arange(mask.shape[-1], device=mask.device)
-        added = added.gather(-1, torch.where(told != 0, column, 0).cummax(-1).values)
+        added = added.gather(-1, torch.where(shortfall != 0, column, 0).cummax(-1).values)
     doubt = torch.zeros_like(added)
     doubt[:, 1:] = added[:, :-1]
     return torch.where(mask, (-doubt).exp(), 0.0)

@@ -186,15 +186,15 @@ def check_distillation(method: str, *, sharding: str, zero_stage: int = 0, liger
     ValueError: credit: 'sdpo' distils, which needs the whole head at each loss and was never run with DeepSpeed
     ZeRO-3; use one process, DDP or ZeRO-2
     """
-    found = []
+    problems = []
     if sharding == "FSDP":
-        found.append(("FSDP", "use one process, DDP or ZeRO-2"))
+        problems.append(("FSDP", "use one process, DDP or ZeRO-2"))
     if sharding == "DEEPSPEED" and zero_stage == 3:
-        found.append(("DeepSpeed ZeRO-3", "use one process, DDP or ZeRO-2"))
+        problems.append(("DeepSpeed ZeRO-3", "use one process, DDP or ZeRO-2"))
     if liger:
-        found.append(("Liger's kernels", "set use_liger_kernel to False"))
-    if found:
-        names, fixes = zip(*found, strict=True)
+        problems.append(("Liger's kernels", "set use_liger_kernel to False"))
+    if problems:
+        names, fixes = zip(*problems, strict=True)
         raise ValueError(
             f"credit: {method!r} distils, which needs the whole head at each loss and was never run with "
             f"{' and '.join(names)}; {' and '.join(dict.fromkeys(fixes))}"
@@ -270,9 +270,9 @@ def report_contexts(
             f"train_dataset: all {without} rows of {', '.join(present)} are empty, so the teacher would see "
             "nothing; fill the column or use credit 'uniform'"
         )
-    found = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
-    if found:
-        logger.info("privileged context: %s%s", found, "" if looked_at == len(dataset) else " (of the first)")
+    shown = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
+    if shown:
+        logger.info("privileged context: %s%s", shown, "" if looked_at == len(dataset) else " (of the first)")
     if without and not others:
         logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)
 

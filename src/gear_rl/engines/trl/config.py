@@ -50,8 +50,8 @@ def incompatibilities(version: str | None = None, trainer: type | None = None) -
     problems: list[str] = []
     for name, parameters in _HOOKS.items():
         hook = getattr(trainer, name, None)
-        found = list(inspect.signature(hook).parameters)[1:] if callable(hook) else []
-        if not callable(hook) or any(parameter not in found for parameter in parameters):
+        known = list(inspect.signature(hook).parameters)[1:] if callable(hook) else []
+        if not callable(hook) or any(parameter not in known for parameter in parameters):
             problems.append(f"trl {version}: GRPOTrainer.{name}({', '.join(parameters)}) is gone; {wanted}")
     loss = getattr(trainer, "_compute_loss", None)
     if callable(loss) and "advantages.dim() == 1" not in inspect.getsource(loss):

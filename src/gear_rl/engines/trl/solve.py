@@ -28,7 +28,7 @@ def solve(
     the training is left as it was, and so are its metrics. ``advance`` is called with the number of rows that
     each batch has finished.
     """
-    found: list[float | None] = []
+    rewards: list[float | None] = []
     size, world, rank = (
         int(trainer.args.per_device_eval_batch_size),
         int(trainer.accelerator.num_processes),
@@ -42,10 +42,10 @@ def solve(
             own = block[rank * share : (rank + 1) * share]
             own += [block[-1]] * (share - len(own))
             trainer._generate_and_score_completions(own)
-            found += trainer.rollouts.rewards[: len(block)]
+            rewards += trainer.rollouts.rewards[: len(block)]
             if advance is not None:
                 advance(len(block))
-    return found
+    return rewards
 
 
 @contextmanager
