@@ -11,7 +11,6 @@ import torch
 
 from engines import tiny
 from gear_rl import Credit, Gear, Uniform
-from gear_rl.credit.batch import take_completions, take_prompts
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.plan import CreditResult
@@ -95,9 +94,9 @@ def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, 
     rows = torch.tensor([2, 3])  # the others have no advantage, and are not scored
     signals = score(
         model,
-        take_completions(rollouts.completions, rows),
-        take_prompts(rollouts.student, rows),
-        take_prompts(teacher, rows),
+        rollouts.completions.take(rows),
+        rollouts.student.take(rows),
+        teacher.take(rows),
         needs=method.needs,
     )
     expected = method(rollouts.advantage_B[rows], signals)

@@ -94,8 +94,8 @@ class RolloutBatch:
 
         return replace(
             self,
-            completions=take_completions(self.completions, rows),
-            student=take_prompts(self.student, rows),
+            completions=self.completions.take(rows),
+            student=self.student.take(rows),
             advantage_B=self.advantage_B[rows],
             rewards_BR=self.rewards_BR[rows],
             call_failed=call_failed,
@@ -129,15 +129,3 @@ class ForwardRequest:
     """For ``transport_distance``: which completions are compared; a completion that nobody judged is alone."""
     succeeded_B: Bool[Tensor, " B"] | None = None
     """For ``transport_distance``: which of them came out right."""
-
-
-def take_completions(completions: Completions, rows: Int[Tensor, " N"]) -> Completions:
-    """The same of some rows."""
-    return Completions(
-        ids=completions.ids[rows], attention=completions.attention[rows], mask=completions.mask[rows]
-    )
-
-
-def take_prompts(prompts: Prompts, rows: Int[Tensor, " N"]) -> Prompts:
-    """The same of some rows."""
-    return Prompts(ids_BP=prompts.ids_BP[rows], attention_BP=prompts.attention_BP[rows])

@@ -1,12 +1,9 @@
 """The privileged context of every rollout of a batch, and the teacher's prompts that show it. Scores nothing."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
-
-from jaxtyping import Bool, Int
-from torch import Tensor
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
@@ -127,62 +124,37 @@ def source_metrics(sources: Sequence[str | None], names: Sequence[str], engine: 
     return {f"gear/context/{name}": float(kinds.count(name)) for name in names}
 
 
-def rollouts_of(
-    *,
-    completions: Sequence[Any],
-    ids: Int[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    reward: Sequence[float | None],
-    group: Sequence[int],
-    privileged_context: Sequence[str | None],
-    feedback: Sequence[Any] | None,
-    decode: Callable[[list[int]], str],
-) -> list[Rollout]:
-    """One ``Rollout`` per completion. ``decode`` drops special tokens; ``completions`` are text or messages.
+def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
+    """The batch's rollouts, with control tokens in what the model and tools wrote turned into plain text.
 
-    Without ``feedback`` the tools' answers serve, one per line. ``ValueError`` if not every completion has one.
+    Without feedback the tools' answers serve, one per line. ``ValueError`` if not every completion has one.
     """
-    if feedback is not None and len(feedback) != len(completions):
+    feedback, messages, mask = batch.feedback, batch.messages, batch.completions.mask
+    if feedback is not None and len(feedback) != len(messages):
         raise ValueError(
-            f'log_extra("feedback", ...): {len(feedback)} values for {len(completions)} completions; log one for '
+            f'log_extra("feedback", ...): {len(feedback)} values for {len(messages)} completions; log one for '
             "each, None where there is nothing to say"
         )
+    # What looks like an end of turn must not end one in the teacher's prompt.
+    control = control_pattern(engine.tokenizer, markup=False)
+    contexts = _environment_contexts(batch, reads_environments)
     rollouts: list[Rollout] = []
     for b, turn_id in enumerate(turn_ids(mask)):
-        turns = [ids[b][turn_id == turn] for turn in range(int(turn_id.max()) + 1)] if len(turn_id) else []
-        texts = [decode(int_list(turn)).strip() for turn in turns]
+        num_turns = int(turn_id.max()) + 1 if len(turn_id) else 0
+        turns = [int_list(batch.completions.ids[b][turn_id == turn]) for turn in range(num_turns)]
+        texts = [engine.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in turns]
+        given = _tool_answers(messages[b]) if feedback is None else context_text(feedback[b])
         rollouts.append(
             Rollout(
-                completion=completions[b],
-                text="\n".join(text for text in texts if text),
-                reward=reward[b],
-                group=group[b],
-                privileged_context=privileged_context[b],
-                feedback=_tool_answers(completions[b]) if feedback is None else context_text(feedback[b]),
+                completion=messages[b],
+                text=defused("\n".join(text for text in texts if text), control),
+                reward=batch.rewards[b],
+                group=batch.group[b],
+                privileged_context=contexts[b],
+                feedback=given and defused(given, control),
             )
         )
     return rollouts
-
-
-def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
-    """The batch's rollouts, with control tokens in what the model and tools wrote turned into plain text."""
-    tokenizer = engine.tokenizer
-    # What looks like an end of turn must not end one in the teacher's prompt.
-    control = control_pattern(tokenizer, markup=False)
-    rollouts = rollouts_of(
-        completions=batch.messages,
-        ids=batch.completions.ids,
-        mask=batch.completions.mask,
-        reward=batch.rewards,
-        group=batch.group,
-        privileged_context=_environment_contexts(batch, reads_environments),
-        feedback=batch.feedback,
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-    )
-    return [
-        replace(r, text=defused(r.text, control), feedback=r.feedback and defused(r.feedback, control))
-        for r in rollouts
-    ]
 
 
 def _environment_contexts(batch: RolloutBatch, reads_environments: bool) -> list[str | None]:

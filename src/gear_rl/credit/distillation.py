@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.forwards import evaluating, head_of, hidden_states, unwrapped
+from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states, unwrapped
 from gear_rl.signals.score import Prompts
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
@@ -81,11 +81,9 @@ def teacher_hidden(
     with evaluating(model), teacher.weights(model) if borrows else nullcontext():
         hidden = hidden_states(model, ids, attention, num_tokens=width)[kept[:, :width]]
         head = None
-        if borrows and _head_is_trained(model):
+        if borrows and head_is_trained(model):
             # A copy: once the weights are handed back, the parameter is the student's again.
-            own = head_of(model, temperature)
-            bias = None if own.bias_V is None else own.bias_V.clone()
-            head = replace(own, weight_VD=own.weight_VD.clone(), bias_V=bias)
+            head = head_of(model, temperature).clone()
     return hidden, head
 
 
@@ -213,14 +211,9 @@ def anchor_penalty(log_ratio: Float[Tensor, " N"], anchor: Anchor) -> Float[Tens
             return torch.zeros_like(log_ratio)
 
 
-def _head_is_trained(model: nn.Module) -> bool:
-    inner: Any = unwrapped(model)
-    return any(p.requires_grad for p in inner.get_output_embeddings().parameters())
-
-
 def _student_head(model: nn.Module, temperature: float) -> Head:
     """The model's head, with its gradient where it is trained."""
     head, layer = head_of(model, temperature), cast(Any, unwrapped(model)).get_output_embeddings()
-    if not _head_is_trained(model):
+    if not head_is_trained(model):
         return head
     return replace(head, weight_VD=layer.weight, bias_V=getattr(layer, "bias", None))

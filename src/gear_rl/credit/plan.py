@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gear_rl.credit.batch import RolloutBatch, take_prompts
+from gear_rl.credit.batch import RolloutBatch
 from gear_rl.signals.score import Prompts
 from gear_rl.tensor.lists import int_list
 from gear_rl.traits import distillation_of
@@ -46,7 +46,7 @@ class CreditPlan:
             batch=self.batch.take(rows),
             sources=[self.sources[b] for b in numbers],
             contexts=[self.contexts[b] for b in numbers],
-            teachers=[take_prompts(teacher, rows) for teacher in self.teachers],
+            teachers=[teacher.take(rows) for teacher in self.teachers],
             scored_B=self.scored_B[rows],
             fallback_B={name: value[rows] for name, value in self.fallback_B.items()},
         )

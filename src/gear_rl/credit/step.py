@@ -70,7 +70,7 @@ def prepare(
     """The contexts of the rollouts and which completions are worth scoring; nothing is scored yet."""
     source_names = sources_of(config, privileged) if needs_context(method) else []
     method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
-    check_signals(method, engine)
+    _check_signals(method, engine)
     mask, advantage_B = batch.completions.mask, batch.advantage_B
     fallback_B = {name: torch.zeros_like(advantage_B, dtype=torch.bool) for name in FALLBACKS}
     fallback_B["no_token"] = ~mask.any(-1)
@@ -186,7 +186,7 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
 
 
-def check_signals(method: CreditAssigner, engine: Engine) -> None:
+def _check_signals(method: CreditAssigner, engine: Engine) -> None:
     """Raise ``ValueError`` for a signal that nobody knows or that the engine cannot compute."""
     for name in method.needs:
         if signal_of(name).costs_passes and name not in engine.signals:

@@ -45,7 +45,7 @@ def answer_confidence(
     mask = completions.mask
     pairs = _pairs(mask, answers, row_B)
     confidence_BK = torch.zeros(mask.shape, device=mask.device)
-    context: Callable[[nn.Module], AbstractContextManager[Any]] = head_context or _no_context
+    context: Callable[[nn.Module], AbstractContextManager[Any]] = head_context or nullcontext
     with evaluating(model):
         for begin in range(0, len(pairs), batch_size):
             batch = pairs[begin : begin + batch_size]
@@ -127,7 +127,3 @@ def _confidences(
     with head_context(model):
         statistics = token_statistics(hidden[answer], ids[:, 1:][answer], head_of(model, temperature))
     return (scattered(statistics.student_logprob, answer).sum(-1) / answer_length[:, 0]).exp()
-
-
-def _no_context(model: nn.Module) -> AbstractContextManager[None]:
-    return nullcontext()

@@ -5,7 +5,7 @@ no signal, no method and no trainer.
 """
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -67,16 +67,31 @@ def captured_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S
 
 def _plain_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
     captured: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        captured.append(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
-
-    handle = backbone_of(model).register_forward_hook(keep)
-    try:
+    with capturing(model, captured.append):
         output = model(**given)
+    return captured[-1], output
+
+
+@contextmanager
+def capturing(model: nn.Module, receive: Callable[[Tensor], object]) -> Generator[None]:
+    """While it is open, ``receive`` is called with the last hidden states of every forward, with their graph.
+
+    >>> model, states = nn.Module(), []
+    >>> model.base_model = nn.Identity()
+    >>> with capturing(model, states.append):
+    ...     _ = model.base_model((torch.tensor([2.0]),))
+    >>> states
+    [tensor([2.])]
+    """
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        receive(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
+
+    handle = backbone_of(model).register_forward_hook(hook)
+    try:
+        yield
     finally:
         handle.remove()
-    return captured[-1], output
 
 
 def positions(attention_BS: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
@@ -192,11 +207,13 @@ def _gathered(weight: Any) -> Tensor:
     return cast(Tensor, full).detach()
 
 
-def copied(head: Head) -> Head:
-    return Head(
-        weight_VD=head.weight_VD.clone(),
-        bias_V=None if head.bias_V is None else head.bias_V.clone(),
-        scale=head.scale,
-        softcap=head.softcap,
-        temperature=head.temperature,
-    )
+def head_is_trained(model: nn.Module) -> bool:
+    """Whether the head has a parameter that requires a gradient.
+
+    >>> model = nn.Module()
+    >>> model.get_output_embeddings = lambda: nn.Linear(1, 2).requires_grad_(False)
+    >>> head_is_trained(model)
+    False
+    """
+    inner: Any = unwrapped(model)
+    return any(p.requires_grad for p in inner.get_output_embeddings().parameters())

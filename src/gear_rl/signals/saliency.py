@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from gear_rl.signals.forwards import backbone_of, evaluating, head_of, hidden_states, unwrapped
 from gear_rl.signals.score import Completions, Prompts
+from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import Head, predicting_positions
 from gear_rl.types import signals_where
 
@@ -76,7 +77,7 @@ def saliency(
     """
     _check(needs, readout, layer, loss_span, noise_std, batch_size)
     answered = (region == 1).any(-1)
-    rows = _ints((answered if row_B is None else answered & row_B).nonzero()[:, 0])
+    rows = int_list((answered if row_B is None else answered & row_B).nonzero()[:, 0])
     passes = _Passes(model, completions, student, region, pad_id, temperature, readout, head_context)
     signals = {name: torch.zeros(region.shape, device=region.device) for name in needs}
     with _steady(model):
@@ -184,7 +185,7 @@ class _Passes:
         self.model: nn.Module = cast(Any, model).module if replicated else model
         self.completions, self.student, self.region = completions, student, region
         self.pad_id, self.temperature, self.readout = pad_id, temperature, readout
-        self.head_context = head_context or _no_context
+        self.head_context = head_context or nullcontext
         self.content, self.before = region == 1, _before(region)
         self.clean: Tensor | None = None
 
@@ -192,7 +193,7 @@ class _Passes:
 
     def occlusions(self, rows: list[int]) -> list[tuple[int, int]]:
         """(row, token) for every forward, row by row; token -1 is the row as it is, and comes first."""
-        return [(row, token) for row in rows for token in (-1, *_ints(self.before[row].nonzero()[:, 0]))]
+        return [(row, token) for row in rows for token in (-1, *int_list(self.before[row].nonzero()[:, 0]))]
 
     def occlude(self, values: Tensor, batch: list[tuple[int, int]]) -> None:
         rows = [row for row, _ in batch]
@@ -341,18 +342,10 @@ class _Passes:
 
     def _generator(self, row: int, seed: int) -> torch.Generator:
         """Drawn from the seed and the row's own tokens, whatever stands beside it and however it is padded."""
-        prompt = _ints(self.student.ids_BP[row][self.student.attention_BP[row] > 0])
-        completion = _ints(self.completions.ids[row][self.completions.attention[row] > 0])
+        prompt = int_list(self.student.ids_BP[row][self.student.attention_BP[row] > 0])
+        completion = int_list(self.completions.ids[row][self.completions.attention[row] > 0])
         digest = hashlib.sha256(repr((seed, prompt, completion)).encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def _ints(x: Int[Tensor, " N"]) -> list[int]:
-    return cast(list[int], x.tolist())  # pyright: ignore[reportUnknownMemberType]
-
-
-def _no_context(_: nn.Module) -> AbstractContextManager[Any]:
-    return nullcontext()
 
 
 def _layer_of(model: nn.Module, layer: str) -> nn.Module:

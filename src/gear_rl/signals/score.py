@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.forwards import captured_forward, copied, evaluating, head_of, hidden_states, unwrapped
+from gear_rl.signals.forwards import captured_forward, evaluating, head_is_trained, head_of, hidden_states
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
@@ -33,16 +33,29 @@ a forward that somebody else ran at the same weights."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """A padded batch of prompts, padded on the left so that the completion follows at once."""
+    """A padded batch of prompts, padded on the left so that the completion follows at once.
+
+    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).take(torch.tensor([0]))
+    Prompts(ids_BP=tensor([[0, 5]]), attention_BP=tensor([[0, 1]]))
+    """
 
     ids_BP: Int[Tensor, "B P"]
     attention_BP: Int[Tensor, "B P"]
     """1 on prompt tokens, 0 on padding."""
 
+    def take(self, rows: Int[Tensor, " N"]) -> "Prompts":
+        """The same of some rows."""
+        return Prompts(ids_BP=self.ids_BP[rows], attention_BP=self.attention_BP[rows])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completions:
-    """A padded batch of completions, padded on the right."""
+    """A padded batch of completions, padded on the right.
+
+    >>> ids = torch.tensor([[7, 8], [9, 0]])
+    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).take(torch.tensor([1])).mask
+    tensor([[ True, False]])
+    """
 
     ids: Int[Tensor, "B T"]
     attention: Int[Tensor, "B T"]
@@ -50,11 +63,20 @@ class Completions:
     mask: Bool[Tensor, "B T"]
     """True on tokens that are trained."""
 
+    def take(self, rows: Int[Tensor, " N"]) -> "Completions":
+        """The same of some rows."""
+        return Completions(ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows])
+
 
 class KeptStates:
-    """The hidden states that predict the True tokens of a mask, out of forwards that have been.
+    """The hidden states that predict the True tokens of a mask, kept forward by forward; a ``StudentStates``.
 
-    They are taken forward by forward, and only those of these tokens are kept. To be used as ``StudentStates``.
+    >>> states = KeptStates(torch.tensor([[True, False], [True, True]]))
+    >>> for b, hidden in enumerate(([[1.0]], [[2.0], [3.0]])):
+    ...     states.take(torch.tensor([b]), states.mask[b : b + 1], torch.tensor(hidden))
+    >>> states.rows(torch.tensor([1]))(torch.tensor([0]), torch.tensor([[True, True]]))
+    tensor([[2.],
+            [3.]])
     """
 
     def __init__(self, mask: Bool[Tensor, "B T"]) -> None:
@@ -84,7 +106,12 @@ class KeptStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherStates:
-    """A teacher's pass that was run ahead of the signals: see ``teacher_states``."""
+    """A teacher's pass that was run ahead of the signals: see ``teacher_states``.
+
+    >>> states = TeacherStates(hidden=KeptStates(torch.ones(3, 2, dtype=torch.bool)), head=None)
+    >>> states.rows(torch.tensor([0, 2])).hidden.mask.shape
+    torch.Size([2, 2])
+    """
 
     hidden: KeptStates
     head: Head | None
@@ -239,10 +266,6 @@ def _batches(
     return [index[i : i + batch_size] for i in range(0, len(index), batch_size)]
 
 
-def _no_context(model: nn.Module) -> AbstractContextManager[Any]:
-    return nullcontext()
-
-
 class _Scorer:
     """The passes of one batch of rows, and what the head makes of their hidden states."""
 
@@ -257,7 +280,7 @@ class _Scorer:
     ) -> None:
         self.model, self.completions, self.temperature = model, completions, temperature
         self.teacher_weights = teacher_weights
-        self.head_context = head_context or _no_context
+        self.head_context = head_context or nullcontext
         self.share_prompts = share_prompts
         self.teacher_head: Head | None = None
 
@@ -272,10 +295,10 @@ class _Scorer:
     def teacher(self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Tensor:
         with nullcontext() if self.teacher_weights is None else self.teacher_weights(self.model):
             hidden = self._hidden(prompts, batch, keep)
-            if self.teacher_weights is not None and self.teacher_head is None and self._head_is_trained:
+            if self.teacher_weights is not None and self.teacher_head is None and head_is_trained(self.model):
                 # A copy: once the weights are handed back, the parameter is the student's again.
                 with self.head_context(self.model):
-                    self.teacher_head = copied(head_of(self.model, self.temperature))
+                    self.teacher_head = head_of(self.model, self.temperature).clone()
         return hidden
 
     def statistics(
@@ -305,11 +328,6 @@ class _Scorer:
                 values |= divergences(student, head, teacher, self.teacher_head, names=further)
         pad = (0, self.completions.mask.shape[1] - keep.shape[1])
         return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
-
-    @property
-    def _head_is_trained(self) -> bool:
-        inner: Any = unwrapped(self.model)
-        return any(p.requires_grad for p in inner.get_output_embeddings().parameters())
 
     def _hidden(
         self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]

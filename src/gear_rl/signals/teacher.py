@@ -54,7 +54,7 @@ class LiveTeacher:
         _check_keys({}, state)
 
 
-class AdapterFreeTeacher:
+class _AdapterFreeTeacher:
     """The base model under a PEFT adapter, by switching the adapter off: no copy, nothing to save."""
 
     def weights(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -154,7 +154,7 @@ def make_teacher(
         case "live":
             return LiveTeacher()
         case "base" if hasattr(model, "peft_config"):
-            return AdapterFreeTeacher()
+            return _AdapterFreeTeacher()
         case "base":
             return CopyTeacher(model)
         case "ema":

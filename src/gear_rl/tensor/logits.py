@@ -7,7 +7,7 @@ positions before its last one. Knows no model, no trainer and no method: it is h
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -90,6 +90,11 @@ class Head:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits if self.temperature == 1.0 else logits / self.temperature
 
+    def clone(self) -> "Head":
+        """A copy with weights of its own."""
+        bias = None if self.bias_V is None else self.bias_V.clone()
+        return replace(self, weight_VD=self.weight_VD.clone(), bias_V=bias)
+
     def for_teacher(self, teacher_head: "Head | None") -> "Head":
         """The teacher's head: its own, or else this one.
 
@@ -124,7 +129,7 @@ class TiledHead:
 
     def __init__(self, head: Head) -> None:
         self.head = head
-        self._room: Tensor | None = None
+        self._space: Tensor | None = None
         self._cast: tuple[tuple[int, int], Tensor] | None = None
 
     def operand(self, hidden_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
@@ -156,9 +161,9 @@ class TiledHead:
         if weight.dtype == torch.float32:
             return weight
         if self._cast is None or self._cast[0] != (begin, end):
-            if self._room is None or self._room.numel() < weight.numel():
-                self._room = weight.new_empty(weight.numel(), dtype=torch.float32)
-            self._cast = (begin, end), self._room[: weight.numel()].view(weight.shape).copy_(weight)
+            if self._space is None or self._space.numel() < weight.numel():
+                self._space = weight.new_empty(weight.numel(), dtype=torch.float32)
+            self._cast = (begin, end), self._space[: weight.numel()].view(weight.shape).copy_(weight)
         return self._cast[1]
 
 

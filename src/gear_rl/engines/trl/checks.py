@@ -66,7 +66,7 @@ def checked_arguments(
     check_sources(sources, privileged is not None)
     if reads_context and dataset is not None:
         column, contrast = args.privileged_column, str(args.teacher_contrast)
-        report_contexts(dataset, column, sources, options.get("environment_factory"), contrast, credit.name)
+        _report_contexts(dataset, column, sources, options.get("environment_factory"), contrast, credit.name)
     return args
 
 
@@ -211,7 +211,7 @@ def check_groups(credit: CreditAssigner, args: Any, num_generations: int) -> Non
         )
 
 
-def report_contexts(
+def _report_contexts(
     dataset: Any,
     column: str | None,
     sources: Sequence[str],

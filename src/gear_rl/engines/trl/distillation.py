@@ -9,8 +9,7 @@ only where left padding moves its positions. Knows no method: only ``distillatio
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
 from gear_rl.engines.trl.trainer_type import Trainer
-from gear_rl.signals.forwards import backbone_of, hidden_states
+from gear_rl.signals.forwards import capturing, hidden_states
 from gear_rl.signals.score import Prompts
 from gear_rl.tensor.logits import predicting_positions
 from gear_rl.traits import Distillation, distillation_of
@@ -76,7 +75,8 @@ def loss_with_distillation(
     batch, temperature = _batch(trainer, inputs, distillation), trainer.temperature
     # Before the student's forward: lending weights writes into parameters that its graph has saved.
     teacher_ND, teacher_head = teacher_hidden(trainer.model, batch, trainer.ready_teacher(), temperature)
-    with _capturing(backbone_of(model)) as captured:
+    captured: list[Tensor] = []
+    with capturing(model, captured.append):
         loss = own_loss(model, inputs)
     theirs = hidden = predicting_positions(captured[-1], batch.ids.shape[1])
     if (batch.distilled.any() or batch.reference is not None) and _is_moved(trainer, inputs):
@@ -115,21 +115,6 @@ def _batch(trainer: Trainer, inputs: dict[str, Any], distillation: Distillation)
         old_logprob=inputs.get("old_per_token_logps"),
         reference=reference if anchors else None,
     )
-
-
-@contextmanager
-def _capturing(backbone: nn.Module) -> Generator[list[Tensor], None, None]:
-    """The last hidden states of every forward inside, with their graph."""
-    captured: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        captured.append(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
-
-    handle = backbone.register_forward_hook(keep)
-    try:
-        yield captured
-    finally:
-        handle.remove()
 
 
 def _is_moved(trainer: Trainer, inputs: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gear_rl.engines.trl.checks import SHARDED
 from gear_rl.engines.trl.trainer_type import Trainer
-from gear_rl.signals.forwards import backbone_of
+from gear_rl.signals.forwards import capturing
 from gear_rl.signals.score import KeptStates
 from gear_rl.tensor.logits import predicting_positions
 
@@ -59,15 +59,8 @@ def captured(
     if len(args) < 3:  # ids, attention mask, tokens to keep: another TRL may name them
         return call(model, *args, **options), None
     student = StudentPass(args[1][:, -int(args[2]) :].bool())
-
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
-        student.take(output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0])
-
-    handle = backbone_of(model).register_forward_hook(keep)
-    try:
+    with capturing(model, student.take):
         result = call(model, *args, **options)
-    finally:
-        handle.remove()
     student.logprob = result[0]
     return result, student if student.whole else None
 
