@@ -2,6 +2,10 @@
 
 The front door: a dozen names. Everything is imported on first use, so that ``gear --help`` does not wait for
 torch, and the package works with torch and jaxtyping alone until an engine is needed.
+
+>>> from gear_rl import METHODS
+>>> METHODS["rlsd"](strength=0.5).needs
+('student_logprob', 'teacher_logprob')
 """
 
 from importlib import import_module

@@ -5,7 +5,11 @@ from collections.abc import Iterable
 
 
 class InputError(Exception):
-    """Bad input. Its text names the field, the value and the fix; the command prints it without a traceback."""
+    """Bad input. Its text names the field, the value and the fix; the command prints it without a traceback.
+
+    >>> print(InputError("--steps: 0; give 1 or more"))
+    --steps: 0; give 1 or more
+    """
 
 
 def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:

@@ -19,7 +19,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One completion and its credit; lists have one entry per completion token, padding left out."""
+    """One completion and its credit; lists have one entry per completion token, padding left out.
+
+    >>> record = Record(
+    ...     step=1, group=0, method="gear", prompt="1+1", tokens=["2"], ids=[7], mask=[1], turn=[0],
+    ...     segment=[0], reward=1.0, advantage=0.5, credit=[0.5], weight=[1 / 3],
+    ... )
+    >>> record.to_json()[98:]
+    '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"context":null,"tools":{},"truncated":false,"format":1}'
+    """
 
     step: int
     """Optimizer steps that were done when the completion was sampled; 0 at first."""
@@ -58,15 +66,7 @@ class Record:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """One line of JSON; numbers to 6 significant digits, NaN and infinities as null.
-
-        >>> record = Record(
-        ...     step=1, group=0, method="gear", prompt="1+1", tokens=["2"], ids=[7], mask=[1], turn=[0],
-        ...     segment=[0], reward=1.0, advantage=0.5, credit=[0.5], weight=[1 / 3],
-        ... )
-        >>> record.to_json()[98:]
-        '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"context":null,"tools":{},"truncated":false,"format":1}'
-        """
+        """One line of JSON; numbers to 6 significant digits, NaN and infinities as null."""
         return json.dumps(_compact(asdict(self)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -78,6 +78,13 @@ def read_records(path: str | Path) -> Iterator[Record]:
     """Every record of the file, in order. ``ValueError`` names the file, the line and what is wrong with it.
 
     Blank lines are skipped; fields that a later version of the same format added are ignored.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+    ...     print("{}", file=file, flush=True)
+    ...     list(read_records(file.name))
+    Traceback (most recent call last):
+    ValueError: ...jsonl, line 1: not a credit record, it lacks advantage, credit, format, group, ids, ...
     """
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -104,10 +111,17 @@ def read_records(path: str | Path) -> Iterator[Record]:
 class RecordWriter:
     """Keeps the newest records of a run in one file of bounded size.
 
-    Every ``write`` puts the whole file in place at once (a temporary file, then a rename), so a reader, or a
-    run that is killed, never sees half a record. Beyond ``max_bytes`` the oldest records go. A file that is
-    already there is continued; records from step ``resume_step`` on are dropped, since a resumed run makes
-    them again; at step 0 it begins anew.
+    Every ``write`` puts the whole file in place at once, so nobody ever sees half a record. Beyond ``max_bytes``
+    the oldest records go. A file that is already there is continued; records from step ``resume_step`` on are
+    dropped, since a resumed run makes them again; at step 0 it begins anew.
+
+    >>> import tempfile
+    >>> lists = dict.fromkeys(("tokens", "ids", "mask", "turn", "segment", "credit", "weight"), [])
+    >>> record = Record(step=3, group=0, method="gear", prompt="", reward=1.0, advantage=0.5, **lists)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     RecordWriter(f"{folder}/run.jsonl").write([record])
+    ...     next(read_records(f"{folder}/run.jsonl")) == record
+    True
     """
 
     def __init__(self, path: str | Path, max_bytes: int = 32 * 1024 * 1024, resume_step: int = 0) -> None:

@@ -16,6 +16,10 @@ class Scheduled(Protocol):
     """What a method has besides, if its settings change in the course of a training.
 
     A method has no step counter; the engine has one, and calls this before each batch.
+
+    >>> from gear_rl.methods.rlsd import Rlsd
+    >>> isinstance(Rlsd(), Scheduled), Rlsd().at_step(0).strength, Rlsd().at_step(25).strength
+    (True, 0.5, 0.25)
     """
 
     def at_step(self, step: int) -> CreditAssigner:
@@ -80,7 +84,12 @@ class Distillation:
 
 @runtime_checkable
 class Distilling(Protocol):
-    """What a method has besides, if its credit may carry ``distill_weight``."""
+    """What a method has besides, if its credit may carry ``distill_weight``.
+
+    >>> from gear_rl.methods.opsd import Opsd
+    >>> isinstance(Opsd(), Distilling), Opsd().distillation.top_k_of
+    (True, 'teacher')
+    """
 
     @property
     def distillation(self) -> Distillation | None:
@@ -89,7 +98,11 @@ class Distilling(Protocol):
 
 
 def distillation_of(method: CreditAssigner) -> Distillation | None:
-    """What the method distils, or None."""
+    """What the method distils, or None.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> distillation_of(Gear())
+    """
     return method.distillation if isinstance(method, Distilling) else None
 
 
@@ -99,6 +112,10 @@ def is_additive(method: CreditAssigner) -> bool:
     A method says so by an attribute ``additive = True``; an engine then computes its signals for every
     completion. Reweighting methods, which have no such attribute, cost nothing where the advantage is 0. A method
     that distils is treated as additive: its term does not depend on the advantage.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("gear", "gigpo", "opsd") if is_additive(METHODS[name]())]
+    ['gigpo', 'opsd']
     """
     return bool(getattr(method, "additive", False)) or distillation_of(method) is not None
 
@@ -109,6 +126,10 @@ def is_per_completion(method: CreditAssigner) -> bool:
     A method says so by an attribute ``per_completion = True``, or a property where it depends on the settings. An
     engine may then request the credit of some completions at a time, with signals out of other forwards, which
     differ in their last bits: what draws at random by these bits must not say so.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("gear", "gigpo", "rlsd") if is_per_completion(METHODS[name]())]
+    ['gear', 'rlsd']
     """
     return bool(getattr(method, "per_completion", False))
 

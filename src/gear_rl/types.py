@@ -24,7 +24,11 @@ turns; or what a rollout has without any pass."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """How a signal is made and shaped: one entry of the table ``SIGNALS``."""
+    """How a signal is made and shaped: one entry of the table ``SIGNALS``.
+
+    >>> Signal(made_by="passes", teacher=True).costs_passes, Signal(made_by="text").costs_passes
+    (True, False)
+    """
 
     made_by: Source
     student: bool = False
@@ -198,7 +202,14 @@ ROW_SIGNALS: tuple[str, ...] = signals_where(lambda signal: signal.per != "token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What a method hands to the loss. Raises ``ValueError`` where shapes disagree or one carries a gradient."""
+    """What a method hands to the loss. Raises ``ValueError`` where shapes disagree or one carries a gradient.
+
+    >>> credit = Credit(advantage=torch.tensor([[2.0, 6.0]]), segment_id=torch.tensor([[0, 1]]))
+    >>> every, mask = torch.tensor([True]), torch.tensor([[True, True]])
+    >>> back = credit.falling_back(every, torch.tensor([4.0]), mask)
+    >>> back.advantage, back.segment_id
+    (tensor([[4., 4.]]), tensor([[0, 0]]))
+    """
 
     advantage: Float[Tensor, "B T"]
     """Per-token advantage; exactly 0 where the mask is False."""
@@ -273,9 +284,17 @@ class Credit:
 class CreditAssigner(Protocol):
     """A credit-assignment method: a pure function with its settings attached.
 
-    Implementations are frozen dataclasses. The fields are the settings, the defaults are the published ones,
-    and the class is its own config: there is no second place to declare them. What the paper or its code sets in
-    the engine (whose weights the teacher has, what it sees), and what else a method may declare: ``traits``.
+    Implementations are frozen dataclasses whose fields are the settings and whose defaults are the published
+    ones. What else a method may declare, such as settings of the engine: ``traits``.
+
+    >>> class Doubled:
+    ...     name, source, needs = "doubled", "an example", ()
+    ...     def __call__(self, advantage_B, signals):
+    ...         return Credit.from_weights(advantage_B, 2.0 * signals.mask, torch.where(signals.mask, 0, -1))
+    >>> isinstance(Doubled(), CreditAssigner)
+    True
+    >>> Doubled()(torch.tensor([0.5]), TokenSignals(mask=torch.tensor([[True, False]]))).advantage
+    tensor([[1., 0.]])
     """
 
     name: ClassVar[str]

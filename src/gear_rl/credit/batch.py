@@ -22,6 +22,20 @@ class RolloutBatch:
     Lists have one entry for each of the ``B`` rollouts. Rollouts are numbered over all processes in the order of
     their ranks; those of this process are consecutive and begin at ``first``, of ``num_rollouts``. Raises
     ``ValueError`` that names the field where lengths disagree.
+
+    Two answers to "1+1=", one token each:
+
+    >>> import torch
+    >>> ids, rewards_B = torch.tensor([[2], [3]]), torch.tensor([1.0, 0.0])
+    >>> batch = RolloutBatch(
+    ...     step=0, completions=Completions(ids=ids, attention=ids.sign(), mask=ids > 0),
+    ...     student=Prompts(ids_BP=torch.tensor([[1, 4, 1, 5]] * 2), attention_BP=torch.ones(2, 4).long()),
+    ...     prompts=["1+1="] * 2, rows=[{"answer": "2"}] * 2, messages=["2", "3"], group=[0, 0],
+    ...     rewards=rewards_B.tolist(), rewards_BR=rewards_B[:, None], advantage_B=rewards_B - 0.5,
+    ...     first=0, num_rollouts=2,
+    ... )
+    >>> batch.take(torch.tensor([1])).messages
+    ['3']
     """
 
     step: int

@@ -40,7 +40,12 @@ class Contexts:
 
 
 def needs_context(method: CreditAssigner) -> bool:
-    """Whether the method reads a privileged context: for a teacher's signals, a distillation or an answer."""
+    """Whether the method reads a privileged context: for a teacher's signals, a distillation or an answer.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("uniform", "gear", "opsd", "igpo") if needs_context(METHODS[name]())]
+    ['gear', 'opsd', 'igpo']
+    """
     return (
         needs_teacher(method.needs)
         or "answer_confidence" in method.needs
@@ -49,7 +54,11 @@ def needs_context(method: CreditAssigner) -> bool:
 
 
 def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> list[str]:
-    """The sources to try, in order; a function that was given and is not listed is tried first."""
+    """The sources to try, in order; a function that was given and is not listed is tried first.
+
+    >>> sources_of(CreditConfig(privileged_sources=["row"]), privileged=lambda row, rollout: row["hint"])
+    ['function', 'row']
+    """
     sources = list(config.privileged_sources or ())
     return sources if privileged is None or "function" in sources else ["function", *sources]
 

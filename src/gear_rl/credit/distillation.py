@@ -25,7 +25,17 @@ CLAMP_NATS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistilledBatch:
-    """Some completions as the term sees them."""
+    """Some completions as the term sees them.
+
+    >>> ids = torch.tensor([[7, 8, 0]])
+    >>> batch = DistilledBatch(
+    ...     distillation=Distillation(), ids=ids, attention=ids.sign(), mask=ids > 0, old_logprob=None,
+    ...     weight=torch.tensor([[0.0, 0.5, 0.0]]), teacher=Prompts(ids_BP=ids, attention_BP=ids.sign()),
+    ...     reference=None,
+    ... )
+    >>> batch.distilled
+    tensor([[False,  True, False]])
+    """
 
     distillation: Distillation
     ids: Int[Tensor, "B T"]

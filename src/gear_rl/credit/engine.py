@@ -13,7 +13,17 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the credit step uses."""
+    """The part of a transformers tokenizer that the credit step uses.
+
+    >>> class Letters:
+    ...     pad_token_id = 0
+    ...     def decode(self, token_ids, *, skip_special_tokens=False):
+    ...         return "".join(map(chr, token_ids))
+    ...     def __call__(self, text, *, add_special_tokens=True, split_special_tokens=False):
+    ...         return {"input_ids": list(map(ord, text))}
+    >>> isinstance(Letters(), Tokenizer), Letters().decode(Letters()("ab")["input_ids"])
+    (True, 'ab')
+    """
 
     pad_token_id: int | None
 
@@ -33,7 +43,22 @@ class Engine(Protocol):
     """One process of a training engine, as the credit step sees it.
 
     The credit step calls the collective methods (``forward``, ``gather``, ``gather_objects``) equally often and
-    in the same order on every process.
+    in the same order on every process. One process that computes no signals is enough for methods that need none:
+
+    >>> class Alone:
+    ...     signals, tokenizer, rank, world_size, record_sink = frozenset(), None, 0, 1, None
+    ...     def render(self, prompts, chat_template_kwargs):
+    ...         raise NotImplementedError("no method without signals needs a teacher")
+    ...     def forward(self, request):
+    ...         return {}
+    ...     def gather(self, x):
+    ...         return x
+    ...     def gather_objects(self, items):
+    ...         return items
+    ...     def log(self, metrics):
+    ...         print(metrics)
+    >>> isinstance(Alone(), Engine)
+    True
     """
 
     @property

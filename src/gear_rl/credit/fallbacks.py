@@ -17,7 +17,13 @@ FALLBACKS = ("no_context", "non_finite", "no_token")
 
 
 def finite_rows(signals: TokenSignals) -> Tensor:
-    """Which rows hold no NaN or Inf on a token that counts, shape (B,)."""
+    """Which rows hold no NaN or Inf on a token that counts, shape (B,).
+
+    >>> divergence = torch.tensor([[torch.nan, 1.0], [1.0, torch.nan]])
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> finite_rows(TokenSignals(mask=mask, divergence=divergence))
+    tensor([False,  True])
+    """
     finite = signals.mask.new_ones(len(signals.mask))
     for name, value in _floats(signals):
         counted = value.isfinite()
@@ -28,7 +34,13 @@ def finite_rows(signals: TokenSignals) -> Tensor:
 
 
 def cleaned(signals: TokenSignals, keep_B: Tensor) -> TokenSignals:
-    """The same signals with 0 in every other row, so that a NaN there reaches neither method nor loss."""
+    """The same signals with 0 in every other row, so that a NaN there reaches neither method nor loss.
+
+    >>> divergence = torch.tensor([[torch.nan], [2.0]])
+    >>> signals = TokenSignals(mask=torch.ones(2, 1, dtype=torch.bool), divergence=divergence)
+    >>> cleaned(signals, keep_B=torch.tensor([False, True])).divergence.tolist()
+    [[0.0], [2.0]]
+    """
     clean: dict[str, Any] = {
         name: torch.where(keep_B if value.dim() == 1 else keep_B[:, None], value, 0.0)
         for name, value in _floats(signals)

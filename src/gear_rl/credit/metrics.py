@@ -37,6 +37,12 @@ def measured(
 
     Signals and weights are measured on the completions that were scored and did not fall back. A segment
     counts from two tokens on: single tokens are the resolution of aligned regions.
+
+    >>> credit = Credit(advantage=torch.tensor([[1.0, 1.0, 4.0]]), segment_id=torch.tensor([[0, 0, 1]]))
+    >>> signals, no = TokenSignals(mask=torch.ones(1, 3, dtype=torch.bool)), torch.tensor([False])
+    >>> sums, largest = measured(credit, signals, torch.tensor([2.0]), ~no, dict.fromkeys(FALLBACKS, no))
+    >>> sums["segments"].item(), sums["segment_tokens"].item(), largest.item()
+    (1.0, 2.0, 2.0)
     """
     trusted = scored_B & ~torch.stack(list(fallback_B.values())).any(0)
     mask = signals.mask & trusted[:, None]

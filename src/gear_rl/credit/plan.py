@@ -54,7 +54,17 @@ class CreditPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditResult:
-    """The credit of a batch of rollouts, and what it was made from."""
+    """The credit of a batch of rollouts, and what it was made from.
+
+    >>> def part(advantage):
+    ...     one = torch.tensor([True])
+    ...     credit = Credit(advantage=torch.tensor([[advantage]]), segment_id=torch.tensor([[0]]))
+    ...     signals = TokenSignals(mask=one[None])
+    ...     return CreditResult(credit=credit, signals=signals, scored_B=one, fallback_B={}, trusted_B=one)
+    >>> whole = CreditResult.joined([part(1.0), part(2.0)], [torch.tensor([1]), torch.tensor([0])])
+    >>> whole.credit.advantage.tolist()
+    [[2.0], [1.0]]
+    """
 
     credit: Credit
     signals: TokenSignals

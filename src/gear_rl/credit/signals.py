@@ -60,7 +60,12 @@ def collect(
 
 
 def needs_passes(method: CreditAssigner) -> bool:
-    """Whether the method costs forward passes of the model."""
+    """Whether the method costs forward passes of the model.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("uniform", "gigpo", "gear", "opsd") if needs_passes(METHODS[name]())]
+    ['gear', 'opsd']
+    """
     return distillation_of(method) is not None or any(signal_of(name).costs_passes for name in method.needs)
 
 

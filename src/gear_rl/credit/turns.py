@@ -35,7 +35,11 @@ class _MisfitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What came of one turn: how many tools it called, and what they answered."""
+    """What came of one turn: how many tools it called, and what they answered.
+
+    >>> Turn(calls=2, answers=({"role": "tool", "content": "a key"},)).known
+    True
+    """
 
     calls: int = 0
     answers: tuple[Message, ...] = ()

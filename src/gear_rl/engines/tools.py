@@ -49,6 +49,15 @@ class ToolGuard:
     pure Python, ``sleep`` and waiting for a socket are interrupted, a C function that never returns is not.
     ``max_chars`` bounds an answer. None switches a limit off. Only calls made while ``serving`` are guarded:
     ``reset``, reward functions and the tools themselves get what the methods return, and their exceptions.
+
+    >>> def double(x: int) -> int:
+    ...     return 2 * x
+    >>> guard = ToolGuard(time_limit=None)
+    >>> with guard.serving():
+    ...     guard.tool(double)(x="3")
+    '6'
+    >>> guard.failure_of({"role": "tool", "name": "triple", "content": ""}, tools=["double"])
+    'unknown'
     """
 
     def __init__(self, time_limit: float | None = 30.0, max_chars: int | None = 20_000) -> None:

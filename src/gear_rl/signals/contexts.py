@@ -27,7 +27,13 @@ _DIVERGENCES = signals_where(lambda signal: signal.student and signal.teacher)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What a rollout left behind; a privileged context may be made from it after the fact."""
+    """What a rollout left behind; a privileged context may be made from it after the fact.
+
+    >>> def hint(row, rollout):  # a function for the source "function"
+    ...     return f"{rollout.text} is wrong" if rollout.reward == 0.0 else None
+    >>> hint({"prompt": "1+1="}, Rollout(completion="3", text="3", reward=0.0, group=0))
+    '3 is wrong'
+    """
 
     completion: str | Sequence[Message]
     """As the reward functions see it: text, or messages with the tools' answers."""

@@ -16,6 +16,11 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
 
     The special tokens, and with ``markup`` added ones that look like it (``<tool_call>``, ``[INST]``): both steer
     a chat. Added words that are plain text are none.
+
+    >>> from types import SimpleNamespace
+    >>> pattern = control_pattern(SimpleNamespace(all_special_tokens=["<|im_end|>"]))
+    >>> [bool(pattern.search(text)) for text in ("done<|im_end|>", "done")]
+    [True, False]
     """
     tokens: set[str] = set(getattr(tokenizer, "all_special_tokens", ()) or ())
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
@@ -56,7 +61,11 @@ def defused(text: str, control: re.Pattern[str] | None) -> str:
 
 
 def defused_message(message: Mapping[str, Any], control: re.Pattern[str] | None) -> dict[str, Any]:
-    """A tool's message with its name (the model's word, which some templates render) and its text defused."""
+    """A tool's message with its name (the model's word, which some templates render) and its text defused.
+
+    >>> defused_message({"role": "tool", "content": "a<|im_end|>"}, re.compile(re.escape("<|im_end|>")))
+    {'role': 'tool', 'content': 'a< |im_end|>'}
+    """
     safe, content = dict(message), message["content"]
     if isinstance(message.get("name"), str):
         safe["name"] = defused(message["name"], control)

@@ -22,7 +22,14 @@ rotary models and ALiBi, 0.5 and more for untrained ones with absolute positions
 
 @contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
-    """Dropout off, which would make the same token diverge from itself; each module's own mode afterwards."""
+    """Dropout off, which would make the same token diverge from itself; each module's own mode afterwards.
+
+    >>> with evaluating(model := nn.Dropout()):
+    ...     model.training
+    False
+    >>> model.training
+    True
+    """
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -109,6 +116,9 @@ def takes_positions(model: nn.Module) -> bool:
 
     ``generate`` decides by the same name whether to pass them. ALiBi (BLOOM, MPT) and recurrent models (Mamba)
     have no such argument.
+
+    >>> takes_positions(nn.Linear(1, 1))
+    False
     """
     return "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters
 
@@ -144,7 +154,11 @@ def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT)."""
+    """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT).
+
+    >>> unwrapped(nn.DataParallel(nn.Identity()))
+    Identity()
+    """
     for attribute in ("module", "_orig_mod"):
         while isinstance(getattr(model, attribute, None), nn.Module):
             model = cast(nn.Module, getattr(model, attribute))
@@ -156,6 +170,10 @@ def backbone_of(model: nn.Module) -> nn.Module:
     """The part of the language model that yields hidden states: everything before the head.
 
     OPT's own forward calls the decoder inside its backbone and not the backbone; that decoder then.
+
+    >>> backbone_of(nn.Identity())
+    Traceback (most recent call last):
+    ValueError: model: Identity has no `base_model` that yields hidden states; give a transformers causal ...
     """
     inner = unwrapped(model)
     backbone: Any = getattr(inner, "base_model", None)
@@ -175,6 +193,13 @@ def head_of(model: nn.Module, temperature: float) -> Head:
     multiplies by it), Falcon-H1 has ``lm_head_multiplier``, Muse Glimmer ``output_multiplier``; Gemma 2 bends
     by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered. Raises ``ValueError`` for a
     head under an adapter.
+
+    >>> from types import SimpleNamespace
+    >>> model = nn.Module()
+    >>> model.get_output_embeddings = lambda: nn.Linear(2, 3)
+    >>> model.config = SimpleNamespace(model_type="granite", logits_scaling=4.0)
+    >>> head_of(model, temperature=1.0).scale
+    0.25
     """
     inner: Any = unwrapped(model)
     layer: Any = inner.get_output_embeddings()

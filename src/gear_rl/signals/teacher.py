@@ -19,7 +19,12 @@ disabled). ``ema``: a moving average. ``sync``: a copy renewed every few steps."
 
 @runtime_checkable
 class Teacher(Protocol):
-    """Lends weights to a model, follows its training, can be saved."""
+    """Lends weights to a model, follows its training, can be saved.
+
+    >>> teacher = make_teacher("ema", nn.Linear(1, 1))
+    >>> isinstance(teacher, Teacher), sorted(teacher.state_dict())
+    (True, ['bias', 'weight'])
+    """
 
     def weights(self, model: nn.Module) -> AbstractContextManager[None]:
         """While it is open, ``model`` computes with the teacher's weights."""
@@ -39,7 +44,11 @@ class Teacher(Protocol):
 
 
 class LiveTeacher:
-    """The student itself, seeing more."""
+    """The student itself, seeing more.
+
+    >>> LiveTeacher().state_dict()
+    {}
+    """
 
     def weights(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()

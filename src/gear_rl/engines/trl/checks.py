@@ -43,6 +43,13 @@ def checked_arguments(
     """The settings with the method's own where none were given; ``ValueError`` for what cannot train.
 
     Before anything is loaded: ``options`` are the other arguments of ``GRPOTrainer``.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> checked_arguments(GEARConfig("out", use_cpu=True), Gear(), None, None, {}).teacher_model_kind
+    'live'
+    >>> checked_arguments(None, Gear, None, None, {})
+    Traceback (most recent call last):
+    ValueError: credit: <class 'gear_rl.methods.gear.Gear'> is not a method; give an object such as Gear() or ...
     """
     if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"credit: {credit!r} is not a method; give an object such as Gear() or Uniform()")
@@ -113,7 +120,13 @@ def check_sharding(kind: str, sharding: str, peft: bool) -> None:
 
 
 def check_reference(credit: CreditAssigner, sharding: str, peft: bool) -> None:
-    """Refuse a method that needs the first weights where no copy of them could be kept; ``ValueError``."""
+    """Refuse a method that needs the first weights where no copy of them could be kept; ``ValueError``.
+
+    >>> from gear_rl.methods.sdpg import Sdpg
+    >>> check_reference(Sdpg(), "FSDP", peft=False)
+    Traceback (most recent call last):
+    ValueError: credit: 'sdpg' needs reference_logprob, for which a copy of the first weights is kept, ...
+    """
     if "reference_logprob" in credit.needs and sharding in SHARDED and not peft:
         raise ValueError(
             f"credit: {credit.name!r} needs reference_logprob, for which a copy of the first weights is kept, "

@@ -69,6 +69,12 @@ class GEARConfig(CreditConfig, GRPOConfig):
     """``GRPOConfig``, the settings of the credit step, and what TRL alone has beside them.
 
     The method's own settings are the method's fields.
+
+    >>> GEARConfig("out", use_cpu=True, teacher_model_kind="ema", num_generations=4).teacher_model_kind
+    'ema'
+    >>> GEARConfig("out", use_cpu=True, teacher_model_kind="emma")
+    Traceback (most recent call last):
+    ValueError: teacher_model_kind: 'emma' is not one of live, base, ema, sync
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012

@@ -27,6 +27,12 @@ class TRLEngine:
 
     ``in_loss`` says that this process computes for itself, for a micro-batch in its loss: other processes may
     have another number of forwards there (weights are not sharded then).
+
+    >>> from types import SimpleNamespace
+    >>> trainer = SimpleNamespace(accelerator=SimpleNamespace(process_index=1, num_processes=2))
+    >>> engine = TRLEngine(trainer)
+    >>> engine.rank, engine.world_size, "divergence" in engine.signals
+    (1, 2, True)
     """
 
     signals = PASS_SIGNALS

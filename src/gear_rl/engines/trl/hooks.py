@@ -27,7 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class StudentPass:
-    """The hidden states that predict each token of some completions, collected from TRL's forwards."""
+    """The hidden states that predict each token of some completions, collected from TRL's forwards.
+
+    >>> student = StudentPass(torch.ones(2, 3, dtype=torch.bool))
+    >>> student.take(torch.zeros(1, 5, 8))  # one row: two tokens of the prompt, three of the completion
+    >>> student.whole
+    False
+    """
 
     def __init__(self, attention: Bool[Tensor, "B T"]) -> None:
         self.states = KeptStates(attention)
@@ -110,7 +116,13 @@ def warn_of_positions(trainer: Trainer, attention_BP: Int[Tensor, "B P"]) -> Non
 
 
 def makes_old_pass(trainer: Trainer) -> bool:
-    """Whether TRL computes the log-probabilities of its rollouts before it trains on them."""
+    """Whether TRL computes the log-probabilities of its rollouts before it trains on them.
+
+    >>> from types import SimpleNamespace
+    >>> args = SimpleNamespace(gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=1)
+    >>> makes_old_pass(SimpleNamespace(args=args))  # the weights change between the two halves of the rollouts
+    True
+    """
     args = trainer.args
     corrects = bool(getattr(trainer, "use_vllm", False)) and bool(
         getattr(trainer, "vllm_importance_sampling_correction", False)

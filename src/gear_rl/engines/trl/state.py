@@ -19,7 +19,13 @@ else:
 
 @dataclass
 class RolloutState:
-    """The batch of rollouts under way, as TRL's hooks show it piece by piece."""
+    """The batch of rollouts under way, as TRL's hooks show it piece by piece.
+
+    >>> state, no = RolloutState(), torch.nan
+    >>> state.judge(torch.tensor([[1.0, no], [no, no]]), weights=torch.tensor([0.5, 1.0]), num_tries=1)
+    >>> state.rewards
+    [0.5, None]
+    """
 
     prompts: list[Any] = field(default_factory=list[Any])
     """The final prompts; an environment's ``reset()`` may have changed them."""

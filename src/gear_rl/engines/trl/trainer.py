@@ -53,6 +53,13 @@ class GEARTrainer(GRPOTrainer):
     is the method's, on a copy: ``trainer.args`` has it. Evaluation is TRL's own: no credit is assigned there.
     Raises ``ValueError`` before anything is loaded if the dataset has no privileged context for a method that
     needs a teacher, or if the loss would lose the tokens' credit or misread its signs (``docs/engines.md``).
+
+    >>> from datasets import Dataset
+    >>> from gear_rl.methods.gear import Gear
+    >>> rows = Dataset.from_list([{"prompt": "1 + 1 ="}])
+    >>> GEARTrainer("any/model", len, GEARConfig("out", use_cpu=True), rows, credit=Gear())
+    Traceback (most recent call last):
+    ValueError: train_dataset: method 'gear' compares the student with a teacher that sees the ground truth, ...
     """
 
     args: GEARConfig  # pyright: ignore[reportIncompatibleVariableOverride]
