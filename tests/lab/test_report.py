@@ -1,5 +1,6 @@
 """The report: the numbers of the findings on one page that needs nothing else, whatever the names in it."""
 
+import copy
 import json
 import re
 import warnings
@@ -56,8 +57,9 @@ def places() -> Places:
     )
 
 
-@pytest.fixture
-def found() -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    """Findings that nobody changes."""
     runs = cells(ENDS)
     return findings(
         title="Chain",
@@ -68,6 +70,11 @@ def found() -> dict[str, Any]:
         versions={"torch": "2.13.0"},
         note="a note",
     )
+
+
+@pytest.fixture
+def found(made) -> dict[str, Any]:
+    return copy.deepcopy(made)
 
 
 class Page(HTMLParser):
@@ -118,6 +125,12 @@ def page_of(found: dict[str, Any], folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
+@pytest.fixture(scope="module")
+def shown(made, tmp_path_factory) -> tuple[str, Page]:
+    """The page of the findings, drawn once for all that only look at it."""
+    return page_of(made, tmp_path_factory.mktemp("report"))
+
+
 def test_the_findings_are_json_and_come_back(found):
     again = json.loads(json.dumps(found, allow_nan=False))
     assert again == found
@@ -133,8 +146,8 @@ def test_the_findings_are_json_and_come_back(found):
     }
 
 
-def test_the_verdicts_stand_first_and_in_words(found, tmp_path):
-    text, page = page_of(found, tmp_path)
+def test_the_verdicts_stand_first_and_in_words(made, shown):
+    text, page = shown
     assert page.tables[0][0][:2] == ["method", "verdict"]
     rows = page.rows("verdict")
     assert list(rows) == ["uniform", "gear", "rlsd"]
@@ -146,14 +159,14 @@ def test_the_verdicts_stand_first_and_in_words(found, tmp_path):
     assert rows["gear"]["seeds"] == "3 paired, 1 failed"
     # Differences -0.1, -0.12, -0.11, -0.11; the numbers are those of the document, with a true minus.
     assert rows["rlsd"]["difference, seed by seed"] == "\N{MINUS SIGN}0.110"
-    low, high = found["comparisons"][0]["verdicts"][2]["difference_interval"]
+    low, high = made["comparisons"][0]["verdicts"][2]["difference_interval"]
     assert rows["rlsd"]["its interval"] == f"{low:.3f} to {high:.3f}".replace("-", "\N{MINUS SIGN}")
     assert "a note" in text
     assert "gear compare --seeds 4" in text
 
 
-def test_what_is_beside_the_verdict(found, tmp_path):
-    rows = page_of(found, tmp_path)[1].rows("chance to win")
+def test_what_is_beside_the_verdict(made, shown):
+    rows = shown[1].rows("chance to win")
     assert rows["gear"]["chance to win"].startswith("1.00 (")
     # Area of an end e: 2 steps of mean 0.35, 2 of mean (0.5 + e) / 2; at 0.71 that is 0.4775.
     assert rows["gear"]["area"] == "0.477"
@@ -161,7 +174,7 @@ def test_what_is_beside_the_verdict(found, tmp_path):
     assert rows["rlsd"]["steps to the baseline's end"] == "never (0 of 4 seeds)"
     assert rows["uniform"]["steps to the baseline's end"] == "4 (3 of 4 seeds)"
     assert rows["uniform"]["chance to win"] == "\N{EN DASH}"
-    for verdict in found["comparisons"][0]["verdicts"]:
+    for verdict in made["comparisons"][0]["verdicts"]:
         low, high = verdict["iqm_interval"]
         told = f"{verdict['iqm']:.3f} ({low:.3f} to {high:.3f})"
         assert rows[verdict["method"]]["interquartile mean"] == told
@@ -185,8 +198,8 @@ def test_failed_and_missing_runs_are_listed(tmp_path):
     assert "1 run missing" in text
 
 
-def test_where_the_fault_is_found(found, tmp_path):
-    rows = page_of(found, tmp_path)[1].rows("lift")
+def test_where_the_fault_is_found(shown):
+    rows = shown[1].rows("lift")
     assert [rows[name]["role"] for name in rows] == ["method", "floor", "ceiling"]
     assert rows["gear"]["AUC"].startswith("0.840")
     assert rows["gear"]["completions"] == "9, 1 left out (no_fault)"
@@ -200,8 +213,8 @@ def test_a_baseline_that_allows_no_verdict_is_told(tmp_path):
     assert "▼" not in page.rows("verdict")["gear"]["verdict"]
 
 
-def test_the_page_needs_nothing_else(found, tmp_path):
-    text, page = page_of(found, tmp_path)
+def test_the_page_needs_nothing_else(shown):
+    text, page = shown
     assert not [tag for tag, _ in page.tags if tag in ("script", "link", "iframe", "object", "img")]
     names = {name for _, attributes in page.tags for name in attributes}
     assert not [name for name in names if name.startswith("on") or name == "src"]
@@ -212,8 +225,8 @@ def test_the_page_needs_nothing_else(found, tmp_path):
     assert all(part.startswith("#") for part in re.findall(r"url\(([^)]*)\)", text))
 
 
-def test_no_id_stands_twice_and_every_reference_leads_somewhere(found, tmp_path):
-    text, page = page_of(found, tmp_path)
+def test_no_id_stands_twice_and_every_reference_leads_somewhere(shown):
+    text, page = shown
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     used = re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)
@@ -222,8 +235,8 @@ def test_no_id_stands_twice_and_every_reference_leads_somewhere(found, tmp_path)
     assert all(a["aria-labelledby"] in ids for _, a in page.tags if "aria-labelledby" in a)
 
 
-def test_the_page_can_be_read_by_everybody(found, tmp_path):
-    text, page = page_of(found, tmp_path)
+def test_the_page_can_be_read_by_everybody(shown):
+    text, page = shown
     tags = [tag for tag, _ in page.tags]
     assert tags.count("caption") == tags.count("table") == 7
     assert all(a.get("scope") in ("col", "row") for tag, a in page.tags if tag == "th")
@@ -255,9 +268,9 @@ def test_hostile_names_are_text_everywhere(tmp_path):
     assert all(path.parent == tmp_path / "plots" for path in paths)
 
 
-@pytest.mark.parametrize("name", ["_hidden", "$\\frac{$", "\u4e2d\u6587", "a\nb\x1b[31m", "", "x" * 200])
-def test_any_name_can_be_drawn(name, tmp_path):
-    runs = cells({"uniform": ENDS["uniform"], name: ENDS["rlsd"]})
+def test_any_name_can_be_drawn(tmp_path):
+    names = ["_hidden", "$\\frac{$", "\u4e2d\u6587", "a\nb\x1b[31m", "", "x" * 200]
+    runs = cells({"uniform": ENDS["uniform"], **dict.fromkeys(names, ENDS["rlsd"])})
     found = findings(title="t", command="c", comparisons=[(compare(runs), runs)])
     page_of(found, tmp_path)
     assert len(save_plots(found, tmp_path)) == 3
