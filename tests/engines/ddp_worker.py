@@ -1,5 +1,6 @@
 """One of two processes: train with TRL's trainer, with Uniform, Gear, Sdpg and Igpo; write down what came out."""
 
+import gc
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ def lopsided(completions, prompts, **kwargs):
 
 def main(model: str, folder: Path) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # as in the tests' conftest: a collection around every training, over what the imports made
     rank = int(os.environ["RANK"])
     scored: list[int] = []
     original = engine.score
