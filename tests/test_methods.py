@@ -14,7 +14,7 @@ from gear_rl.traits import distillation_of
 from support.commands import untouched
 
 pytestmark = pytest.mark.methods
-STEPS = 6
+STEPS = 3
 TURNS = {"turn_reward", "anchor_id", "answer_confidence"}
 AGENTS = {name for name, cls in METHODS.items() if TURNS & set(cls().needs)} | {"serl"}
 """Methods that tell turns apart: they train the task with tools."""
