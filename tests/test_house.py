@@ -28,7 +28,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "view": GROUND,
     "lab": GROUND | {"view"},
     "credit": GROUND | {"signals"},
-    "engines": GROUND | {"signals", "credit", "view"},
+    "engines": GROUND | {"signals", "credit"},
     "arena": GROUND | {"signals"},
     "data": GROUND | {"arena"},
     "runs": BELOW_RUNS,
@@ -94,6 +94,17 @@ def test_the_core_needs_torch_and_jaxtyping_alone(path: Path):
     foreign = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
     foreign -= ON_REQUEST.get(str(path.relative_to(ROOT).as_posix()), set())
     assert foreign <= {"torch", "jaxtyping", "gear_rl"}, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_no_engine_imports_another():
+    """What two engines share is at the top of `engines/`, and imports none of them."""
+    engines = {path.name for path in (ROOT / "engines").iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert "trl" in engines
+    for path in FILES:
+        if room_of(path) == "engines":
+            own = path.relative_to(ROOT).parts[1]
+            used = {name.split(".")[2] for name in imports_of(path) if name.startswith("gear_rl.engines.")}
+            assert used & engines <= {own}, f"{path.relative_to(ROOT)} imports {sorted(used & engines)}"
 
 
 def test_the_credit_step_knows_no_trainer():
