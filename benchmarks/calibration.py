@@ -22,6 +22,7 @@ from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TEMPLATE, get_task
 from gear_rl.errors import InputError
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, of_config, ratios, seconds
 from gear_rl.runs.arena import arena_config
+from gear_rl.runs.smoke import SPREAD
 from gear_rl.runs.trainer import make_trainer
 
 METHODS = ("uniform", "gear")
@@ -29,7 +30,11 @@ METHODS = ("uniform", "gear")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One model and one size of step that is trained for real."""
+    """One model and one size of step that is trained for real.
+
+    >>> print(Shape(hidden=64, layers=2, rollouts=8, tokens=16))
+    H 64, 2 layers, V 8192, 8 x 16 tokens
+    """
 
     hidden: int
     layers: int
@@ -43,7 +48,7 @@ class Shape:
         )
 
 
-FITTED = Shape(hidden=384, layers=6, rollouts=32, tokens=48)
+_FITTED = Shape(hidden=384, layers=6, rollouts=32, tokens=48)
 CHECKED = (
     Shape(hidden=512, layers=8, rollouts=16, tokens=64),
     Shape(hidden=384, layers=6, rollouts=16, tokens=128),
@@ -71,7 +76,7 @@ class _Seen:
 
 def calibrate(
     *,
-    fitted: Shape = FITTED,
+    fitted: Shape = _FITTED,
     checked: Sequence[Shape] = CHECKED,
     steps: int = 3,
     repeats: int = 2,
@@ -81,6 +86,10 @@ def calibrate(
 
     Random weights, the engine's own steps on the arena's task, one thread, the least of the counted steps; the
     two methods take turns. Raises ``InputError`` for fewer than 2 steps, of which the first warms up.
+
+    >>> calibrate(steps=1)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --steps 1 --repeats 2: give 2 steps or more, and 1 repeat or more
     """
     if steps < 2 or repeats < 1:
         raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
@@ -123,7 +132,7 @@ def predicted_parts(arch: Architecture, step: Step, device: Device, rates: Rates
 def _fitted(measured: dict[str, float], bare: dict[str, float]) -> Rates:
     """The shares at which the model gives the measured parts back; ``bare`` are its seconds at the full rate.
 
-    The head's share is the update's: a step does not tell them apart.
+    The head's share is the update's: a step does not separate them.
     """
     train = bare["update"] / measured["update"]
     # In a step of milliseconds the noise can be larger than the credit pass.
@@ -222,7 +231,7 @@ def _train(name: str, shape: Shape, folder: str, steps: int) -> _Seen:
         steps=steps,
         output_dir=f"{folder}/run",
         rollouts_per_step=shape.rollouts,
-        reward=["benchmarks.calibration:alternating_reward"],
+        reward=[SPREAD],
         chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
         answer_pattern=get_task(DEFAULT_TASK).answer_pattern,
         teacher_prompt_template=TEMPLATE,
@@ -284,17 +293,8 @@ def _watched(trainer: Any) -> Generator[_Seen]:
         del trainer._generate
 
 
-def alternating_reward(completions: list[Any], **columns: Any) -> list[float]:
-    """1 for every other completion: random weights solve nothing, and a group without spread is not scored.
-
-    >>> alternating_reward(["a", "b", "c"])
-    [0.0, 1.0, 0.0]
-    """
-    return [float(i % 2) for i in range(len(completions))]
-
-
 def _save_model(shape: Shape, folder: Path) -> Any:
-    """A random Qwen3 of that shape with the arena's tokenizer; which draws its end token once in thousands."""
+    """A random Qwen3 of that shape with the arena's tokenizer, which draws its end token once in thousands."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from gear_rl.arena.model import load

@@ -22,20 +22,23 @@ Settings of the method are given as `--credit.NAME VALUE` or in Python; those of
 """
 
 
-Catalogue = Mapping[str, Any]
+_Catalogue = Mapping[str, Any]
 
 
-def methods_page(costs: dict[str, Any] | None, methods: Catalogue = METHODS) -> str:
+def methods_page(costs: dict[str, Any] | None, methods: _Catalogue = METHODS) -> str:
     """The page as Markdown, with one section for each of the methods.
 
     ``costs`` is what ``python -m benchmarks methods`` wrote: None leaves the column empty, and so does a method
     that was not there yet when costs were measured.
+
+    >>> methods_page(None).count("\\n## ") == len(METHODS)
+    True
     """
     parts = [_HEAD, _overview(costs, methods), *(_section(name, cls) for name, cls in methods.items())]
     return "\n".join(parts)
 
 
-def _overview(costs: dict[str, Any] | None, methods: Catalogue) -> str:
+def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
     lines = ["| method | needs | step / GRPO's | source |", "|---|---|---|---|"]
     for name, cls in methods.items():
         row = None if costs is None else costs["methods"].get(name)
@@ -92,12 +95,17 @@ def _prose(cls: Any) -> str:
 
 
 def read_costs(file: Path) -> dict[str, Any]:
-    """What ``python -m benchmarks methods --out`` wrote; ``InputError`` for another file."""
+    """What ``python -m benchmarks methods --out`` wrote; ``InputError`` for another file.
+
+    >>> read_costs(Path("missing.json"))
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: missing.json is no result of `python -m benchmarks methods --out FILE`; ...
+    """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        assert "ratio" in found["methods"]["uniform"]
+        costs = json.loads(file.read_text(encoding="utf-8"))
+        assert "ratio" in costs["methods"]["uniform"]
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         raise InputError(
             f"{file} is no result of `python -m benchmarks methods --out FILE`; make it first"
         ) from None
-    return found
+    return costs

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from benchmarks import calibration as module
-from benchmarks.calibration import Shape, alternating_reward, calibrate
+from benchmarks.calibration import Shape, calibrate
 from gear_rl.errors import InputError
 from gear_rl.lab.plan import Architecture, Device, Rates, Step, seconds
 from gear_rl.runs.machine import quiet_libraries
+from gear_rl.runs.smoke import alternating_reward
 from support.commands import benchmark, gear, untouched
 
 TINY = Shape(hidden=64, layers=1, rollouts=8, tokens=6, vocab=1024)

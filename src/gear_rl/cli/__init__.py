@@ -1,10 +1,10 @@
-"""The roof: the command ``gear``. The only room that knows every other one."""
+"""The command ``gear``. The only package that knows every other one."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is one line on stderr and exit code 2."""
+    """Run the command line; what the user can correct is one line on stderr and exit code 2."""
     try:
         from gear_rl.cli.app import app
     except ModuleNotFoundError as error:

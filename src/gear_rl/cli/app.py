@@ -24,9 +24,9 @@ app = typer.Typer(
     add_completion=False,
 )
 TASKS = all_tasks()
-NAMES = " or ".join(task.name for task in TASKS)
-arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
-app.add_typer(arena_app, name="arena")
+_NAMES = " or ".join(task.name for task in TASKS)
+_arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
+app.add_typer(_arena_app, name="arena")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -50,14 +50,14 @@ def train(
     """
     from gear_rl.runs.config import build_method, load_config
 
-    found = load_config(config, context.args)
+    chosen = load_config(config, context.args)
     if dry_run:
         import yaml
 
         out_console.print(
-            yaml.safe_dump(found.model_dump() | found.trainer, sort_keys=False), end="", highlight=False
+            yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), end="", highlight=False
         )
-        out_console.print(f"# credit: {build_method(found.credit)!r}", highlight=False, soft_wrap=True)
+        out_console.print(f"# credit: {build_method(chosen.credit)!r}", highlight=False, soft_wrap=True)
         return
     from gear_rl.cli.progress import ProgressLine
 
@@ -66,12 +66,12 @@ def train(
         if smoke:
             from gear_rl.runs.smoke import smoke as smoke_run
 
-            facts = smoke_run(found, [line], say=_say_smoke)
+            facts = smoke_run(chosen, [line], say=_say_smoke)
             _say_smoke(f"{config or 'the run'} works: {facts}")
         else:
             from gear_rl.runs.trainer import train as run
 
-            trainer = run(found, [line])
+            trainer = run(chosen, [line])
             out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
 
 
@@ -232,23 +232,23 @@ def view(
 @app.command()
 @user_errors
 def doctor() -> None:
-    """Say what this machine has, what will not work here, and how to mend it."""
+    """Say what this machine has, what will not work here, and how to correct it."""
     from gear_rl.cli.doctor import examine
 
     findings = examine()
     table = Table("", "what", "found", "what to do")
     signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
     for finding in findings:
-        table.add_row(signs[finding.state], finding.subject, escape(finding.fact), escape(finding.mend))
+        table.add_row(signs[finding.state], finding.subject, escape(finding.fact), escape(finding.fix))
     out_console.print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
-@arena_app.command()
+@_arena_app.command()
 @user_errors
 def build(
-    task: Annotated[str, typer.Option(help=f"Whose model: {NAMES}.")] = DEFAULT_TASK,
+    task: Annotated[str, typer.Option(help=f"Whose model: {_NAMES}.")] = DEFAULT_TASK,
     seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder; by default the checkpoint inside the package.")
@@ -270,13 +270,13 @@ def build(
     out_console.print(f"wrote {folder}", highlight=False)
 
 
-@arena_app.command()
+@_arena_app.command()
 @user_errors
 def check(
     path: Annotated[
         Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
     ] = None,
-    task: Annotated[str, typer.Option(help=f"Whose model: {NAMES}.")] = DEFAULT_TASK,
+    task: Annotated[str, typer.Option(help=f"Whose model: {_NAMES}.")] = DEFAULT_TASK,
     n: Annotated[int, typer.Option(help="Problems per tier.")] = 256,
     faults: Annotated[int, typer.Option(help="Planted faults of each kind, for an agent.")] = 200,
     tier: Annotated[list[str] | None, typer.Option(help="Only this tier (may be repeated).")] = None,

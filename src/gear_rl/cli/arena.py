@@ -80,7 +80,11 @@ def check(
 
 
 def table_of(facts: FactTable) -> Table:
-    """Measured facts, for the terminal."""
+    """Measured facts, for the terminal.
+
+    >>> table_of(FactTable(title="chain", columns=("tier", "alone"), rows=[("easy", "0.500")])).row_count
+    1
+    """
     table = Table(title=facts.title, caption=facts.caption)
     for column in facts.columns:
         table.add_column(column)

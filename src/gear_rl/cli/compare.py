@@ -38,9 +38,9 @@ def _print_cell(cell: dict[str, Any], console: Console) -> None:
     console.print(f"{cell['method']}, seed {cell['seed']}: {result}", highlight=False, markup=False)
 
 
-def verdict_table(found: dict[str, Any]) -> Table:
+def verdict_table(comparison: dict[str, Any]) -> Table:
     """The verdicts, for the terminal."""
-    one = found["comparisons"][0]
+    one = comparison["comparisons"][0]
     table = Table(
         title=f"{one['task']}/{one['tier']}: {one['steps']} steps, {one['n_eval']} held-out problems, "
         f"{one['samples']} sampled answers each"

@@ -14,7 +14,7 @@ from gear_rl.view.terminal import choose, rollout_panel
 
 
 @dataclass(frozen=True, slots=True)
-class TerminalProgress:
+class _TerminalProgress:
     """A head line, a spinner for each evaluation, and the progress line of the training."""
 
     console: Console
@@ -38,7 +38,7 @@ class TerminalProgress:
 
 def show_demo(demo: Demo, out: Path, console: Console) -> None:
     """Run the demo, and print one rollout of its first steps and the table."""
-    summary = run_demo(demo, out, TerminalProgress(console))
+    summary = run_demo(demo, out, _TerminalProgress(console))
     console.print(rollout_panel(choose(early_records(out / "records.jsonl", demo.steps))))
     console.print(_table(summary))
     console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")

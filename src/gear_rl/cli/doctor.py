@@ -1,4 +1,4 @@
-"""``gear doctor``: what this machine has, what will not work here, and how to mend it."""
+"""``gear doctor``: what this machine has, what will not work here, and how to correct it."""
 
 import os
 import sys
@@ -7,41 +7,41 @@ from typing import Literal
 
 from gear_rl.runs.versions import PACKAGES, versions
 
-REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
+_REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact about the machine; ``mend`` says what to do where it is not ``ok``."""
+    """One fact about the machine; ``fix`` says what to do where it is not ``ok``."""
 
     state: Literal["ok", "note", "broken"]
     subject: str
     fact: str
-    mend: str = ""
+    fix: str = ""
 
 
 def examine() -> list[Finding]:
     """Every finding, cheap ones first; nothing is downloaded and nothing is changed."""
-    found = versions()
+    installed = versions()
     python_ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
     findings = [
         Finding(
             "ok" if python_ok else "broken",
             "python",
-            found["python"],
+            installed["python"],
             "" if python_ok else "use 3.11 to 3.13",
         )
     ]
     for package in PACKAGES:
-        if package in found:
-            findings.append(Finding("ok", package, found[package]))
-        elif package in REQUIRED:
+        if package in installed:
+            findings.append(Finding("ok", package, installed[package]))
+        elif package in _REQUIRED:
             findings.append(Finding("broken", package, "not installed", "pip install 'gear-rl[trl]'"))
         else:
             findings.append(Finding("note", package, "not installed (optional)"))
-    if "torch" in found:
+    if "torch" in installed:
         findings += _device()
-    if all(package in found for package in REQUIRED):
+    if all(package in installed for package in _REQUIRED):
         findings += [*_hooks(), *_arena()]
     return findings
 
@@ -56,12 +56,12 @@ def _device() -> list[Finding]:
         if not torch.cuda.is_bf16_supported():
             findings.append(Finding("note", "bfloat16", "not supported by this GPU", "set bf16: false"))
     else:
-        mend = "fine for `gear demo` and models of a few million parameters; larger ones need a GPU"
-        findings.append(Finding("note", "device", f"CPU only, {os.cpu_count()} cores", mend))
+        fix = "fine for `gear demo` and models of a few million parameters; larger ones need a GPU"
+        findings.append(Finding("note", "device", f"CPU only, {os.cpu_count()} cores", fix))
     threads = os.environ.get("OMP_NUM_THREADS")
     text = f"OMP_NUM_THREADS={threads}" if threads else f"{torch.get_num_threads()} by default"
-    mend = "" if threads else "tiny models run faster with OMP_NUM_THREADS=1; `gear demo` sets it itself"
-    findings.append(Finding("ok" if threads else "note", "threads", text, mend))
+    fix = "" if threads else "tiny models run faster with OMP_NUM_THREADS=1; `gear demo` sets it itself"
+    findings.append(Finding("ok" if threads else "note", "threads", text, fix))
     return findings
 
 

@@ -18,14 +18,14 @@ from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
 
 TASKS = all_tasks()
-TASK_HELP = (
+_TASK_HELP = (
     " or ".join(task.name + "".join(f" (or {alias})" for alias in task.aliases) for task in TASKS) + "."
 )
-FAULT_HELP = "; ".join(
+_FAULT_HELP = "; ".join(
     f"{task.name}: " + ", ".join(f"{kind} ({what})" for kind, what in task.faults.items()) for task in TASKS
 )
-TIER_HELP = "How hard it is: easy, default or hard."
-OWN_TIERS = " By itself " + ", ".join(f"{task.laboratory_tier} for {task.name}" for task in TASKS) + "."
+_TIER_HELP = "How hard it is: easy, default or hard."
+_OWN_TIERS = " By itself " + ", ".join(f"{task.laboratory_tier} for {task.name}" for task in TASKS) + "."
 
 
 def add_laboratory(app: typer.Typer) -> None:
@@ -40,10 +40,10 @@ def score(
     methods: Annotated[
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd",
-    task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
-    tier: Annotated[str | None, typer.Option(help=TIER_HELP + OWN_TIERS)] = None,
+    task: Annotated[str, typer.Option(help=_TASK_HELP)] = DEFAULT_TASK,
+    tier: Annotated[str | None, typer.Option(help=_TIER_HELP + _OWN_TIERS)] = None,
     fault: Annotated[
-        str | None, typer.Option(help=f"What is planted, by itself the first of a task. {FAULT_HELP}.")
+        str | None, typer.Option(help=f"What is planted, by itself the first of a task. {_FAULT_HELP}.")
     ] = None,
     n: Annotated[
         int | None,
@@ -97,13 +97,13 @@ def score(
     else:
         material = _marked(data, model, n, max_tokens, context.args)
     with scoring_bar(error_console) as progress:
-        found, rows = run(chosen, material, progress=progress)
+        document, rows = run(chosen, material, progress=progress)
     if report is not None:
-        _save_score(found, rows, sorted(chosen), report)
+        _save_score(document, rows, sorted(chosen), report)
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        out_console.print(score_table(found))
+        out_console.print(score_table(document))
 
 
 def _export(file: Path, task: str, tier: str, n: int) -> None:
@@ -126,18 +126,18 @@ def _marked(data: Path, model: str | None, n: int | None, max_tokens: int, words
     return marked_material(data, model, n=n, max_tokens=max_tokens, words=words, say=say)
 
 
-def _save_score(found: dict[str, Any], rows: Any, methods: list[str], file: Path) -> None:
+def _save_score(document: dict[str, Any], rows: Any, methods: list[str], file: Path) -> None:
     from gear_rl.experiments.score import places_of, title_of
     from gear_rl.lab.report import findings, save_report
 
-    document = findings(
-        title=f"Where credit lands: {title_of(found)}",
+    page = findings(
+        title=f"Where credit lands: {title_of(document)}",
         command=command_line(),
-        localisations=[places_of(found, rows)],
-        settings={"n": found["n"], "methods": methods},
-        versions=found["versions"],
+        localisations=[places_of(document, rows)],
+        settings={"n": document["n"], "methods": methods},
+        versions=document["versions"],
     )
-    save_report(document, file)
+    save_report(page, file)
     error_console.print(f"wrote {file}", highlight=False)
 
 
@@ -173,8 +173,8 @@ def compare(
         str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
     ] = "gear,shuffled",
     seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
-    task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
-    tier: Annotated[str | None, typer.Option(help=TIER_HELP + OWN_TIERS)] = None,
+    task: Annotated[str, typer.Option(help=_TASK_HELP)] = DEFAULT_TASK,
+    tier: Annotated[str | None, typer.Option(help=_TIER_HELP + _OWN_TIERS)] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
     ] = None,
@@ -206,14 +206,14 @@ def compare(
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
     rows = run_cells_with_bar(specs, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console)
-    found = compared(rows, command=command_line())
-    save(found, out)
+    comparison = compared(rows, command=command_line())
+    save(comparison, out)
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stdout.write(json.dumps(comparison, indent=1) + "\n")
     else:
-        out_console.print(verdict_table(found))
+        out_console.print(verdict_table(comparison))
     error_console.print(f"wrote {out}/comparison.json, report.html and plots", highlight=False)
-    failures = found["comparisons"][0]["failed"]
+    failures = comparison["comparisons"][0]["failed"]
     if failures:
         error_console.print(f"{len(failures)} runs failed; run the same command again", highlight=False)
         raise typer.Exit(1)

@@ -17,7 +17,13 @@ _ONLY_GEAR = ("teacher", "signals", "student")
 
 
 def plan_cells(plan: Mapping[str, Any]) -> Cells:
-    """What ``planned`` gives, as a table; ``error`` is that of the calibration, or None."""
+    """What ``planned`` gives, as a table; ``error`` is that of the calibration, or None.
+
+    >>> from gear_rl.lab.plan import Step, architecture, planned
+    >>> plan = planned("Qwen3-4B", architecture("Qwen3-4B"), "h200", Step())
+    >>> plan_cells(plan | {"error": None}).rows[-1]
+    ('whole step', '754.3', '807.7')
+    """
     step = plan["step"]
     title = (
         f"{plan['model']} ({plan['params'] / 1e9:.2f}B) on {step['gpus']} x {plan['gpu']}, "

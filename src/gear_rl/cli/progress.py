@@ -30,10 +30,10 @@ SHOWN = {
 """Metrics of the trainer's log that the line shows, and what it calls them; a missing one is left out."""
 
 
-def summary_line(logs: Mapping[str, Any]) -> str:
+def _summary_line(logs: Mapping[str, Any]) -> str:
     """The numbers of one log entry as text.
 
-    >>> summary_line({"reward": 0.4166, "gear/divergence/mean": 0.25, "loss": 3.0})
+    >>> _summary_line({"reward": 0.4166, "gear/divergence/mean": 0.25, "loss": 3.0})
     'reward 0.42  KL 0.25'
     """
     parts: list[str] = []
@@ -45,7 +45,15 @@ def summary_line(logs: Mapping[str, Any]) -> str:
 
 
 class ProgressLine(TrainerCallback):
-    """A bar in a terminal; where output is no terminal, one plain line every tenth of the run."""
+    """A bar in a terminal; where output is no terminal, one plain line every tenth of the run.
+
+    >>> from types import SimpleNamespace
+    >>> line = ProgressLine(Console(file=sys.stdout))
+    >>> line.note(accuracy=0.5)
+    >>> state = SimpleNamespace(global_step=2, max_steps=20, is_world_process_zero=True)
+    >>> line.on_log(None, state, None, {"reward": 0.25})
+    train 2/20  reward 0.25  accuracy 0.50
+    """
 
     def __init__(self, console: Console | None = None, word: str = "train") -> None:
         self.console = console or Console(file=sys.stderr)
@@ -80,18 +88,18 @@ class ProgressLine(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=state.global_step, numbers=summary_line(self._latest))
+            self._bar.update(self._task, completed=state.global_step, numbers=_summary_line(self._latest))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         self._latest.update(logs or {})
         if self._bar is not None:
-            self._bar.update(self._task, numbers=summary_line(self._latest))
+            self._bar.update(self._task, numbers=_summary_line(self._latest))
         elif state.is_world_process_zero and not self.console.is_terminal and "reward" in (logs or {}):
             every = max(1, state.max_steps // 10)
             if state.global_step % every == 0 or state.global_step in (1, state.max_steps):
-                line = f"{self.word} {state.global_step}/{state.max_steps}  {summary_line(self._latest)}"
+                line = f"{self.word} {state.global_step}/{state.max_steps}  {_summary_line(self._latest)}"
                 self.console.print(line, highlight=False, soft_wrap=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

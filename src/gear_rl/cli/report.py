@@ -20,10 +20,10 @@ def report(
     for file in files:
         page = file.with_name("report.html")
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
+            comparison = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(comparison, dict):
                 raise ValueError("holds no JSON object")
-            save_report(cast(dict[str, Any], found), page)
+            save_report(cast(dict[str, Any], comparison), page)
         except (OSError, ValueError) as error:
             message = f"{file}: {error}; give the comparison.json of a `gear compare`"
             raise InputError(message) from None

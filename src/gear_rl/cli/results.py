@@ -21,7 +21,12 @@ Out = Annotated[Path | None, typer.Option(help="Write the JSON to this file too.
 
 
 class Cells(NamedTuple):
-    """A table as text."""
+    """A table as text.
+
+    >>> cells = Cells("Seconds", ("part", "GRPO"), [("update", "4.0")], below=["Not measured."])
+    >>> cells.table().renderables[0], cells.table().renderables[1].row_count
+    (<text 'Seconds' [] 'bold'>, 1)
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -74,7 +79,13 @@ def deliver(
     as_json: bool,
     indent: int = 1,
 ) -> None:
-    """Write the result into the file, if there is one, and as JSON or as a table to the standard output."""
+    """Write the result into the file, if there is one, and as JSON or as a table to the standard output.
+
+    >>> deliver({"ratio": 1.1}, lambda result: Cells("", (), [], []), out=None, as_json=True)
+    {
+     "ratio": 1.1
+    }
+    """
     text = json.dumps(result, indent=indent) + "\n"
     if out is not None:
         replace_file(out, text.encode())

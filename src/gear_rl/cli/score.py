@@ -27,17 +27,17 @@ def scoring_bar(console: Console) -> Generator[Callable[[str, float, int], None]
         yield advance
 
 
-def score_table(found: dict[str, Any]) -> Table:
+def score_table(document: dict[str, Any]) -> Table:
     """The numbers, for the terminal: what they are compared with below the methods."""
-    kind = "marked" if "data" in found else "planted"
-    table = Table(title=f"{escape(title_of(found))}: {found['n']} {kind} faults")
+    kind = "marked" if "data" in document else "planted"
+    table = Table(title=f"{escape(title_of(document))}: {document['n']} {kind} faults")
     columns = ["", "AUC", "95 %", "share on the fault", "lift", "rank", "nearest onset"]
-    if any(row["n"] < found["n"] for row in found["methods"].values()):
+    if any(row["n"] < document["n"] for row in document["methods"].values()):
         columns.append("n")  # some say nothing of a method
     for column in columns:
         table.add_column(column, justify="left" if column in ("", "95 %") else "right")
     last = None
-    for name, row in sorted(found["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"])):
+    for name, row in sorted(document["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"])):
         if last is not None and row["role"] != last:
             table.add_section()
         last = row["role"]

@@ -9,7 +9,11 @@ from gear_rl.errors import InputError, did_you_mean
 
 
 def import_object(path: str, where: str) -> Any:
-    """The object that ``package.module:object`` names; the folder that the command runs in is searched too."""
+    """The object that ``package.module:object`` names; the folder that the command runs in is searched too.
+
+    >>> import_object("math:sqrt", "reward")(9)
+    3.0
+    """
     module_name, _, attribute = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

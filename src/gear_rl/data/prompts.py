@@ -1,4 +1,4 @@
-"""What a prompt is: text or chat messages that say something, and the number that says which side it falls on."""
+"""What a prompt is: text or chat messages that say something; its checksum decides what is held out."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 

@@ -14,7 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """Sets rows aside: each with its reason in a file, all of them in one warning."""
+    """Sets rows aside: each with its reason in a file, all of them in one warning.
+
+    >>> aside = Quarantine("d", "train", path=None)
+    >>> aside.add(4, {"prompt": ""}, "prompt is empty"), aside.add(4, {"prompt": ""}, "prompt is empty")
+    (True, False)
+    """
 
     def __init__(self, name: str, split: str, path: Path | None) -> None:
         self.name, self.split, self.path = name, split, path
@@ -55,7 +60,12 @@ class Quarantine:
 
 
 class Gate:
-    """What lets the rows of a stream pass: an object with a state, called by ``IterableDataset.filter``."""
+    """What lets the rows of a stream pass: an object with a state, called by ``IterableDataset.filter``.
+
+    >>> gate = Gate(Quarantine("d", "train", path=None), keep=lambda prompt: None)
+    >>> gate({"prompt": "2 + 2"}, 0), gate({"prompt": ""}, 1)
+    (True, False)
+    """
 
     def __init__(self, aside: Quarantine, keep: Callable[[Any], str | None]) -> None:
         self.aside, self.keep = aside, keep

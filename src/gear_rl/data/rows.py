@@ -43,6 +43,9 @@ def load_rows(
     Rows without a usable prompt are left out, counted in one warning, and written to ``quarantine``. With
     ``held_out`` the held-out rows are left out as well. ``limit`` takes the first rows of what remains. With
     ``stream`` rows are read when they are needed, and ``limit`` makes a dataset of fixed size of them.
+
+    >>> load_rows("arena/chain/easy", chat=True, limit=2)[0]["answer"]
+    '43'
     """
     wanted = _Wanted(name, split, config, columns or {}, chat, stream, quarantine, limit, held_out)
     return wanted.parts()[0]
@@ -69,6 +72,9 @@ def load_splits(
     whose checksum is in that part of the range, a count those with the smallest checksums. The same prompt
     always falls on the same side, wherever it stands, so duplicates never come apart and the same data give the
     same rows. A prompt that occurs more than once is taken with all its rows: a count may be exceeded.
+
+    >>> [len(part) for part in load_splits("arena/chain/easy", chat=True, held_out=8, limit=32)]
+    [32, 8]
     """
     wanted = _Wanted(name, split, config, columns or {}, chat, stream, quarantine, limit, held_out)
     if held_out is None:
@@ -119,19 +125,19 @@ class _Wanted:
     def _read(self, aside: Quarantine) -> Any:
         """A list, a dataset or a stream, with the columns mapped; lines that are no rows are set aside."""
         if is_generated(self.name):
-            found = generated(self.name, self.split, self.limit)
+            rows = generated(self.name, self.split, self.limit)
         else:
-            found = read(self.name, self.config, self.split, self.stream)
-        if not isinstance(found, list):
-            return mapped_dataset(found, self.name, self.columns)
-        rows, broken = _readable(found, aside)
+            rows = read(self.name, self.config, self.split, self.stream)
+        if not isinstance(rows, list):
+            return mapped_dataset(rows, self.name, self.columns)
+        rows, broken = _readable(cast(list[Any], rows), aside)
         if not rows:
             raise InputError(f"dataset: {self.name} {NO_ROWS}{broken}")
         return mapped_rows(rows, self.name, self.columns)
 
-    def _divide(self, found: Any, aside: Quarantine) -> tuple[Any, Any | None]:
+    def _divide(self, rows: Any, aside: Quarantine) -> tuple[Any, Any | None]:
         """Check every prompt, and divide rows that are all there."""
-        places = self._places(found, aside)
+        places = self._places(rows, aside)
         train, test = list(places), list[int]()
         if self.held_out is not None:
             edge = self.held_out if isinstance(self.held_out, float) else _edge(places, self.held_out)
@@ -142,19 +148,19 @@ class _Wanted:
                     f"held_out: {self.held_out} of {self.name} leaves {len(train)} rows to train on and "
                     f"{len(test)} held out; give another count or share"
                 )
-        if isinstance(found, list):
+        if isinstance(rows, list):
             # Together, so that both parts have the same columns and types.
-            found = _dataset([cast(Rows, found)[index] for index in places], self.name)
+            rows = _dataset([cast(Rows, rows)[index] for index in places], self.name)
             position = {index: new for new, index in enumerate(places)}
             train, test = [position[index] for index in train], [position[index] for index in test]
-        kept = found if len(train) == len(found) else found.select(train)
-        return kept, None if self.held_out is None else found.select(test)
+        kept = rows if len(train) == len(rows) else rows.select(train)
+        return kept, None if self.held_out is None else rows.select(test)
 
-    def _places(self, found: Any, aside: Quarantine) -> dict[int, float]:
+    def _places(self, rows: Any, aside: Quarantine) -> dict[int, float]:
         """The usable rows, each with its prompt's checksum where one is needed; the others are set aside."""
         places: dict[int, float] = {}
         total = aside.reasons.total()
-        for index, prompt in enumerate(_column(found, "prompt")):
+        for index, prompt in enumerate(_column(rows, "prompt")):
             total += 1
             reason = prompt_fault(prompt)
             needed = reason is None and (self.known or self.held_out is not None)
@@ -164,7 +170,7 @@ class _Wanted:
             if reason is None:
                 places[index] = place
             else:
-                aside.add(index, found[index], reason)
+                aside.add(index, rows[index], reason)
         if not total:
             raise InputError(f"dataset: {self.name} {NO_ROWS}")
         if not places:
@@ -174,7 +180,7 @@ class _Wanted:
         aside.report(total)
         return places
 
-    def _divide_stream(self, found: Any, aside: Quarantine) -> tuple[Any, Any | None]:
+    def _divide_stream(self, rows: Any, aside: Quarantine) -> tuple[Any, Any | None]:
         """The same for rows that come later: a share can be taken row by row, a count cannot."""
         if isinstance(self.held_out, int):
             raise InputError(
@@ -189,7 +195,7 @@ class _Wanted:
         def test(prompt: Any) -> str | None:
             return None if checksum(prompt) < edge else ""
 
-        parts = [found.filter(Gate(aside, keep), with_indices=True) for keep in (train, test)]
+        parts = [rows.filter(Gate(aside, keep), with_indices=True) for keep in (train, test)]
         # Read up to the first usable row, so that a wrong column is an error before a model is loaded.
         if next(iter(parts[0]), None) is None:
             why = next(iter(aside.reasons), None)
@@ -200,13 +206,13 @@ class _Wanted:
         return parts[0], parts[1] if self.held_out is not None else None
 
 
-def _readable(found: list[Any], aside: Quarantine) -> tuple[Rows, str]:
+def _readable(lines: list[Any], aside: Quarantine) -> tuple[Rows, str]:
     """The rows alone, with what is none set aside; and the first of those in words, for a file without a row."""
-    broken = [line for line in found if isinstance(line, Unreadable)]
+    broken = [line for line in lines if isinstance(line, Unreadable)]
     for line in broken:
         aside.add(line.number, {"line": line.text}, line.reason)
     words = f"; line {broken[0].number}: {broken[0].reason}" if broken else ""
-    return [line for line in found if not isinstance(line, Unreadable)], words
+    return [line for line in lines if not isinstance(line, Unreadable)], words
 
 
 def _dataset(rows: Rows, name: str) -> Any:
@@ -237,25 +243,25 @@ def _check_held_out(held_out: int | float | None) -> None:
         raise InputError(f"held_out: {held_out} is neither a count of rows nor a share between 0 and 1")
 
 
-def _column(found: Any, name: str) -> Iterable[Any]:
-    if isinstance(found, list):
-        return (row.get(name) for row in cast(Rows, found))
-    return (value for batch in found.select_columns(name).iter(batch_size=1000) for value in batch[name])
+def _column(rows: Any, name: str) -> Iterable[Any]:
+    if isinstance(rows, list):
+        return (row.get(name) for row in cast(Rows, rows))
+    return (value for batch in rows.select_columns(name).iter(batch_size=1000) for value in batch[name])
 
 
-def _as_chat(found: Any, chat: bool) -> Any:
+def _as_chat(rows: Any, chat: bool) -> Any:
     import datasets
 
-    first = next(iter(found), None)
+    first = next(iter(rows), None)
     if not chat or first is None or not isinstance(first["prompt"], str):
-        return found
-    if isinstance(found, datasets.IterableDataset):
-        return found.map(_as_message)
-    if len(found) < 20_000:
+        return rows
+    if isinstance(rows, datasets.IterableDataset):
+        return rows.map(_as_message)
+    if len(rows) < 20_000:
         datasets.disable_progress_bars()  # a bar is for work that one waits for
-    found = found.map(_as_message)
+    rows = rows.map(_as_message)
     datasets.enable_progress_bars()
-    return found
+    return rows
 
 
 def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 NO_ROWS = "has no rows; give at least as many as one batch takes"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
-SAVED_MARKS = ("dataset_dict.json", "state.json")
+_SAVED_MARKS = ("dataset_dict.json", "state.json")
 """One of these files lies in every folder that ``save_to_disk`` wrote."""
-GENERATED = (4096, 512)
+_GENERATED = (4096, 512)
 """Rows of a generator, for training and held out, where no limit is given."""
 
 Rows = list[dict[str, Any]]
@@ -39,7 +39,11 @@ def is_generated(name: str) -> bool:
 
 
 def generated(name: str, split: str, limit: int | None) -> Any:
-    """The rows of a generator, as a dataset; every split but ``train`` is the held-out part."""
+    """The rows of a generator, as a dataset; every split but ``train`` is the held-out part.
+
+    >>> generated("arena/chain/easy", "test", 2).column_names
+    ['prompt', 'privileged_context', 'answer']
+    """
     family, _, rest = name.partition("/")
     if family == "arena":
         return _arena_rows(name, split, limit)
@@ -49,7 +53,7 @@ def generated(name: str, split: str, limit: int | None) -> Any:
         from gear_rl.data.adapters import reasoning_gym
 
         train = split == "train"
-        count = limit or GENERATED[0 if train else 1]
+        count = limit or _GENERATED[0 if train else 1]
         made = _tried(lambda: reasoning_gym.rows(rest, num=count, held_out=not train))
     else:
         from gear_rl.data.adapters import verifiers
@@ -62,6 +66,10 @@ def read(name: str, config: str | None, split: str, stream: bool) -> Any:
     """The rows of a file, a folder or a hub dataset: a list for JSON lines, else a dataset or a stream.
 
     The list also holds what is no row (``Unreadable``).
+
+    >>> read("missing.jsonl", None, "train", stream=False)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: dataset: missing.jsonl does not exist
     """
     path = Path(name)
     if path.suffix in FILE_KINDS or path.is_file():
@@ -78,7 +86,11 @@ def read(name: str, config: str | None, split: str, stream: bool) -> Any:
 
 
 def splits_of(name: str, config: str | None) -> list[str]:
-    """The splits that a folder or a hub dataset has; a file has ``train`` alone, a generator two."""
+    """The splits that a folder or a hub dataset has; a file has ``train`` alone, a generator two.
+
+    >>> splits_of("arena", None), splits_of("rows.jsonl", None)
+    (['train', 'test'], ['train'])
+    """
     import datasets
 
     path = Path(name)
@@ -87,7 +99,7 @@ def splits_of(name: str, config: str | None) -> list[str]:
     if path.suffix in FILE_KINDS or path.is_file():
         return ["train"]
     try:
-        if any((path / mark).is_file() for mark in SAVED_MARKS):
+        if any((path / mark).is_file() for mark in _SAVED_MARKS):
             saved = datasets.load_from_disk(name)
             return [str(split) for split in saved] if isinstance(saved, dict) else ["train"]
         return datasets.get_dataset_split_names(name, config)
@@ -105,13 +117,21 @@ class Unreadable:
     text: str
 
 
-def lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
+def _lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
     """The rows of a JSON lines file, and what stands between them; blank lines are passed over."""
     return (line for _, line in numbered_lines(path))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Unreadable]]:
-    """The same, each with the number of its line, from 1."""
+    """The same, each with the number of its line, from 1.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile() as file:
+    ...     _ = file.write(b'{"prompt": "2 + 2"}\\n\\n3\\n'), file.flush()
+    ...     [*numbered_lines(Path(file.name))]
+    [(1, {'prompt': '2 + 2'}),
+     (3, Unreadable(number=3, reason='expected an object, found int', text='3\\n'))]
+    """
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors="backslashreplace")
@@ -133,8 +153,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Unreadabl
 
 
 def _rows_of_stream(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows alone; each line that is none is a warning, since a stream has nobody to hand it to."""
-    for line in lines(path):
+    """The rows alone; each other line is a warning, since a stream cannot return it."""
+    for line in _lines(path):
         if isinstance(line, Unreadable):
             log.warning("dataset: %s, line %d: %s; left out", path, line.number, line.reason)
         else:
@@ -142,7 +162,11 @@ def _rows_of_stream(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type."""
+    """The first line of an error's text, or its type.
+
+    >>> first_line(ValueError("no such split\\nmore")), first_line(KeyError())
+    ('no such split', 'KeyError')
+    """
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -156,7 +180,7 @@ def _arena_rows(name: str, split: str, limit: int | None) -> Any:
             f"dataset: the arena's {task} has no tier {tier!r}; {did_you_mean(tier, chosen.budgets)}"
         )
     train = split == "train"
-    most = GENERATED[0 if train else 1]
+    most = _GENERATED[0 if train else 1]
     first = chosen.held_out.stop if train else chosen.held_out.start
     return Dataset.from_list(_arena_problems(chosen, tier, min(limit or most, most), first))
 
@@ -184,7 +208,7 @@ def _load(name: str, config: str | None, split: str, stream: bool) -> Any:
 def _folder(path: Path, config: str | None, split: str, stream: bool) -> Any:
     import datasets
 
-    if any((path / mark).is_file() for mark in SAVED_MARKS):
+    if any((path / mark).is_file() for mark in _SAVED_MARKS):
         loaded: Any = datasets.load_from_disk(str(path))
         if isinstance(loaded, dict) and split not in loaded:
             raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
@@ -211,7 +235,7 @@ def _file(path: Path, stream: bool) -> Any:
     if path.suffix == ".jsonl":
         if stream:
             return datasets.IterableDataset.from_generator(_rows_of_stream, gen_kwargs={"path": path})
-        return list(lines(path))
+        return list(_lines(path))
     try:
         return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=stream)
     except Exception as error:

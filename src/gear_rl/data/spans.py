@@ -16,8 +16,8 @@ def token_span(tokenizer: Any, text: str, ids: Sequence[int], start: int, end: i
 
     A token that writes a part of a character overlaps it; one that writes nothing does only between others. Found
     by decoding beginnings of ``ids``, which is exact wherever decoding gives the text back: byte-level BPE and
-    sentencepiece, where offsets may leave out a token's space or be those of a rewritten text. Where it does not,
-    the tokenizer's offsets are asked; None where it has none, or no token overlaps.
+    sentencepiece, where offsets may leave out a token's space or be those of a rewritten text. Elsewhere
+    the tokenizer's offsets decide; None where it has none, or no token overlaps.
 
     >>> class Letters:
     ...     def decode(self, ids, **_):

@@ -16,15 +16,21 @@ from typing import Any, cast
 
 from gear_rl.files import replace_file
 
-CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
+_CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
 """What of the trainer's log a cell keeps of each step, and its key there."""
-POINTS = 6
+_POINTS = 6
 """At most so many evaluations, the one after the last step among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a cell is: two cells of the same spec have the same numbers on the same machine."""
+    """What a cell is: two cells of the same spec have the same numbers on the same machine.
+
+    >>> numbers = {"seed": 1, "steps": 9, "n_eval": 64, "samples": 1, "n_between": 16}
+    >>> spec = Spec(name="gear:alpha=1", credit={"name": "gear"}, task="chain", tier="hard", engine={}, **numbers)
+    >>> spec.file
+    'gear_alpha_1-1.json'
+    """
 
     name: str
     """The name it is compared under."""
@@ -98,9 +104,9 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
     try:
         return [float(share) for share in json.loads(file.read_text(encoding="utf-8"))["accuracies"]]
     except (OSError, ValueError, KeyError, TypeError):
-        found = measure()
-        replace_file(file, (json.dumps({"accuracies": found}) + "\n").encode())
-        return found
+        shares = measure()
+        replace_file(file, (json.dumps({"accuracies": shares}) + "\n").encode())
+        return shares
 
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
@@ -154,7 +160,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         "accuracies_after": after,
         "held_out": between.points,
         "held_out_sha256": held_out,
-        "curves": {name: [entry.get(key) for entry in steps] for name, key in CURVES.items()},
+        "curves": {name: [entry.get(key) for entry in steps] for name, key in _CURVES.items()},
         "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
     }
 
@@ -163,7 +169,7 @@ def _between(spec: Spec, measured: Callable[[int], list[float]]) -> Any:
     """A trainer's callback that measures some of the held-out problems now and then, and keeps the points."""
     from transformers.trainer_callback import TrainerCallback
 
-    every = -(-spec.steps // POINTS)
+    every = -(-spec.steps // _POINTS)
 
     class Between(TrainerCallback):
         def __init__(self) -> None:

@@ -20,8 +20,8 @@ from gear_rl.runs.config import build_method
 from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
 
-BASELINE = "uniform"
-SAMPLES = 4
+_BASELINE = "uniform"
+_SAMPLES = 4
 """Answers to every held-out problem where the user does not say."""
 
 
@@ -31,15 +31,15 @@ def split_methods(text: str) -> list[str]:
     >>> split_methods("gear:alpha=0.5,sign_mode=aware,shuffled")
     ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
     """
-    found: list[str] = []
+    methods: list[str] = []
     for part in text.split(","):
-        if found and "=" in part and ":" not in part:
-            found[-1] += f",{part.strip()}"
+        if methods and "=" in part and ":" not in part:
+            methods[-1] += f",{part.strip()}"
         elif part.strip():
-            found.append(part.strip())
-    if not found:
+            methods.append(part.strip())
+    if not methods:
         raise InputError("--methods: empty; name one or more, with commas between them")
-    return found
+    return methods
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -54,8 +54,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
     shown, given, rest = text.strip().partition("=")
     if given and ":" not in shown:
-        found = parse_method(rest)[1]
-        return shown.strip(), found
+        return shown.strip(), parse_method(rest)[1]
     name, _, settings = text.strip().partition(":")
     if "." in name:  # package.module:object
         return text.strip(), {"name": text.strip()}
@@ -69,12 +68,16 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The same of each of them; ``InputError`` where two that differ would be compared under one name."""
-    found: dict[str, dict[str, Any]] = {}
+    """The same of each of them; ``InputError`` where two that differ would be compared under one name.
+
+    >>> parse_methods(["uniform", "gear:alpha=0.5"])
+    {'uniform': {'name': 'uniform'}, 'gear:alpha=0.5': {'name': 'gear', 'alpha': 0.5}}
+    """
+    named: dict[str, dict[str, Any]] = {}
     for name, credit in map(parse_method, texts):
-        if found.setdefault(name, credit) != credit:
-            raise InputError(f"--methods: {name!r} stands for {found[name]} and for {credit}; rename one")
-    return found
+        if named.setdefault(name, credit) != credit:
+            raise InputError(f"--methods: {name!r} stands for {named[name]} and for {credit}; rename one")
+    return named
 
 
 def specs_of(
@@ -85,9 +88,13 @@ def specs_of(
     seeds: int,
     steps: int | None,
     n_eval: int,
-    samples: int = SAMPLES,
+    samples: int = _SAMPLES,
 ) -> list[Spec]:
-    """Every cell, seed by seed, so that whatever was run when it is interrupted can be compared already."""
+    """Every cell, seed by seed, so that whatever was run when it is interrupted can be compared already.
+
+    >>> [spec.file for spec in specs_of(["gear"], task="chain", tier="easy", seeds=2, steps=9, n_eval=64)]
+    ['uniform-0.json', 'gear-0.json', 'uniform-1.json', 'gear-1.json']
+    """
     chosen = task_of(task, tier)
     if seeds < 1:
         raise InputError(f"--seeds: {seeds}; give 1 or more")
@@ -97,8 +104,7 @@ def specs_of(
         raise InputError(f"--n-eval: {n_eval}; there are {len(chosen.held_out)} held-out problems")
     if samples < 1:
         raise InputError(f"--samples: {samples}; give 1 or more answers to every held-out problem")
-    named = parse_methods(methods)
-    named = {BASELINE: {"name": BASELINE}} | named
+    named = {_BASELINE: {"name": _BASELINE}} | parse_methods(methods)
     published = {name: engine_settings_of(build_method(credit)) for name, credit in named.items()}
     return [
         Spec(
@@ -187,16 +193,16 @@ def compared(rows: Sequence[dict[str, Any]], *, command: str) -> dict[str, Any]:
     return findings(
         title=f"Does it help? {first['task']}/{first['tier']}",
         command=command,
-        comparisons=[(compare(cells, BASELINE), cells)],
+        comparisons=[(compare(cells, _BASELINE), cells)],
         settings=settings,
         versions=versions(),
     )
 
 
-def save(found: dict[str, Any], folder: Path) -> None:
+def save(comparison: dict[str, Any], folder: Path) -> None:
     """The numbers as JSON, the page and the figures, each in place at once."""
     from gear_rl.lab.report import save_plots, save_report
 
-    replace_file(folder / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
-    save_report(found, folder / "report.html")
-    save_plots(found, folder / "plots")
+    replace_file(folder / "comparison.json", (json.dumps(comparison, indent=1) + "\n").encode())
+    save_report(comparison, folder / "report.html")
+    save_plots(comparison, folder / "plots")

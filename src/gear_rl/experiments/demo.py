@@ -28,13 +28,19 @@ from gear_rl.runs.trainer import make_trainer
 from gear_rl.runs.versions import versions
 from gear_rl.types import CreditAssigner
 
-EVAL_BATCH = 128
+_EVAL_BATCH = 128
 """Held-out problems that are solved at a time."""
 
 
 @runtime_checkable
 class DemoProgress(Protocol):
-    """How a demo is shown while it runs."""
+    """How a demo is shown while it runs.
+
+    >>> class Silent:
+    ...     begin = working = training = lambda self, *facts: nullcontext()
+    >>> isinstance(Silent(), DemoProgress)
+    True
+    """
 
     def begin(self, demo: "Demo") -> None:
         """Everything is checked and loaded; evaluation and training come next."""
@@ -75,6 +81,10 @@ def checked_demo(
     """The demo of these settings; without ``steps`` it has the tier's own budget.
 
     Raises ``InputError`` for an unknown task, tier or method, and for numbers that are not possible.
+
+    >>> checked_demo("gear", task="chain", tier="easy", seed=0, steps=0, n_eval=64)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --steps: 0 is no training; give 1 or more
     """
     arena = task_of(task, tier)
     if not 1 <= n_eval <= len(arena.held_out):
@@ -136,7 +146,7 @@ def _trainer(demo: Demo, folder: str, records: Path) -> Any:
             seed=demo.seed,
             steps=demo.steps,
             output_dir=folder,
-            per_device_eval_batch_size=EVAL_BATCH,
+            per_device_eval_batch_size=_EVAL_BATCH,
             record_file=str(records),
         )
     )

@@ -28,11 +28,11 @@ EXAMPLE = (
     '"completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}'
 )
 """A line of such a file."""
-REWARD = "replayed_reward"
+_REWARD = "replayed_reward"
 """The column that says what a replayed completion earns: 0 the faulty one, 1 the other."""
 BATCH = 8
 """Completions through the model at a time, where the user does not say."""
-ARENA = ("arena", *(f"arena/{task}" for task in TASKS))
+_ARENA = ("arena", *(f"arena/{task}" for task in TASKS))
 """Names of the arena's own models."""
 REPORTED = 10
 """Lines set aside that are reported one by one; the others are counted."""
@@ -79,12 +79,16 @@ def read_marked(path: Path, run: RunConfig, n: int | None = None) -> Reading:
 
     A line that is not of the format stops with an ``InputError`` that names it. What is only of no use (a mark
     that is empty, beyond the completion or not unique, no privileged context) is set aside, and the rest stays.
+
+    >>> read_marked(Path("missing.jsonl"), RunConfig(model="arena", dataset="arena"))
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --data: missing.jsonl does not exist
     """
     if not path.is_file():
         raise InputError(f"--data: {path} {'is no file' if path.exists() else 'does not exist'}")
-    found = Reading()
+    reading = Reading()
     for number, line in numbered_lines(path):
-        if len(found.marked) == n:
+        if len(reading.marked) == n:
             break
         where = f"{path.name}, line {number}"
         if isinstance(line, Unreadable):
@@ -92,17 +96,17 @@ def read_marked(path: Path, run: RunConfig, n: int | None = None) -> Reading:
         row = line | {new: dotted(line, old) for new, old in run.columns.items()}
         one = _marked(row, number, where, run)
         if isinstance(one, Marked):
-            found.marked.append(one)
+            reading.marked.append(one)
         else:
-            found.aside.append((number, one))
-    if not found.marked and not found.aside:
+            reading.aside.append((number, one))
+    if not reading.marked and not reading.aside:
         raise InputError(f"--data: {path} has no line; write one JSON object per line, such as {EXAMPLE}")
-    kinds = {isinstance(one.row["prompt"], str) for one in found.marked}
+    kinds = {isinstance(one.row["prompt"], str) for one in reading.marked}
     if len(kinds) == 2:
         raise InputError(
             f"--data: {path}: prompt is text in some lines and messages in others; leave out --chat"
         )
-    return found
+    return reading
 
 
 def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> Marked | str:
@@ -205,6 +209,10 @@ def marked_material(
     ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). ``say`` gets a line of
     text for each of the first lines that cannot be used, and their number. Raises ``InputError`` if no line is
     left, or if one is not of the format.
+
+    >>> marked_material(Path("mine.jsonl"), "arena", n=0)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --n: 0 is not possible; give 1 or more
     """
     if n is not None and n < 1:
         raise InputError(f"--n: {n} is not possible; give 1 or more")
@@ -219,7 +227,7 @@ def marked_material(
         config=lines.config,
         cases=lines.cases,
         about=lines.about,
-        marks=({REWARD: 0.0}, {REWARD: 1.0}),
+        marks=({_REWARD: 0.0}, {_REWARD: 1.0}),
     )
 
 
@@ -252,7 +260,7 @@ class _Lines:
         update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
         config = self.run.model_copy(update=update)
         config.trainer = {
-            "per_device_train_batch_size": 64 if self.run.model in ARENA else BATCH,
+            "per_device_train_batch_size": 64 if self.run.model in _ARENA else BATCH,
             "gradient_accumulation_steps": 1,
             "save_strategy": "no",
             **self.run.trainer,
@@ -331,24 +339,22 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
             beside = prompt_tokens(trainer, prompt) + len(ids(context))
     except Exception as error:  # a chat template may raise what it likes
         return f"prompt: cannot be shown to the teacher ({error})"
-    room: Any = getattr(trainer.model.config, "max_position_embeddings", None)
+    places: Any = getattr(trainer.model.config, "max_position_embeddings", None)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
             return f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}"
-        if room is not None and beside + len(written) > room:
+        if places is not None and beside + len(written) > places:
             total = beside + len(written)
-            return (
-                f"{name}: {total} tokens with prompt and privileged context, but the model has {room} places"
-            )
+            return f"{name}: {total} tokens with prompt and privileged context, but the model has {places} places"
     fault = token_span(tokenizer, one.completion, wrong, one.start, one.end)
     if not fault or not other:
         return "fault: the tokenizer does not say which tokens the marked characters are"
     return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault)
 
 
-def _with_contexts_of_others(found: Sequence[Case]) -> list[Case]:
+def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
     """The same with the context of the next case that has another one; without those where there is none."""
-    own = [str(case.row["privileged_context"]) for case in found]
+    own = [str(case.row["privileged_context"]) for case in cases]
     others = wrong_contexts([], own, [], "shuffled")
     return [
         Case(
@@ -357,13 +363,18 @@ def _with_contexts_of_others(found: Sequence[Case]) -> list[Case]:
             right=case.right,
             fault=case.fault,
         )
-        for case, text in zip(found, others, strict=True)
+        for case, text in zip(cases, others, strict=True)
         if text is not None
     ]
 
 
 def export(path: Path, task: str, tier: str, n: int) -> int:
-    """Write planted cases of a task as such a file; how many. ``InputError`` for an agent's task."""
+    """Write planted cases of a task as such a file; how many. ``InputError`` for an agent's task.
+
+    >>> export(Path("faults.jsonl"), "ledger", "easy", 4)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --export: ledger has tool calls, which such a file cannot hold; export chain
+    """
     from gear_rl.arena.model import load
     from gear_rl.runs.arena import known_task, task_of
 

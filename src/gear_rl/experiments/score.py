@@ -25,7 +25,7 @@ from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.runs.versions import versions
 
-FLOORS = ("uniform", "shuffled", "random_onsets")
+_FLOORS = ("uniform", "shuffled", "random_onsets")
 """What a method has to beat; always measured beside the others."""
 UNINFORMED = "gear_uninformed"
 """GEAR with a teacher that sees the solution of another problem."""
@@ -65,6 +65,9 @@ def arena_material(
     """Held-out problems of the arena, each with the right completion beside the one with the planted fault.
 
     ``fault`` is one of the task's kinds, None its usual one. Raises ``InputError`` for what there is not.
+
+    >>> arena_material("ledger", "easy", n=8).about()["fault"]
+    'relation'
     """
     of = task_of(task, tier)
     kind = next(iter(of.faults)) if fault is None else fault
@@ -106,15 +109,15 @@ def score(
     the absolute credit of the tokens of the faulty completion. Floors, controls and the ceiling are always there.
     ``methods`` are the names to show and the settings; the localisations come beside the numbers.
     """
-    named = {name: {"name": name} for name in ("gear", "rlsd", *FLOORS)} | dict(methods)
+    named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
     for credit in named.values():
         build_method(credit)
     replays = _Replays(material, progress, total=(len(named) + 2) * material.n)
     kept = {name: replays.run(name, credit) for name, credit in named.items()}
     rows = [
-        _localised(name, *kept[name], role="floor" if name in FLOORS else "method")
+        _localised(name, *kept[name], role="floor" if name in _FLOORS else "method")
         for name in named
-        if name in methods or name in FLOORS
+        if name in methods or name in _FLOORS
     ]
     rows += _controls(replays, kept)
     rows.append(_localised("oracle", *kept["uniform"], role="ceiling"))
@@ -127,7 +130,7 @@ def score(
     return document, rows
 
 
-Replayed = tuple[list[Case], list[Record]]
+_Replayed = tuple[list[Case], list[Record]]
 """Cases, and the record of each one's faulty completion."""
 
 
@@ -140,7 +143,7 @@ class _Replays:
     total: int
     done: float = 0.0
 
-    def run(self, name: str, credit: dict[str, Any], *, informed: bool = True) -> Replayed:
+    def run(self, name: str, credit: dict[str, Any], *, informed: bool = True) -> _Replayed:
         """The records of a method, shown under that name."""
 
         def advance(rows: int) -> None:
@@ -151,7 +154,7 @@ class _Replays:
         return records_of(credit, self.material, informed=informed, advance=advance)
 
 
-def _controls(replays: _Replays, kept: Mapping[str, Replayed]) -> list[Localisation]:
+def _controls(replays: _Replays, kept: Mapping[str, _Replayed]) -> list[Localisation]:
     """GEAR without its information, GEAR on another signal, and the signals by themselves."""
     uninformed = replays.run(UNINFORMED, {"name": "gear"}, informed=False)
     entropy = replays.run(ENTROPY_ONSETS, {"name": "gear", "onset_signal": "entropy"})
@@ -165,17 +168,31 @@ def _controls(replays: _Replays, kept: Mapping[str, Replayed]) -> list[Localisat
     return rows
 
 
-def places_of(found: dict[str, Any], rows: list[Localisation]) -> Places:
-    """The same for the laboratory's report."""
-    if "data" in found:
-        return Places(task=found["data"], tier=found["model"], fault="a span that was marked", rows=rows)
-    fault = get_task(found["task"]).faults[found["fault"]]
-    return Places(task=found["task"], tier=found["tier"], fault=fault, rows=rows)
+def places_of(document: dict[str, Any], rows: list[Localisation]) -> Places:
+    """The same for the laboratory's report.
+
+    >>> places_of({"task": "chain", "tier": "hard", "fault": "result"}, []).fault
+    'a wrong result'
+    """
+    if "data" in document:
+        return Places(
+            task=document["data"], tier=document["model"], fault="a span that was marked", rows=rows
+        )
+    fault = get_task(document["task"]).faults[document["fault"]]
+    return Places(task=document["task"], tier=document["tier"], fault=fault, rows=rows)
 
 
-def title_of(found: dict[str, Any]) -> str:
-    """What was scored, in few words."""
-    return f"{found['data']}, {found['model']}" if "data" in found else f"{found['task']}/{found['tier']}"
+def title_of(document: dict[str, Any]) -> str:
+    """What was scored, in few words.
+
+    >>> title_of({"task": "chain", "tier": "hard"}), title_of({"data": "mine.jsonl", "model": "arena"})
+    ('chain/hard', 'mine.jsonl, arena')
+    """
+    return (
+        f"{document['data']}, {document['model']}"
+        if "data" in document
+        else f"{document['task']}/{document['tier']}"
+    )
 
 
 def records_of(
@@ -184,7 +201,7 @@ def records_of(
     *,
     informed: bool = True,
     advance: Callable[[int], None] | None = None,
-) -> tuple[list[Case], list[Record]]:
+) -> _Replayed:
     """The cases and, for each, the engine's record of the faulty completion under a method."""
     with tempfile.TemporaryDirectory(prefix="gear-score-") as folder:
         trainer = make_trainer(material.config(credit, folder))
@@ -194,7 +211,7 @@ def records_of(
         batch = 2 * (trainer.args.per_device_train_batch_size // 2)
         try:
             records = replay(trainer, rows, turns, batch=batch, advance=advance)
-        except ValueError as error:  # a method may ask for what one reward function or one turn has not
+        except ValueError as error:  # a method may need more than one reward function or turn
             raise InputError(f"--methods: {credit['name']}: {error}") from None
         large = sum(weights.numel() for weights in trainer.model.parameters()) >= LARGE
     del trainer

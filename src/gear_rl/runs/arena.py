@@ -28,7 +28,11 @@ def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
 
 
 def known_task(name: str) -> Task:
-    """The task of that name or alias; ``InputError`` if there is none."""
+    """The task of that name or alias; ``InputError`` if there is none.
+
+    >>> known_task("sums").name
+    'chain'
+    """
     try:
         return get_task(name)
     except KeyError:
@@ -36,7 +40,12 @@ def known_task(name: str) -> Task:
 
 
 def task_of(name: str, tier: str) -> Task:
-    """The same; ``InputError`` also if the task has no such tier."""
+    """The same; ``InputError`` also if the task has no such tier.
+
+    >>> task_of("chain", "esy")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --tier: the task has no tier 'esy'; did you mean easy?
+    """
     task = known_task(name)
     if tier not in task.budgets:
         raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, task.budgets)}")
@@ -81,6 +90,10 @@ def arena_config(
     """The run of a method on a tier with the tier's own budget; ``trainer`` are further keys of ``GEARConfig``.
 
     ``reward`` replaces the task's own, which may be several for a method that needs them. Nothing is loaded.
+
+    >>> config = arena_config("chain", "easy", "gear", seed=0, steps=5, output_dir="runs/easy")
+    >>> config.dataset, config.reward, config.trainer["max_steps"]
+    ('arena/chain/easy', 'arena', 5)
     """
     chosen = task_of(task, tier)
     budget = chosen.budgets[tier]

@@ -30,7 +30,11 @@ _MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
 
 
 class RunConfig(BaseModel):
-    """What ``gear train`` needs to know beside TRL's own settings."""
+    """What ``gear train`` needs to know beside TRL's own settings.
+
+    >>> RunConfig(model="arena", dataset="arena/chain/easy").credit
+    'gear'
+    """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -109,7 +113,12 @@ def _yaml(text: str) -> Any:
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value."""
+    """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value.
+
+    >>> load_config("missing.yaml")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: --config: missing.yaml does not exist
+    """
     values = {} if path is None else _read_yaml(Path(path))
     for key, value in parse_overrides(overrides):
         first = key.partition(".")[0]
@@ -191,7 +200,7 @@ def trainer_settings() -> dict[str, Any]:
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type that ``hint`` asks for, ``"1e-4"`` as a number included; else ``InputError``.
+    """The value as a value of the type ``hint``, ``"1e-4"`` as a number included; else ``InputError``.
 
     >>> checked("learning_rate", "1e-4", float)
     0.0001
@@ -205,7 +214,11 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 
 
 def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> CreditAssigner:
-    """The method that a name, ``package.module:object`` or ``{name: ..., setting: ...}`` describes."""
+    """The method that a name, ``package.module:object`` or ``{name: ..., setting: ...}`` describes.
+
+    >>> build_method({"name": "gear", "alpha": 0.25}).alpha
+    0.25
+    """
     from gear_rl.methods import METHODS
 
     settings: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
@@ -213,12 +226,11 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
     if not isinstance(name, str):
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
     if ":" in name:
-        found = import_object(name, where)
-        if not dataclasses.is_dataclass(found) or not isinstance(found, type):
+        cls: Any = import_object(name, where)
+        if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
             if settings:
                 raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
-            return _as_method(found, name, where)
-        cls: Any = found
+            return _as_method(cls, name, where)
     elif name in METHODS:
         cls = METHODS[name]
     else:
@@ -248,7 +260,12 @@ def needs_of(method: Any) -> str:
 
 
 def settings_of(cls: Any) -> list[dict[str, Any]]:
-    """Every setting of a method: name, default, choices or type, and the text under the field."""
+    """Every setting of a method: name, default, choices or type, and the text under the field.
+
+    >>> from gear_rl.methods import Opsd
+    >>> {row["name"]: row["default"] for row in settings_of(Opsd)}
+    {'strength': 1.0, 'beta': 0.5, 'temperature': 1.1, 'top_k': None}
+    """
     hints, texts = typing.get_type_hints(cls), _field_texts(cls)
     rows: list[dict[str, Any]] = []
     for field in dataclasses.fields(cls):
@@ -292,12 +309,12 @@ def _is_method_type(hint: Any) -> bool:
     return hint is CreditAssigner or hint in METHODS.values()
 
 
-def _as_method(found: Any, name: str, where: str) -> CreditAssigner:
-    if isinstance(found, type) or not isinstance(found, CreditAssigner):
+def _as_method(method: Any, name: str, where: str) -> CreditAssigner:
+    if isinstance(method, type) or not isinstance(method, CreditAssigner):
         raise InputError(
             f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
         )
-    return found
+    return method
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

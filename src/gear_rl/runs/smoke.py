@@ -27,7 +27,7 @@ STEPS = 2
 GROUP = 4
 BATCH = 8
 """Completions per step: two groups."""
-SPREAD = "gear_rl.runs.smoke:spread"
+SPREAD = "gear_rl.runs.smoke:alternating_reward"
 """The reward that is added, as ``reward`` names it."""
 SIZES: dict[str, Any] = {
     "max_steps": STEPS,
@@ -44,7 +44,7 @@ SIZES: dict[str, Any] = {
     "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
 }
-DROPPED = frozenset(
+_DROPPED = frozenset(
     [
         "generation_batch_size",
         "steps_per_generation",
@@ -85,10 +85,10 @@ DROPPED = frozenset(
 """Settings of machines and sizes; the default of each works anywhere."""
 
 
-def spread(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-    """0, 1, 0, 1, ...: every group has spread, so that a credit pass runs even where a tiny model earns nothing.
+def alternating_reward(completions: Sequence[Any], **columns: Any) -> list[float]:
+    """0, 1, 0, 1, ...: every group has spread, so that a credit pass runs even where a model solves nothing.
 
-    >>> spread(["a", "b", "c"])
+    >>> alternating_reward(["a", "b", "c"])
     [0.0, 1.0, 0.0]
     """
     return [float(i % 2) for i in range(len(completions))]
@@ -142,7 +142,7 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
     if config.lora is not None and "r" in config.lora:
         own["lora"] = config.lora | {"r": min(config.lora["r"], 4)}
         swaps["lora"] = f"r {own['lora']['r']}"
-    dropped = [key for key in config.trainer if key.startswith(("vllm_", "hub_")) or key in DROPPED]
+    dropped = [key for key in config.trainer if key.startswith(("vllm_", "hub_")) or key in _DROPPED]
     if dropped:
         swaps["left out"] = ", ".join(dropped)
     small = config.model_copy(update=own)
@@ -189,7 +189,7 @@ def _check_settings(config: RunConfig) -> None:
     """TRL's own checks of the settings, those of vLLM included, which the run itself leaves out."""
     from gear_rl.engines.trl.config import GEARConfig
 
-    known = {key: value for key, value in config.trainer.items() if key not in DROPPED}
+    known = {key: value for key, value in config.trainer.items() if key not in _DROPPED}
     try:
         everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}
         GEARConfig(**everything)

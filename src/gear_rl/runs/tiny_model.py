@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CALLED = "ok"
+_CALLED = "ok"
 """What the tiny model says instead of a call, or after one."""
 WIDTH = 64
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -93,7 +93,7 @@ def _spread_weights(model: Any, end: int, *, layers: float) -> None:
 
 
 def _write_calls(model: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
-    """Write into the head what follows what: a line break, then a call with its markup or ``CALLED``, the end."""
+    """Write into the head what follows what: a line break, a call with its markup or ``_CALLED``, the end."""
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
 
     def follows(token: int, then: int, logit: float) -> None:
@@ -109,7 +109,7 @@ def _write_calls(model: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
         follows(opens, ids(body)[0], 24.0)
         follows(ids(body)[0], closes, 24.0)
     follows(line, opens, 24.0)
-    follows(line, ids(CALLED)[0], 21.0)
+    follows(line, ids(_CALLED)[0], 21.0)
     follows(closes, end, 24.0)
-    for token, then in zip(ids(CALLED), [*ids(CALLED)[1:], end], strict=True):
+    for token, then in zip(ids(_CALLED), [*ids(_CALLED)[1:], end], strict=True):
         follows(token, then, 24.0)

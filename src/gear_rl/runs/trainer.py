@@ -16,8 +16,8 @@ from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 
-OUTPUT_DIR = "runs/train"
-"""Where a run goes that does not say."""
+_OUTPUT_DIR = "runs/train"
+"""Where a run without an ``output_dir`` goes."""
 
 
 def make_trainer(config: RunConfig) -> Any:
@@ -26,7 +26,7 @@ def make_trainer(config: RunConfig) -> Any:
     Raises ``InputError`` for what the user can correct.
     """
     credit = build_method(config.credit)
-    dataset, held_out = load_data(config)
+    dataset, held_out = _load_data(config)
     names = [config.reward] if isinstance(config.reward, str) else config.reward or []
     rewards = [load_reward(name, config.dataset) for name in names]
     options = _options(config)
@@ -69,7 +69,7 @@ def _options(config: RunConfig) -> dict[str, Any]:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; transformers' own bar is switched off, since the command has one."""
-    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine_defaults()}
+    defaults = {"output_dir": _OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine_defaults()}
     return defaults | config.trainer | {"disable_tqdm": True}
 
 
@@ -96,7 +96,7 @@ def _checkpoint(config: RunConfig) -> str | None:
     if resume == "latest":
         from transformers.trainer_utils import get_last_checkpoint
 
-        folder = config.trainer.get("output_dir", OUTPUT_DIR)
+        folder = config.trainer.get("output_dir", _OUTPUT_DIR)
         resume = get_last_checkpoint(folder) if os.path.isdir(folder) else None
         if resume is None:
             raise InputError(
@@ -107,9 +107,9 @@ def _checkpoint(config: RunConfig) -> str | None:
     return resume
 
 
-def load_data(config: RunConfig) -> tuple[Any, Any]:
+def _load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
-    folder = Path(str(config.trainer.get("output_dir", OUTPUT_DIR)))
+    folder = Path(str(config.trainer.get("output_dir", _OUTPUT_DIR)))
     common: dict[str, Any] = {
         "columns": config.columns,
         "chat": config.chat,
@@ -145,7 +145,12 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
 
 
 def load_environment(config: RunConfig) -> Any:
-    """TRL's ``environment_factory``, or None; ``arena`` means the environment of the arena's dataset."""
+    """TRL's ``environment_factory``, or None; ``arena`` means the environment of the arena's dataset.
+
+    >>> run = RunConfig(model="arena", dataset="arena/ledger/easy", environment="arena")
+    >>> load_environment(run).__name__
+    'LedgerEnv'
+    """
     if config.environment is None:
         return None
     if isinstance(config.environment, dict):
@@ -169,10 +174,10 @@ def _function(path: str | None, where: str) -> Any:
         return None
     if ":" not in path:
         raise InputError(f"{where}: {path!r} names no object; write package.module:object")
-    found = import_object(path, where)
-    if not callable(found):
-        raise InputError(f"{where}: {path} is {type(found).__name__}, which cannot be called")
-    return found
+    function = import_object(path, where)
+    if not callable(function):
+        raise InputError(f"{where}: {path} is {type(function).__name__}, which cannot be called")
+    return function
 
 
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:

@@ -22,14 +22,18 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of everything a result may depend on."""
-    found = {"python": platform.python_version()}
+    """Installed versions of everything a result may depend on.
+
+    >>> "torch" in versions()
+    True
+    """
+    installed = {"python": platform.python_version()}
     for package in ("gear-rl", *PACKAGES):
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def machine() -> str:

@@ -12,9 +12,9 @@ from typing import Any, Literal, cast
 
 from gear_rl.environments import RESERVED_METHODS
 
-HIDDEN_FIELDS = frozenset({"metadata"})
+_HIDDEN_FIELDS = frozenset({"metadata"})
 """Fields of every OpenEnv action that the model does not fill in."""
-HIDDEN_OBSERVATIONS = frozenset({"metadata", "reward", "done"})
+_HIDDEN_OBSERVATIONS = frozenset({"metadata", "reward", "done"})
 """Fields of every OpenEnv observation that the model does not see: the reward is not for the policy to read."""
 
 
@@ -34,6 +34,10 @@ def environment(
     reach the server, so nothing meant for the teacher leaks. A tool returns the observation as text (``show``
     writes it, else its fields as JSON); after the last step it raises. ``get_reward`` is the reward of the last
     step, or the sum over steps. One client per environment is kept for its life, and connects at the first reset.
+
+    >>> environment(dict, {"reset": dict})
+    Traceback (most recent call last):
+    ValueError: actions: 'reset' cannot be a tool's name; choose another
     """
     tools = dict(actions) if isinstance(actions, Mapping) else {"step": actions}
     for name in tools:
@@ -79,7 +83,7 @@ def environment(
 
 def _tool(name: str, action: type[Any]) -> Callable[..., str]:
     """The method that makes the action of its arguments: typed and documented, for the tool's JSON schema."""
-    fields = {key: field for key, field in _fields(action).items() if key not in HIDDEN_FIELDS}
+    fields = {key: field for key, field in _fields(action).items() if key not in _HIDDEN_FIELDS}
     taken = [key for key in fields if key in ("self",) or not key.isidentifier()]
     if taken:
         raise ValueError(f"actions.{name}: {taken} cannot be arguments of a tool")
@@ -123,5 +127,5 @@ def _text(observation: Any, show: Callable[[Any], str] | None) -> str:
     fields: Any = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else observation
     if isinstance(fields, Mapping):
         named = cast(Mapping[str, Any], fields).items()
-        fields = {key: value for key, value in named if key not in HIDDEN_OBSERVATIONS}
+        fields = {key: value for key, value in named if key not in _HIDDEN_OBSERVATIONS}
     return json.dumps(fields, ensure_ascii=False)

@@ -57,13 +57,11 @@ def rows(
     >>> row["prompt"][0]["content"][-14:], row["answer"], row["privileged_context"]
     ('57 + 87 + 70 =', '214', '57 + 87 + 70 = 214')
     """
-    found: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     drawn = 0
-    while len(found) < num:
+    while len(made) < num:
         if drawn > 20 * HELD_OUT_SHARE * (num + 16):
-            raise ValueError(
-                f"reasoning-gym/{name}: only {len(found)} of {num} problems found; ask for fewer"
-            )
+            raise ValueError(f"reasoning-gym/{name}: only {len(made)} of {num} problems found; ask for fewer")
         for entry in generator(name, num, seed + drawn, **settings):
             if entry["answer"] is None:
                 raise ValueError(
@@ -72,9 +70,9 @@ def rows(
                 )
             ours = zlib.crc32(str(entry["question"]).encode()) % HELD_OUT_SHARE == 0
             if held_out is None or held_out == ours:
-                found.append(_row(name, entry, settings))
+                made.append(_row(name, entry, settings))
         drawn += num
-    return found[:num]
+    return made[:num]
 
 
 def reasoning_gym_reward(
@@ -98,12 +96,12 @@ def reasoning_gym_reward(
         )
     packs = [cast(dict[str, Any], json.loads(pack)) for pack in columns[COLUMN]]
     answers = [answer_of(completion) for completion in completions]
-    asked = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
+    sent = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
     pool = children("reasoning-gym", limit_s=LIMIT_SECONDS, most=4)
-    replies = dict(zip(asked, pool.ask([{**packs[i], "text": answers[i]} for i in asked]), strict=True))
+    replies = dict(zip(sent, pool.ask([{**packs[i], "text": answers[i]} for i in sent]), strict=True))
     failures = [reply["failed"] for reply in replies.values() if "failed" in reply]
     counts = Counter[str](
-        refused=len(packs) - len(asked),
+        refused=len(packs) - len(sent),
         timeouts=failures.count("timeout"),
         errors=len(failures) - failures.count("timeout"),
     )
@@ -149,7 +147,11 @@ def safe(name: str, answer: str) -> bool:
 
 
 def generator(name: str, size: int, seed: int, **settings: Any) -> Any:
-    """The package's dataset of that name; ``ValueError`` if it has none, or refuses a setting."""
+    """The package's dataset of that name; ``ValueError`` if it has none, or refuses a setting.
+
+    >>> generator("chain_sum", 1, 3)[0]["answer"]
+    '214'
+    """
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
@@ -167,7 +169,11 @@ def generator(name: str, size: int, seed: int, **settings: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def scorer(name: str, settings: str) -> Any:
-    """The dataset whose ``score_answer`` scores rows made with these settings, given as JSON text."""
+    """The dataset whose ``score_answer`` scores rows made with these settings, given as JSON text.
+
+    >>> scorer("chain_sum", "{}").score_answer("214", {"answer": "214"})
+    1.0
+    """
     return generator(name, 1, 0, **json.loads(settings))
 
 
@@ -188,7 +194,11 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What ``pack`` was given."""
+    """What ``pack`` was given.
+
+    >>> unpack({"!tuple": [1, {"!object": [[2, 3]]}]})
+    (1, {2: 3})
+    """
     if isinstance(value, list):
         return [unpack(inner) for inner in cast(list[Any], value)]
     if isinstance(value, dict):

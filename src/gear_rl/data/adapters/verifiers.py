@@ -95,7 +95,7 @@ def tools(taskset: Any) -> list[Callable[..., Any]]:
     from verifiers.v1.utils.decorators import discover_decorated
 
     config = taskset.config
-    found: list[Callable[..., Any]] = []
+    functions: list[Callable[..., Any]] = []
     for toolset in [*taskset.toolsets(config), *taskset.task_type().toolsets(config.task)]:
         kind = type(toolset)
         own = [hook for hook in ("setup", "setup_task") if getattr(kind, hook) is not getattr(Toolset, hook)]
@@ -105,11 +105,11 @@ def tools(taskset: Any) -> list[Callable[..., Any]]:
                 f"{kind.__name__}: not a toolset for this process: {why}; serve it with verifiers"
             )
         prefix = f"{toolset.server_name}_" if toolset.server_name else ""
-        found += [
+        functions += [
             _as_function(tool, prefix + (getattr(tool, "tool_name", None) or tool.__name__))
             for tool in discover_decorated(toolset, "tool")
         ]
-    return found
+    return functions
 
 
 def _package() -> Any:
@@ -210,7 +210,7 @@ def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _as_function(tool: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The bound method as a function of its own name, with a docstring that tells of every argument."""
+    """The bound method as a function of its own name, with a docstring that names every argument."""
     function: Any
     if inspect.iscoroutinefunction(tool):
 

@@ -15,7 +15,11 @@ OUR_REWARDS = ("arena", "math", "tool_calls", "tool_calls_exact", "reasoning-gym
 
 
 def load_reward(name: str, dataset: str = "arena") -> Callable[..., list[float | None]]:
-    """The reward function that a name means, in TRL's signature; ``arena`` means that of the dataset's task."""
+    """The reward function that a name means, in TRL's signature; ``arena`` means that of the dataset's task.
+
+    >>> load_reward("arena", "arena/chain/easy")(["ans 45", "ans 46"], answer=["45", "45"])
+    [1.0, 0.0]
+    """
     if name in OUR_REWARDS:
         return _our_reward(name, dataset)
     if name.startswith("verifiers/"):
@@ -26,10 +30,10 @@ def load_reward(name: str, dataset: str = "arena") -> Callable[..., list[float |
         except (ValueError, ImportError) as error:
             raise InputError(f"reward: {error}") from None
     if ":" in name:
-        found = import_object(name, "reward")
-        if not callable(found):
-            raise InputError(f"reward: {name} is {type(found).__name__}, not a function")
-        return cast(Callable[..., list[float | None]], found)
+        reward = import_object(name, "reward")
+        if not callable(reward):
+            raise InputError(f"reward: {name} is {type(reward).__name__}, not a function")
+        return cast(Callable[..., list[float | None]], reward)
     import trl.rewards
 
     known = [word for word in dir(trl.rewards) if word.endswith("_reward")]

@@ -16,24 +16,24 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-MEMORY_BYTES = 4 << 30
+_MEMORY_BYTES = 4 << 30
 """Address space of a child. Powers of powers fail here, not by taking the machine's memory."""
 
 _MARKUP = re.compile(r"\\boxed|\$|\\\(|\\\[")
 _PROSE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
 
-def math_handler() -> Callable[[Any], dict[str, Any]]:
+def _math_handler() -> Callable[[Any], dict[str, Any]]:
     """Answers ``{"gold"}`` with whether it can be read, and ``{"gold", "text"}`` with the comparison."""
     from math_verify import parse, verify
     from sympy import Integer
 
     @lru_cache(maxsize=512)  # a group of completions shares its gold answer
     def gold_of(text: str) -> list[Any]:
-        found = parsed(text)
-        # Parsing does not compute: a tower of powers is found out here, before a completion pays for it.
-        verify(found, Integer(0), timeout_seconds=None)
-        return found
+        values = parsed(text)
+        # Parsing does not compute: a tower of powers fails here, before a completion pays for it.
+        verify(values, Integer(0), timeout_seconds=None)
+        return values
 
     def parsed(text: str) -> list[Any]:
         # Without markup only plain numbers are recognised, so bare LaTeX is put into a box first. Not prose: a
@@ -48,14 +48,14 @@ def math_handler() -> Callable[[Any], dict[str, Any]]:
         gold = gold_of(request["gold"])
         if not gold or "text" not in request:
             return {"gold": bool(gold)}
-        found = parse(request["text"], parsing_timeout=0)
-        right = bool(found) and verify(gold, found, timeout_seconds=None, raise_on_error=True)
-        return {"gold": True, "found": str(found[-1])[:200] if found else None, "right": bool(right)}
+        values = parse(request["text"], parsing_timeout=0)
+        right = bool(values) and verify(gold, values, timeout_seconds=None, raise_on_error=True)
+        return {"gold": True, "found": str(values[-1])[:200] if values else None, "right": bool(right)}
 
     return handle
 
 
-def reasoning_gym_handler() -> Callable[[Any], dict[str, Any]]:
+def _reasoning_gym_handler() -> Callable[[Any], dict[str, Any]]:
     """Answers ``{"generator", "settings", "entry", "text"}`` with the generator's own score."""
     import reasoning_gym  # noqa: F401  # pyright: ignore[reportUnusedImport]  # missing: say so at the start
 
@@ -68,7 +68,7 @@ def reasoning_gym_handler() -> Callable[[Any], dict[str, Any]]:
     return handle
 
 
-def echo_handler() -> Callable[[Any], dict[str, Any]]:
+def _echo_handler() -> Callable[[Any], dict[str, Any]]:
     """For the tests: echoes, raises, exits, fills memory or computes for ever, as the request says."""
 
     def handle(request: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def echo_handler() -> Callable[[Any], dict[str, Any]]:
     return handle
 
 
-HANDLERS = {"math": math_handler, "reasoning-gym": reasoning_gym_handler, "echo": echo_handler}
+_HANDLERS = {"math": _math_handler, "reasoning-gym": _reasoning_gym_handler, "echo": _echo_handler}
 
 
 def _limits() -> Callable[[float], object]:
@@ -97,7 +97,7 @@ def _limits() -> Callable[[float], object]:
         import resource
         import signal
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     except (ImportError, ValueError, OSError):  # not on this system; the parent's limit remains
         return lambda seconds: None
     # The default action of the signal, taken by the kernel, also ends a computation inside C.
@@ -105,7 +105,7 @@ def _limits() -> Callable[[float], object]:
     return lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def main(kind: str, seconds: str) -> None:
+def _main(kind: str, seconds: str) -> None:
     """Answer requests until the pipe closes."""
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
@@ -116,9 +116,9 @@ def main(kind: str, seconds: str) -> None:
         replies.flush()
 
     try:
-        handle = HANDLERS[kind]()
+        handle = _HANDLERS[kind]()
     except ImportError as error:
-        reply({"error": f"{error}; run: pip install 'gear-rl[{EXTRAS[kind]}]'"})
+        reply({"error": f"{error}; run: pip install 'gear-rl[{_EXTRAS[kind]}]'"})
         return
     reply({"ready": True})
     guard = _limits()
@@ -132,7 +132,7 @@ def main(kind: str, seconds: str) -> None:
         reply(answer)
 
 
-EXTRAS = {"math": "math", "reasoning-gym": "reasoning-gym", "echo": "math"}
+_EXTRAS = {"math": "math", "reasoning-gym": "reasoning-gym", "echo": "math"}
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    _main(*sys.argv[1:3])

@@ -33,6 +33,9 @@ class Children:
 
     ``kind`` names a handler of ``gear_rl.data.rewards.child``. Safe to call from any thread. Children end with
     the interpreter, and by themselves when it is killed.
+
+    >>> Children("echo", limit_s=5.0, most=1).ask([])
+    []
     """
 
     def __init__(self, kind: str, *, limit_s: float, most: int) -> None:
@@ -158,7 +161,11 @@ _SHARED: dict[tuple[str, float, int], Children] = {}
 
 
 def children(kind: str, *, limit_s: float, most: int) -> Children:
-    """The process-wide children of these settings: two rewards with the same ones share them."""
+    """The process-wide children of these settings: two rewards with the same ones share them.
+
+    >>> children("echo", limit_s=5.0, most=1) is children("echo", limit_s=5.0, most=1)
+    True
+    """
     key = (kind, limit_s, most)
     if key not in _SHARED:
         _SHARED[key] = Children(kind, limit_s=limit_s, most=most)

@@ -62,10 +62,8 @@ class MathReward:
         distinct = sorted({gold for gold in golds if gold})
         replies = pool.ask([{"gold": gold} for gold in distinct])
         readable = {gold for gold, reply in zip(distinct, replies, strict=True) if reply.get("gold")}
-        asked = [i for i, gold in enumerate(golds) if gold in readable and texts[i].strip()]
-        checks = dict(
-            zip(asked, pool.ask([{"gold": golds[i], "text": texts[i]} for i in asked]), strict=True)
-        )
+        sent = [i for i, gold in enumerate(golds) if gold in readable and texts[i].strip()]
+        checks = dict(zip(sent, pool.ask([{"gold": golds[i], "text": texts[i]} for i in sent]), strict=True))
 
         # A gold answer that hangs or breaks its process is as unreadable as one without a number.
         counts = Counter[str](timeouts=0, errors=0, no_answer=0, unreadable_gold=0)

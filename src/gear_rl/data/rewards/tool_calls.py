@@ -23,7 +23,11 @@ _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function call: its name, and its arguments as JSON values."""
+    """A function call: its name, and its arguments as JSON values.
+
+    >>> expected_calls([{"name": "add", "arguments": {"a": 1}}])
+    [Call(name='add', arguments={'a': 1})]
+    """
 
     name: str
     arguments: Mapping[str, Any]
@@ -31,7 +35,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The calls of a completion, in order, and how many more could not be read."""
+    """The calls of a completion, in order, and how many more could not be read.
+
+    >>> made_calls("nothing to call")
+    Made(calls=[], malformed=0)
+    """
 
     calls: list[Call]
     malformed: int = 0
