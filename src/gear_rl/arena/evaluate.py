@@ -11,8 +11,8 @@ from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS
 from gear_rl.arena.task import TEMPLATE, Reward
 from gear_rl.signals.privileged import render
 
-MAX_NEW_TOKENS = 96
-"""Room for every completion; sampling stops earlier when all have ended."""
+_MAX_NEW_TOKENS = 96
+"""No completion is longer; sampling stops earlier when all have ended."""
 
 
 def prompt_text(tokenizer: Any, row: Mapping[str, Any], *, teacher: bool = False) -> str:
@@ -36,7 +36,7 @@ def sample(
     greedy: bool = False,
     batch_size: int = 128,
     seed: int = 0,
-    max_new_tokens: int = MAX_NEW_TOKENS,
+    max_new_tokens: int = _MAX_NEW_TOKENS,
 ) -> list[str]:
     """One completion per row, without the closing token. The caller's random state is left as it was."""
     import torch

@@ -31,6 +31,9 @@ def chat_template(name: str = "qwen3_training.jinja") -> str:
     """A template of TRL, by default its prefix-preserving Qwen3 one.
 
     Read from the installed package, so that it cannot drift.
+
+    >>> "<|im_start|>" in chat_template()
+    True
     """
     spec = importlib.util.find_spec("trl")
     if spec is None or spec.origin is None:

@@ -43,7 +43,11 @@ TrainerOf = Callable[[Any, Any, str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Training settings under which plain GRPO shows something on a tier within minutes, on one CPU core."""
+    """Training settings under which plain GRPO shows something on a tier within minutes, on one CPU core.
+
+    >>> get_task("chain").budgets["easy"].max_completion_tokens
+    16
+    """
 
     steps: int
     learning_rate: float
@@ -91,7 +95,12 @@ class FactTable:
 
 @runtime_checkable
 class Task(Protocol):
-    """A task of the arena. What needs torch is imported when it is called."""
+    """A task of the arena. What needs torch is imported when it is called.
+
+    >>> task = get_task("chain")
+    >>> isinstance(task, Task), task.fingerprint("easy", 8) == task.fingerprint("easy", 8)
+    (True, True)
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -228,7 +237,11 @@ def dataset_task(dataset: str) -> tuple[str, str]:
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a problem is for evaluation, by a checksum of its prompt: two seeds may draw the same one."""
+    """Whether a problem is for evaluation, by a checksum of its prompt: two seeds may draw the same one.
+
+    >>> is_held_out(get_task("chain").rows("easy", num=1, first_seed=0)[0]["prompt"][0]["content"])
+    True
+    """
     return zlib.crc32(prompt.encode()) % HELD_OUT_SHARE == 0
 
 

@@ -14,7 +14,7 @@ Batch = tuple[Any, Any]
 
 @contextmanager
 def one_thread() -> Generator[None, None, None]:
-    """A build's surroundings: one thread, and the caller's random state left as it was.
+    """One thread while a checkpoint is built; the caller's random state is left as it was.
 
     Two threads are slower on a model this small, and sums would depend on their number. Raises ValueError where
     torch is too old to have Muon.
@@ -33,7 +33,12 @@ def one_thread() -> Generator[None, None, None]:
 
 
 def split(model: Any) -> tuple[list[Any], list[Any]]:
-    """Hidden matrices, and everything else (embeddings, norms): Muon is made for the former only."""
+    """Hidden matrices, and everything else (embeddings, norms): Muon is made for the former only.
+
+    >>> import torch
+    >>> [len(parameters) for parameters in split(torch.nn.Linear(2, 3))]
+    [1, 1]
+    """
     hidden: list[Any] = []
     rest: list[Any] = []
     for name, parameter in model.named_parameters():
@@ -53,7 +58,12 @@ def competence_optimizers(model: Any, matrix_rate: float, rate: float) -> list[A
 
 
 def habit_optimizers(model: Any, rate: float) -> list[Any]:
-    """AdamW for all parameters."""
+    """AdamW for all parameters.
+
+    >>> import torch
+    >>> habit_optimizers(torch.nn.Linear(2, 3), rate=5e-4)[0].param_groups[0]["lr"]
+    0.0005
+    """
     import torch
 
     return [torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)]
@@ -80,7 +90,11 @@ def train(
 
 
 class Report:
-    """A progress bar with the loss, the accuracy on held-out problems and the time left."""
+    """A progress bar with the loss, the accuracy on held-out problems and the time left.
+
+    >>> with Report(None, total=2, every=1, show=False) as report:
+    ...     report.step(loss=0.5)
+    """
 
     def __init__(self, measure: Callable[[], float] | None, total: int, every: int, show: bool) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

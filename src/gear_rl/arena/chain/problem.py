@@ -24,7 +24,12 @@ _STEP = re.compile(r"(\d\d) ([-+x]\d) = (\d\d)")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A start value and the operations to apply, in order."""
+    """A start value and the operations to apply, in order.
+
+    >>> problem = Problem(37, ("+8", "x2", "x3"), (False, True, False))
+    >>> problem.text, problem.live
+    ('37 +8 skip x2 x3', ('+8', 'x3'))
+    """
 
     start: int
     operations: tuple[str, ...]
@@ -34,11 +39,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The prompt of the problem.
-
-        >>> Problem(37, ("+8", "x2", "x3"), (False, True, False)).text
-        '37 +8 skip x2 x3'
-        """
+        """The prompt of the problem."""
         parts = (
             (" skip " if skip else " ") + op for op, skip in zip(self.operations, self.cancelled, strict=True)
         )
@@ -52,7 +53,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The worked solution of a problem."""
+    """The worked solution of a problem.
+
+    >>> solve(Problem(37, ("+8", "x3"), (False, False)))
+    Solution(trace='37 +8 = 45 ; 45 x3 = 35 ; ans 35', answer='35', values=(37, 45, 35))
+    """
 
     trace: str
     answer: str
@@ -129,7 +134,11 @@ def write(problem: Problem, values: Sequence[int]) -> str:
 
 
 def solve(problem: Problem) -> Solution:
-    """The only right completion of a problem, its answer and its intermediate values."""
+    """The only right completion of a problem, its answer and its intermediate values.
+
+    >>> solve(Problem(37, ("+8",), (False,))).trace
+    '37 +8 = 45 ; ans 45'
+    """
     values = [problem.start]
     for op in problem.live:
         values.append(apply(values[-1], op, problem.modulus))
@@ -137,7 +146,11 @@ def solve(problem: Problem) -> Solution:
 
 
 def slip(value: int, modulus: int, rng: random.Random) -> int:
-    """Any result but the right one, each as likely."""
+    """Any result but the right one, each as likely.
+
+    >>> slip(45, 100, random.Random(0)) == 45
+    False
+    """
     return (value + rng.randrange(1, modulus)) % modulus
 
 
@@ -181,6 +194,10 @@ def privileged_context(problem: Problem, reference: Reference = "trace", seed: i
 
     "shuffled" is the solution of another problem of the same shape, drawn with `seed`: it informs nobody,
     so no method may gain from it.
+
+    >>> problem = Problem(37, ("+8", "x3"), (False, False))
+    >>> [privileged_context(problem, reference) for reference in ("none", "trace", "answer")]
+    [None, '37 +8 = 45 ; 45 x3 = 35 ; ans 35', 'ans 35']
     """
     match reference:
         case "none":
@@ -272,7 +289,11 @@ def steps_reward(completions: Sequence[Any], **_: Any) -> list[float]:
 
 
 def fingerprint(tier: str | Tier = "default", num: int = len(HELD_OUT)) -> str:
-    """The sha256 of the first held-out problems and answers: two reports with the same one are comparable."""
+    """The sha256 of the first held-out problems and answers: two reports with the same one are comparable.
+
+    >>> fingerprint("easy", 8)[:8]
+    '7a07eccb'
+    """
     digest = hashlib.sha256()
     for seed in HELD_OUT[:num]:
         problem = generate(seed, tier)

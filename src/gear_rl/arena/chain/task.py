@@ -26,7 +26,12 @@ from gear_rl.arena.task import (
 
 
 class Chain:
-    """Sums modulo 100, one after the other: one turn, a reward function, and a known first wrong step."""
+    """Sums modulo 100, one after the other: one turn, a reward function, and a known first wrong step.
+
+    >>> [row] = TASK.rows("easy", num=1, first_seed=0)
+    >>> row["privileged_context"], row["answer"]
+    ('12 +3 = 15 ; 15 -2 = 13 ; 13 -7 = 06 ; ans 06', '06')
+    """
 
     name = "chain"
     aliases: tuple[str, ...] = ("sums",)

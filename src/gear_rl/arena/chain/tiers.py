@@ -11,7 +11,12 @@ OPERATIONS: tuple[str, ...] = (*(f"+{n}" for n in range(1, 10)), *(f"-{n}" for n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """How hard a problem is."""
+    """How hard a problem is.
+
+    >>> Tier(steps=(3, 2))
+    Traceback (most recent call last):
+    ValueError: steps and cancelled are (fewest, most), got (3, 2) and (0, 0)
+    """
 
     steps: tuple[int, int]
     """Fewest and most steps."""
@@ -38,7 +43,7 @@ TIERS: dict[str, Tier] = {
 }
 
 BUDGETS: dict[str, Budget] = {
-    # Four tokens a step, two for the answer's line, and a little room.
+    # Four tokens a step, two for the answer's line, and two to spare.
     "easy": Budget(steps=20, learning_rate=1e-4, max_completion_tokens=16),
     "default": Budget(steps=30, learning_rate=1e-4, max_completion_tokens=24),
     # A third of the rate: ends where methods can still differ, not near 1.

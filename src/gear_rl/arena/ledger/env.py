@@ -22,7 +22,18 @@ create table related (relation text, subject text, person text not null, primary
 
 
 class LedgerEnv:
-    """One rollout: a world that the tools look into, and one payment to make."""
+    """One rollout: a world that the tools look into, and one payment to make.
+
+    >>> env = LedgerEnv()
+    >>> env.reset(seed=0, tier="easy")
+    >>> for call in ledger.calls(ledger.generate(0, "easy")):
+    ...     print(call.name, getattr(env, call.name)(**call.arguments))
+    deputy zoe
+    balance 70
+    pay ok
+    >>> env.get_reward(), env.turn_rewards()
+    (1.0, [1.0, 1.0, 1.0])
+    """
 
     def __init__(self) -> None:
         self._db: sqlite3.Connection | None = None
@@ -194,7 +205,13 @@ def _text(value: Any) -> str:
 
 
 class LedgerEnvGreet(LedgerEnv):
-    """With a tool that is of no use."""
+    """With a tool that is of no use.
+
+    >>> env = LedgerEnvGreet()
+    >>> env.reset(seed=0)
+    >>> env.greet("ben"), env.get_reward()
+    ('hello', 0.0)
+    """
 
     def greet(self, person: str) -> str:
         """Say hello.
@@ -208,7 +225,11 @@ class LedgerEnvGreet(LedgerEnv):
 
 
 class LedgerEnvGreetRate(LedgerEnvGreet):
-    """With two tools that are of no use."""
+    """With two tools that are of no use.
+
+    >>> LedgerEnvGreetRate().rate("euro")
+    10
+    """
 
     def rate(self, currency: str) -> int:
         """Price of a currency.

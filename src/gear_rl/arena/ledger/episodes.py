@@ -26,7 +26,12 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What an assistant did, what the tools answered, and what it earned."""
+    """What an assistant did, what the tools answered, and what it earned.
+
+    >>> right = episode(ledger.generate(0, "easy"))
+    >>> right.messages[-1], right.reward, right.errors
+    ({'role': 'assistant', 'content': 'done'}, 1.0, 0)
+    """
 
     messages: Messages
     """The completion: assistant and tool messages, without the prompt."""
@@ -37,7 +42,12 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """An episode with exactly one wrong call; the later ones follow from what the tools answered."""
+    """An episode with exactly one wrong call; the later ones follow from what the tools answered.
+
+    >>> planted = plant(ledger.generate(0), seed=0)
+    >>> planted.turn, planted.kind
+    (1, 'relation')
+    """
 
     messages: Messages
     turn: int
@@ -76,6 +86,10 @@ def plant(problem: Problem, seed: int, kind: Fault = "relation") -> Planted:
     A wrong relation stands where the instruction has an alias: that is where the student errs. A wrong look-up
     can be refused at the payment, so faults that are not come first; and it can heal, so a plain word is
     misread where no misread alias costs the reward. Raises ValueError where no fault does.
+
+    >>> calls = [m for m in plant(ledger.generate(0, "easy"), seed=0).messages if m["role"] == "assistant"]
+    >>> calls[0]["tool_calls"][0]["function"]["name"]
+    'boss'
     """
     rng = random.Random(seed)
     right = ledger.right_plan(problem)
@@ -132,13 +146,21 @@ def tokens(tokenizer: Any, messages: Messages) -> tuple[list[int], list[bool]]:
 
 
 def turn_text(message: dict[str, Any]) -> str:
-    """What the assistant emits for a message, without the closing token."""
+    """What the assistant emits for a message, without the closing token.
+
+    >>> turn_text({"role": "assistant", "content": "done"})
+    'done'
+    """
     made = [Call(**call["function"]) for call in message.get("tool_calls") or ()]
     return message["content"] + ledger.call_text(made)
 
 
 def answer_text(content: str) -> str:
-    """What follows an assistant turn: the rest of its line, the tool's answer, the header of the next turn."""
+    """What follows an assistant turn: the rest of its line, the tool's answer, the header of the next turn.
+
+    >>> answer_text("bob").splitlines()[2:5]
+    ['<tool_response>', 'bob', '</tool_response><|im_end|>']
+    """
     return (
         f"\n<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -47,7 +47,12 @@ NUM_PERSONS, NUM_ITEMS = 10, 4
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Who there is, what they have, and how they are related."""
+    """Who there is, what they have, and how they are related.
+
+    >>> world = World({"bob": 50, "eve": 20}, {("owner", "lamp"): "bob", ("boss", "bob"): "eve"})
+    >>> resolve(world, "lamp", ("owner", "boss"))
+    'eve'
+    """
 
     balances: Mapping[str, int]
     related: Mapping[tuple[str, str], str]
@@ -56,7 +61,12 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A person, paraphrased: a person or an item, and the words of the relations to follow from there."""
+    """A person, paraphrased: a person or an item, and the words of the relations to follow from there.
+
+    >>> head = Expression("lamp", ("owner", "head"))
+    >>> head.text, head.relations
+    ('the head of the owner of lamp', ('owner', 'boss'))
+    """
 
     base: str
     words: tuple[str, ...] = ()
@@ -64,26 +74,24 @@ class Expression:
 
     @property
     def text(self) -> str:
-        """How the instruction says it.
-
-        >>> Expression("lamp", ("owner", "head")).text
-        'the head of the owner of lamp'
-        """
+        """How the instruction says it."""
         return "".join(f"the {word} of " for word in reversed(self.words)) + self.base
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """What the words mean.
-
-        >>> Expression("lamp", ("owner", "head")).relations
-        ('owner', 'boss')
-        """
+        """What the words mean."""
         return tuple(ALIASES.get(word, word) for word in self.words)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One payment in one world."""
+    """One payment in one world.
+
+    >>> world = World({"bob": 50, "eve": 20}, {("boss", "bob"): "eve"})
+    >>> problem = Problem(world, source=Expression("bob"), target=Expression("bob", ("head",)), amount=None)
+    >>> problem.text, problem.expected
+    ('pay all from bob to the head of bob', {'bob': 0, 'eve': 70})
+    """
 
     world: World
     source: Expression
@@ -111,25 +119,30 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a tool."""
+    """One call of a tool.
+
+    >>> Call("owner", {"item": "lamp"}).text
+    '<tool_call>\\n{"name": "owner", "arguments": {"item": "lamp"}}\\n</tool_call>'
+    """
 
     name: str
     arguments: Mapping[str, str | int]
 
     @property
     def text(self) -> str:
-        """The call as Qwen3 writes it.
-
-        >>> Call("owner", {"item": "lamp"}).text
-        '<tool_call>\\n{"name": "owner", "arguments": {"item": "lamp"}}\\n</tool_call>'
-        """
+        """The call as Qwen3 writes it."""
         arguments = json.dumps(dict(self.arguments))
         return f'<tool_call>\n{{"name": "{self.name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which relation to follow at each step, right or wrong, and whether payer and payee are mixed up."""
+    """Which relation to follow at each step, right or wrong, and whether payer and payee are mixed up.
+
+    >>> problem = generate(0)
+    >>> [call.name for call in calls(problem, Plan(("keeper",), ()))]
+    ['keeper', 'pay']
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -139,8 +152,8 @@ class Plan:
 def resolve(world: World, base: str, relations: Sequence[str]) -> str:
     """The person at the end of the relations.
 
-    >>> resolve(World({}, {("owner", "lamp"): "bob", ("boss", "bob"): "eve"}), "lamp", ("owner", "boss"))
-    'eve'
+    >>> resolve(World({}, {("owner", "lamp"): "bob"}), "lamp", ("owner",))
+    'bob'
     """
     for relation in relations:
         base = world.related[relation, base]
@@ -158,7 +171,11 @@ def confusable(relation: str) -> tuple[str, ...]:
 
 
 def right_plan(problem: Problem) -> Plan:
-    """What the instruction means."""
+    """What the instruction means.
+
+    >>> right_plan(generate(0))
+    Plan(source=('keeper', 'friend', 'deputy'), target=(), swapped=False)
+    """
     return Plan(problem.source.relations, problem.target.relations)
 
 
@@ -166,6 +183,9 @@ def calls(problem: Problem, plan: Plan | None = None) -> list[Call]:
     """The calls of a plan, by default the right one; each uses what the tools answered before it.
 
     First the payer is looked up, then the payee, then the balance if all of it is to be paid.
+
+    >>> [call.name for call in calls(generate(0))]
+    ['keeper', 'friend', 'deputy', 'pay']
     """
     plan = right_plan(problem) if plan is None else plan
     made: list[Call] = []
@@ -260,6 +280,9 @@ def privileged_context(problem: Problem, reference: Reference = "trace", seed: i
 
     "shuffled" is the calls of another problem of the same shape, drawn with `seed`: it informs nobody, so no
     method may gain from it.
+
+    >>> privileged_context(generate(0), "answer")
+    'ada 32 ben 52'
     """
     match reference:
         case "none":
@@ -294,7 +317,11 @@ def _aliased(expression: Expression) -> tuple[bool, ...]:
 
 
 def call_text(made: Sequence[Call]) -> str:
-    """The calls one after the other, as the model writes them."""
+    """The calls one after the other, as the model writes them.
+
+    >>> call_text(calls(generate(0))).count("<tool_call>")
+    4
+    """
     return "\n".join(call.text for call in made)
 
 
@@ -325,7 +352,11 @@ def rows(
 
 
 def fingerprint(tier: str | LedgerTier = "default", num: int = len(HELD_OUT)) -> str:
-    """The sha256 of the first held-out instructions and gold calls; equal ones make two reports comparable."""
+    """The sha256 of the first held-out instructions and gold calls; equal ones make two reports comparable.
+
+    >>> fingerprint("easy", 8)[:8]
+    '9e83a108'
+    """
     digest = hashlib.sha256()
     for seed in HELD_OUT[:num]:
         problem = generate(seed, tier)

@@ -27,7 +27,12 @@ from gear_rl.arena.task import (
 
 
 class Ledger:
-    """Look people up in a database, then move money: an agent with tools, judged by the database's state."""
+    """Look people up in a database, then move money: an agent with tools, judged by the database's state.
+
+    >>> [row] = TASK.rows("easy", num=1, first_seed=0)
+    >>> row["prompt"][0]["content"], TASK.environment("easy").__name__
+    ('pay all from the second of jim to fay', 'LedgerEnv')
+    """
 
     name = "ledger"
     aliases: tuple[str, ...] = ()

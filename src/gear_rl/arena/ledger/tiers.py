@@ -9,7 +9,12 @@ from gear_rl.arena.task import Budget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerTier:
-    """How hard a problem is."""
+    """How hard a problem is.
+
+    >>> LedgerTier(hops=(1, 5))
+    Traceback (most recent call last):
+    ValueError: hops are (fewest, most) from 1 to 4, got (1, 5)
+    """
 
     hops: tuple[int, int]
     """Fewest and most look-ups of people."""
