@@ -114,17 +114,17 @@ def training(method: str, more: list[str]) -> list[str]:
 
 def fingerprints(folder: Path) -> dict[str, str]:
     """A digest of each thing that a run has left."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         if path.name == "trainer_state.json":
-            found["metrics"] = digest_of(json.loads(path.read_text())["log_history"])
+            digests["metrics"] = digest_of(json.loads(path.read_text())["log_history"])
         elif path.name == "summary.json":
-            found["summary"] = digest_of(json.loads(path.read_text()))
+            digests["summary"] = digest_of(json.loads(path.read_text()))
         elif path.name == "records.jsonl":
-            found["records"] = digest(path.read_bytes())
+            digests["records"] = digest(path.read_bytes())
         elif path.suffix == ".safetensors" and "checkpoint-3" in path.parts:
-            found[path.name] = digest(path.read_bytes())
-    return found
+            digests[path.name] = digest(path.read_bytes())
+    return digests
 
 
 def without_clocks(value: Any) -> Any:

@@ -68,7 +68,7 @@ def score(
 
     A method may carry settings: --methods gear,gear:onset_signal=log_ratio
 
-    A line of --data is a problem: prompt, what the teacher is told (privileged_context, solution, answer or
+    A line of --data is a problem: prompt, what the teacher sees (privileged_context, solution, answer or
     ground_truth), a completion, and its faulty span: {"start": 10, "end": 12} in characters, or a text that
     stands there once. If you have a better completion, give it as correct. For example:
 

@@ -253,7 +253,12 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
 
 
 def needs_of(method: Any) -> str:
-    """What is computed for a method, as Markdown."""
+    """What is computed for a method, as Markdown.
+
+    >>> from gear_rl.methods import METHODS
+    >>> needs_of(METHODS["uniform"]()), needs_of(METHODS["rlsd"]())
+    ('nothing', '`student_logprob`, `teacher_logprob`')
+    """
     signals = ", ".join(f"`{signal}`" for signal in method.needs)
     teacher = "a teacher in the loss" if distillation_of(method) is not None else ""
     return "; ".join(part for part in (signals, teacher) if part) or "nothing"
