@@ -11,6 +11,9 @@ CODE = re.compile(r"(``.+?``|`.+?`|^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
 class PlainText(griffe.Extension):
     """Doctests become code blocks, and nothing in the text is taken for HTML or for a link."""
 
+    def on_package(self, *, pkg: griffe.Module, **kwargs) -> None:
+        self.on_object(obj=pkg)  # griffe calls the line below for everything inside a package, not for itself
+
     def on_object(self, *, obj: griffe.Object, **kwargs) -> None:
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
