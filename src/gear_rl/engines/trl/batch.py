@@ -1,9 +1,5 @@
 """A batch of TRL's rollouts as the credit step reads it."""
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,9 +1,5 @@
 """The settings of ``GEARTrainer``, and whether the installed TRL can be worked with."""
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import inspect
 import logging
 from dataclasses import dataclass, field

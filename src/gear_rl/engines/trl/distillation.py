@@ -5,10 +5,6 @@
 only where left padding moves its positions. Knows no method: only ``distillation_of`` the one that it is given.
 """
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 from collections.abc import Callable
 from typing import Any, cast
 

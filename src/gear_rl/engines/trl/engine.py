@@ -1,9 +1,5 @@
 """TRL's trainer as an ``Engine`` of the credit step: passes in its own process, accelerate between processes."""
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 

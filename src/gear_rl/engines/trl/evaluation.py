@@ -1,8 +1,5 @@
 """TRL's evaluation loop, with pass@1 and pass@k of every held-out problem beside its own metrics."""
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Any, cast
 

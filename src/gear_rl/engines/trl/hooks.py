@@ -5,10 +5,6 @@ ones, and in every loss. With a forward hook on the backbone meanwhile no studen
 method.
 """
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import logging
 from collections.abc import Callable
 from typing import Any, cast

@@ -5,10 +5,6 @@ of a micro-batch the teacher goes first, then TRL's own forward of the student i
 the advantages they are there. Knows no method.
 """
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import inspect
 import time
 from collections.abc import Callable

@@ -4,10 +4,6 @@ Everything else is what a training step does: tools are run, rewards are compute
 weight changes. This is how the laboratory finds out where a method puts credit on completions with a known fault.
 """
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

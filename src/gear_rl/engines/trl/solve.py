@@ -1,9 +1,5 @@
 """Rollouts of held-out problems through TRL's own loop; the training around them does not notice."""
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,10 +5,6 @@ sharding, trackers. This file collects what TRL's hooks show of the rollouts, ha
 and replaces the advantages ``(B,)`` by ``(B, T)``. It knows no method: it is given an object.
 """
 
-# TRL and transformers are only partly typed; what crosses this seam is checked by the tests instead.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,5 @@
 """The teacher's and the reference's own weights inside TRL's checkpoints."""
 
-# safetensors is only partly typed.
-# pyright: reportUnknownMemberType=false
-
 import os
 from pathlib import Path
 
