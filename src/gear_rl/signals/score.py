@@ -229,20 +229,26 @@ def teacher_states(
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
     row_B: Bool[Tensor, " B"] | None = None,
     batch_size: int = 8,
+    num_batches: int = 0,
     share_prompts: bool = False,
 ) -> TeacherStates:
     """The teacher's pass of ``score`` by itself, for a ``score`` of the same completions and rows, or fewer.
 
     For who has to run it before the student's forward: other weights can only be lent before a graph has saved
-    the student's. Only the hidden states of trained tokens are kept.
+    the student's. And for a teacher that is another model: its states and its head are all that is left of it.
+    Only the hidden states of trained tokens are kept.
     """
     scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
     rows_B = torch.ones_like(completions.mask[:, 0]) if row_B is None else row_B
     kept = KeptStates(completions.mask & rows_B[:, None])
+    batches = _batches(completions, row_B, batch_size, teacher if share_prompts else None)
+    spare = [completions.ids.new_zeros(1)] * (num_batches - len(batches)) if len(completions.mask) else []
     with evaluating(model):
-        for batch in _batches(completions, row_B, batch_size, teacher if share_prompts else None):
+        for number, batch in enumerate(batches + spare):
             keep = scorer.kept(batch)
-            kept.take(batch, keep, scorer.teacher(teacher, batch, keep))
+            hidden = scorer.teacher(teacher, batch, keep)
+            if number < len(batches):
+                kept.take(batch, keep, hidden)
     return TeacherStates(hidden=kept, head=scorer.teacher_head)
 
 

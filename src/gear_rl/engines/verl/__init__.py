@@ -1,0 +1,1 @@
+"""verl as an engine: the credit step on the driver, its forward passes in the actor's workers."""

@@ -1,0 +1,157 @@
+"""TRL's environment contract inside verl's agent loop: ``reset(**row)``, public methods as tools,
+``get_reward()``.
+
+One instance runs one trajectory, so the environment lives on it. What the credit step reads later, on the driver,
+travels with the trajectory: the messages with what failed, the tools' schemas, and what the environment says of
+the rollout. It is read after the last token was sampled, so nothing privileged can reach a prompt.
+"""
+
+import asyncio
+import copy
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers.utils import get_json_schema
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+from verl.tools.schemas import ToolResponse
+
+from gear_rl.engines.tools import ToolGuard, tool_functions
+from gear_rl.engines.verl.batch import SEEN
+from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, value_of
+from gear_rl.signals.control_tokens import control_pattern, defused
+
+logger = logging.getLogger(__name__)
+
+AGENT_NAME = "gear_env"
+"""What a dataset's column ``agent_name`` says for a row of an environment."""
+
+
+class EnvironmentLoop(ToolAgentLoop, ABC):
+    """The rollouts of an environment; a subclass says which.
+
+    Tools are guarded as under TRL: checked arguments, a time limit, answers of bounded size, control tokens of
+    the chat broken. They run in a thread of their own, so one that waits holds up no other trajectory; one that
+    never returns is answered for and left behind.
+    """
+
+    time_limit: float | None = 30.0
+    """Seconds for a call of a tool."""
+    max_chars: int | None = 20_000
+    """Longest answer of a tool."""
+    hidden_columns: tuple[str, ...] = (PRIVILEGED_CONTEXT,)
+    """What ``reset()`` is not given: the student sees the text that it returns."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The limit on time is kept here: an alarm would need the process's main thread.
+        self.guard = ToolGuard(time_limit=None, max_chars=self.max_chars)
+        self.control = control_pattern(self.tokenizer)
+        self.called: list[str] = []
+        self.late: set[str] = set()
+        self.agent_data: Any = None
+
+    @abstractmethod
+    def factory(self, row: Mapping[str, Any]) -> Callable[[], Any]:
+        """What makes the environment of a row."""
+
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **row: Any) -> AgentLoopOutput:
+        """One rollout in an environment of its own."""
+        given = dict(row.get("extra_info") or {})
+        environment = self.guard.environment(self.factory(given))()
+        own = {name: value for name, value in given.items() if name not in self.hidden_columns}
+        messages = _opened(row["raw_prompt"], environment.reset(**own))
+        self.methods = {name: getattr(environment, name) for name in tool_functions(type(environment))}
+        self.tools, self.tool_schemas = {}, [get_json_schema(method) for method in self.methods.values()]
+        options = {**row, "raw_prompt": messages}
+        output = await super().run(sampling_params, priority=priority, **options)
+        seen = self._seen(messages, environment, output)
+        changes: dict[str, Any] = {
+            "extra_fields": {**output.extra_fields, SEEN: seen, "reward_extra_info": {}}
+        }
+        if hasattr(environment, "get_reward"):
+            changes["reward_score"] = float(environment.get_reward())
+        return AgentLoopOutput(**{name: getattr(output, name) for name in output.model_fields_set} | changes)
+
+    async def _handle_pending_state(self, agent_data: Any, sampling_params: dict[str, Any]) -> Any:
+        self.agent_data = agent_data
+        return await super()._handle_pending_state(agent_data, sampling_params)
+
+    async def _call_tool(
+        self, tool_call: Any, tools_kwargs: dict[str, Any], agent_data: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        name = str(tool_call.name)
+        self.called.append(name)
+        try:
+            arguments = json.loads(tool_call.arguments)
+            if name not in self.methods:
+                raise ValueError(f"no tool named {name!r}; there are {', '.join(self.methods)}")
+            text = await self._answer(self.methods[name], arguments)
+        except Exception as error:
+            text = str({"error": str(error)})
+        return ToolResponse(text=defused(text, self.control)), 0.0, {}
+
+    async def _answer(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+        def call() -> Any:
+            with self.guard.serving():
+                return method(**arguments)
+
+        waiting = method(**arguments) if asyncio.iscoroutinefunction(method) else asyncio.to_thread(call)
+        try:
+            return str(await asyncio.wait_for(waiting, self.time_limit))
+        except TimeoutError:
+            text = f"the tool took more than {self.time_limit:g} seconds"
+            self.late.add(str({"error": text}))
+            raise RuntimeError(text) from None
+
+    def _seen(
+        self, prompt: list[dict[str, Any]], environment: Any, output: AgentLoopOutput
+    ) -> dict[str, Any]:
+        """What the credit step reads of this rollout, as plain data."""
+        messages = copy.deepcopy(self.agent_data.messages[len(prompt) :])
+        names, tools = iter(self.called), list(self.methods)
+        for message in messages:
+            if message.get("role") == "tool":
+                message["name"] = next(names, "")
+                late = message.get("content") in self.late
+                message["failure"] = "timeout" if late else self.guard.failure_of(message, tools)
+        last = _last_turn(output.response_ids, output.response_mask)
+        counts = self.guard.report(messages, self.tokenizer.decode(last), tools, self.control)
+        if self.late:
+            counts["timeout"] = sum(message.get("failure") == "timeout" for message in messages)
+        said = {name: _said(environment, name) for name in (PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)}
+        return {
+            "prompt": prompt,
+            "messages": messages,
+            "tools": self.tool_schemas,
+            "tool_counts": counts,
+            **said,
+        }
+
+
+def _opened(prompt: Any, observation: Any) -> list[dict[str, Any]]:
+    """The prompt with what ``reset()`` returned at the end of its last message."""
+    messages = [dict(message) for message in prompt]
+    if observation is not None:
+        messages[-1]["content"] = f"{messages[-1]['content']}{observation}"
+    return messages
+
+
+def _last_turn(ids: list[int], mask: list[int]) -> list[int]:
+    """The ids of the last run of sampled tokens."""
+    end = max((t + 1 for t, sampled in enumerate(mask) if sampled), default=0)
+    begin = max((t + 1 for t in range(end) if not mask[t]), default=0)
+    return ids[begin:end]
+
+
+def _said(environment: Any, name: str) -> Any:
+    """What the environment says of the rollout; one that fails to is reported, and the run goes on."""
+    try:
+        return value_of(environment, name)
+    except Exception as error:
+        kind = type(environment).__name__
+        logger.warning("%s.%s() failed: %s: %s", kind, name, type(error).__name__, error)
+        return None

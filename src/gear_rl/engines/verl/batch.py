@@ -1,0 +1,171 @@
+"""A batch of verl's rollouts as the credit step reads it. Imports no verl: the columns are handed in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.engine import Tokenizer
+from gear_rl.engines.verl.wire import padded
+from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
+from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.score import Completions, left_padded
+from gear_rl.tensor.lists import float_list, int_list
+
+SEEN = "gear"
+"""Under this key of verl's ``extra_fields`` our agent loop leaves what it saw of a rollout."""
+COLUMNS = (
+    *("prompts", "responses", "response_mask", "advantages", "rm_scores", "old_log_probs"),
+    *("raw_prompt", "reward_model", "extra_info", "data_source", "extra_fields"),
+)
+"""The fields of verl's rollouts that the driver reads; some are not in every dataset."""
+
+Columns = Mapping[str, Sequence[Any]]
+"""For each field one entry per rollout: tensors without padding, or plain values."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEnvironment:
+    """What an environment said of a rollout in the agent loop, for the driver, where the environment is not.
+
+    >>> SeenEnvironment({"turn_rewards": [1.0]}).turn_rewards()
+    [1.0]
+    """
+
+    said: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def privileged_context(self) -> Any:
+        return self.said.get(PRIVILEGED_CONTEXT)
+
+    def turn_rewards(self) -> Any:
+        return self.said.get(TURN_REWARDS)
+
+    def anchor_states(self) -> Any:
+        return self.said.get(ANCHOR_STATES)
+
+
+def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer) -> RolloutBatch:
+    """The rollouts of the whole batch, padding rows left out by the caller.
+
+    ``keys`` are verl's, ``{prompt}_{session}_{output}``: rollouts of one prompt are a group. Raises
+    ``ValueError`` where the tokens of a completion differ in their advantage.
+    """
+    rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
+    pad_id = int(tokenizer.pad_token_id or 0)
+    ids = padded([cast(Tensor, row) for row in columns["responses"]])
+    mask = padded([cast(Tensor, row).long() for row in columns["response_mask"]]).bool()
+    attention = padded([torch.ones_like(row) for row in columns["responses"]])
+    prompts = [TeacherPrompt(tuple(int_list(row))) for row in columns["prompts"]]
+    rewards = [float(row.sum()) for row in columns["rm_scores"]]
+    seen, extra = _seen(columns, rows), _reward_extras(columns, rows)
+    uids = [key.rsplit("_", 2)[0] for key in keys]
+    number = {uid: n for n, uid in enumerate(dict.fromkeys(uids))}
+    agent = any(row is not None for row in seen)
+    said = [row or {} for row in seen]
+    return RolloutBatch(
+        step=step,
+        completions=Completions(ids=ids, attention=attention, mask=mask),
+        student=left_padded(prompts, pad_id),
+        prompts=[
+            row.get("prompt") or list(prompt) for row, prompt in zip(said, columns["raw_prompt"], strict=True)
+        ],
+        rows=[dataset_row(columns, b) for b in range(rows)],
+        messages=[
+            row.get("messages") or messages_of(ids[b], mask[b], attention[b], tokenizer)
+            for b, row in enumerate(said)
+        ],
+        advantage_B=_advantages(columns, mask),
+        rewards=rewards,
+        rewards_BR=torch.tensor(rewards)[:, None],
+        group=[number[uid] for uid in uids],
+        first=0,
+        num_rollouts=rows,
+        environments=[SeenEnvironment(row) for row in said] if agent else None,
+        feedback=_logged(extra, "feedback"),
+        turn_rewards=_logged(extra, TURN_REWARDS),
+        call_failed=lambda b, message: message.get("failure") is not None,
+        tool_counts=[row.get("tool_counts") or {} for row in said] if agent else None,
+        truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
+    )
+
+
+def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
+    """The row of the dataset as the credit step reads it: ``extra_info`` with the ground truth and the source.
+
+    >>> columns = {"extra_info": [{"answer": "so 4"}], "reward_model": [{"ground_truth": "4"}]}
+    >>> dataset_row(columns, 0)
+    {'answer': 'so 4', 'ground_truth': '4'}
+    """
+    row = dict(_entry(columns, "extra_info", b) or {})
+    reward_model = _entry(columns, "reward_model", b) or {}
+    for name, value in (
+        ("ground_truth", reward_model.get("ground_truth")),
+        ("data_source", _entry(columns, "data_source", b)),
+    ):
+        if value is not None:
+            row.setdefault(name, value)
+    return row
+
+
+def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """What a completion says, as messages: a run of sampled tokens is the assistant's, any other a tool's."""
+    kept = attention.bool()
+    ids, sampled = ids[kept], mask[kept].tolist()
+    messages: list[dict[str, Any]] = []
+    begin = 0
+    for end in range(1, len(sampled) + 1):
+        if end == len(sampled) or sampled[end] != sampled[begin]:
+            text = tokenizer.decode(int_list(ids[begin:end]), skip_special_tokens=True)
+            messages.append({"role": "assistant" if sampled[begin] else "tool", "content": text})
+            begin = end
+    return messages
+
+
+def _advantages(columns: Columns, mask: Tensor) -> Tensor:
+    """The one advantage of every completion; 0 where no token is trained."""
+    each = padded([cast(Tensor, row).float() for row in columns["advantages"]], mask.shape[1])
+    low = torch.where(mask, each, torch.inf).amin(-1)
+    high = torch.where(mask, each, -torch.inf).amax(-1)
+    uneven = (high > low).nonzero()
+    if len(uneven):
+        b = int(uneven[0])
+        raise ValueError(
+            f"algorithm.adv_estimator: the tokens of a completion have advantages from {float(low[b]):g} to "
+            f"{float(high[b]):g}, but token credit divides one advantage per completion; use grpo, rloo or "
+            "another estimator of outcomes"
+        )
+    return torch.where(mask.any(-1), high, 0.0)
+
+
+def _seen(columns: Columns, rows: int) -> list[dict[str, Any] | None]:
+    return [(_entry(columns, "extra_fields", b) or {}).get(SEEN) for b in range(rows)]
+
+
+def _reward_extras(columns: Columns, rows: int) -> list[dict[str, Any]]:
+    return [(_entry(columns, "extra_fields", b) or {}).get("reward_extra_info") or {} for b in range(rows)]
+
+
+def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
+    """What the reward function returned beside the score, under this name; None if it never did."""
+    return [row.get(name) for row in extras] if any(name in row for row in extras) else None
+
+
+def _entry(columns: Columns, name: str, b: int) -> Any:
+    return columns[name][b] if name in columns else None
+
+
+def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | None:
+    """How far verl's own log-probs of the sampled tokens are from ours at most; None where verl has none.
+
+    Both are made at the same weights, so a gap beyond rounding says that one of the two passes is wrong.
+
+    >>> log_prob_gap({"old_log_probs": [torch.tensor([-1.0])]}, torch.tensor([[-1.5]]), torch.tensor([[True]]))
+    0.5
+    """
+    if "old_log_probs" not in columns or not counted.any():
+        return None
+    theirs = padded([cast(Tensor, row).float() for row in columns["old_log_probs"]], logprob.shape[1])
+    return max(float_list((theirs - logprob).abs()[counted]))

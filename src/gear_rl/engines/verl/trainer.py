@@ -1,0 +1,182 @@
+"""The two steps of verl's trainer that token credit changes: which worker it starts, and what advantages are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+import transfer_queue
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.utils.debug import marked_timer
+
+from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import needs_context
+from gear_rl.credit.plan import CreditResult
+from gear_rl.credit.step import for_loss, step
+from gear_rl.engines.verl.batch import COLUMNS, SEEN, Columns, log_prob_gap, rollout_batch
+from gear_rl.engines.verl.engine import VerlEngine
+from gear_rl.engines.verl.wire import ORDER, PADDING, Order, request_fields, signal_field
+from gear_rl.engines.verl.worker import CreditWorker, jagged, rows_of
+from gear_rl.errors import InputError
+from gear_rl.records import RecordWriter
+from gear_rl.signals.contexts import PrivilegedFunction
+from gear_rl.types import CreditAssigner
+
+HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+"""How verl calls a worker that holds the actor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerCredit:
+    """What a trainer needs to assign credit; ``config`` is resolved and has a ``credit_batch_size``."""
+
+    method: CreditAssigner
+    config: CreditConfig
+    privileged: PrivilegedFunction | None = None
+
+
+class CreditTrainer:
+    """Mixed into one of verl's trainers, before it; ``mode`` is verl's own name of that trainer.
+
+    verl decides by that name which replay buffer it takes and how it fetches prompts, so under a name of ours it
+    would train in another way without a word: the configuration is given the name back before verl reads it.
+    """
+
+    mode: str
+    credit: TrainerCredit
+    # What verl's trainer has:
+    config: Any
+    global_steps: int
+    timing_raw: dict[str, Any]
+    tokenizer: Any
+    actor_rollout_wg: Any
+    role_worker_mapping: dict[Any, Any]
+    resource_pool_manager: Any
+
+    def __init__(self, config: Any) -> None:
+        config.trainer.v1.trainer_mode = self.mode
+        self._writer: RecordWriter | None = None
+        self._prompts_agree = False
+        super().__init__(config)  # pyright: ignore[reportCallIssue]
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()  # pyright: ignore[reportAttributeAccessIssue]
+        for role in HYBRID_ROLES:
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(CreditWorker)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)  # pyright: ignore[reportAttributeAccessIssue]
+        with marked_timer("credit", self.timing_raw, color="purple"):
+            self.assign_credit(batch, metrics)
+        return batch
+
+    def assign_credit(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> tuple[RolloutBatch, CreditResult]:
+        """Replace the advantages of the batch by the method's; what it was made from, for tests and trackers."""
+        real = [r for r, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        keys = [batch.keys[r] for r in real]
+        columns = self._columns(keys, batch.partition_id)
+        rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer)
+        engine = self._engine(batch, real, columns, metrics)
+        if needs_context(self.credit.method) and self.credit.config.teacher_prompt == "render":
+            self._check_prompts(rollouts, columns, engine)
+        credit = self.credit
+        result = step(rollouts, credit.method, engine, credit.config, privileged=credit.privileged)
+        advantage = for_loss(rollouts, result.credit)
+        if advantage.dim() > 1:  # else every weight is 1, and what verl computed stays
+            lengths = [len(ids) for ids in columns["responses"]]
+            self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
+        if result.signals.student_logprob is not None:
+            scored = result.scored_B[:, None] & rollouts.completions.mask
+            gap = log_prob_gap(columns, result.signals.student_logprob, scored)
+            if gap is not None:
+                metrics["gear/engine/log_prob_gap"] = gap
+        return rollouts, result
+
+    def _engine(
+        self, batch: KVBatchMeta, real: Sequence[int], columns: Columns, metrics: dict[str, Any]
+    ) -> VerlEngine:
+        """The driver as an engine for this batch."""
+        actor_rollout_ref = self.config.actor_rollout_ref
+        seen = [(row or {}).get(SEEN) or {} for row in columns.get("extra_fields", [None] * len(real))]
+        return VerlEngine(
+            tokenizer=self.tokenizer,
+            config=self.credit.config,
+            passes=self._passes(batch, real),
+            parts=self.resource_pool_manager.get_n_gpus(),
+            padding=len(batch.keys) - len(real),
+            temperature=float(actor_rollout_ref.rollout.temperature),
+            seed=int(actor_rollout_ref.actor.get("data_loader_seed", 0) or 0),
+            tools=[row.get("tools") for row in seen],
+            template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
+            metrics=metrics,
+            record_sink=None if self.credit.config.record_file is None else self._write,
+        )
+
+    def _passes(
+        self, batch: KVBatchMeta, real: Sequence[int]
+    ) -> Callable[[list[int], dict[str, list[Tensor]], Order], dict[str, list[Tensor]]]:
+        filling = [r for r in range(len(batch.keys)) if r not in set(real)]
+
+        def run(rows: list[int], fields: dict[str, list[Tensor]], order: Order) -> dict[str, list[Tensor]]:
+            spare = iter(filling)
+            places = [next(spare) if row == PADDING else real[row] for row in rows]
+            keys = [batch.keys[r] for r in places]
+            self._put(keys, batch.partition_id, {name: _stacked(values) for name, values in fields.items()})
+            request = KVBatchMeta(
+                keys=keys,
+                tags=[batch.tags[r] for r in places],
+                partition_id=batch.partition_id,
+                fields=request_fields(order),
+                extra_info={ORDER: order},
+            )
+            self.actor_rollout_wg.compute_credit_signals(request)
+            names = [signal_field(name) for name in order.needs]
+            data = transfer_queue.kv_batch_get(
+                keys=keys, partition_id=batch.partition_id, select_fields=names
+            )
+            return {name: rows_of(data[signal_field(name)]) for name in order.needs}
+
+        return run
+
+    def _columns(self, keys: list[str], partition: str) -> Columns:
+        data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=list(COLUMNS))
+        return {name: rows_of(data[name]) for name in COLUMNS if name in set(data.keys())}
+
+    def _put(self, keys: list[str], partition: str, fields: dict[str, Tensor]) -> None:
+        transfer_queue.kv_batch_put(
+            keys=keys, partition_id=partition, fields=TensorDict(fields, batch_size=len(keys))
+        )
+
+    def _check_prompts(self, rollouts: RolloutBatch, columns: Columns, engine: VerlEngine) -> None:
+        """Once: that the teacher's prompts go through the template that made the student's."""
+        if self._prompts_agree:
+            return
+        for ids, shown in zip(columns["prompts"], engine.render(rollouts.prompts, None), strict=True):
+            own = ids.tolist()
+            if shown[-len(own) :] != own:  # verl cuts a long prompt on the left
+                own, shown = (self.tokenizer.decode(side)[-80:] for side in (own, shown))
+                raise InputError(
+                    "gear.teacher_prompt: 'render' does not make the student's prompt again, since its template "
+                    f"or tools are not known here: {own!r} came out as {shown!r}; set it to splice"
+                )
+        self._prompts_agree = True
+
+    def _write(self, records: list[Any]) -> None:
+        config = self.credit.config
+        if self._writer is None:
+            size = int(config.record_max_mb * 1024 * 1024)
+            self._writer = RecordWriter(config.record_file or "", size, resume_step=self.global_steps - 1)
+        self._writer.write(records)
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    """Numbers as a tensor of them, rows of ids as verl stores them."""
+    if values[0].dim() == 0:
+        return torch.stack(values)
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)

@@ -1,0 +1,122 @@
+"""verl's columns as a batch of rollouts, and the credit step on it with a model in this process."""
+
+import pytest
+import torch
+
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.step import step
+from gear_rl.engines.verl.batch import SEEN, dataset_row, messages_of, rollout_batch
+from gear_rl.methods import METHODS
+from support.batches import PlainEngine
+
+
+class Letters:
+    """Every id is a letter."""
+
+    pad_token_id, eos_token_id = 0, 9
+    all_special_tokens = ()
+    added_tokens_decoder = {}  # noqa: RUF012
+
+    def decode(self, token_ids, *, skip_special_tokens=False):
+        ids = token_ids.tolist() if isinstance(token_ids, torch.Tensor) else token_ids
+        return "".join(chr(96 + i) for i in ids)
+
+    def __call__(self, text, *, add_special_tokens=True, split_special_tokens=False):
+        return {"input_ids": [ord(c) - 96 for c in text]}
+
+
+def columns_of(**changes):
+    """Two prompts with two rollouts each; the second of each prompt is right."""
+    lengths = [2, 3, 1, 2]
+    given = {
+        "prompts": [torch.tensor([1, 2])] * 4,
+        "responses": [torch.tensor([3, 4, 9][-n:]) for n in lengths],
+        "response_mask": [torch.ones(n).long() for n in lengths],
+        "advantages": [torch.full((n,), a) for n, a in zip(lengths, (-1.0, 1.0, -1.0, 1.0), strict=True)],
+        "rm_scores": [
+            torch.tensor([0.0] * (n - 1) + [r]) for n, r in zip(lengths, (0, 1, 0, 1), strict=True)
+        ],
+        "raw_prompt": [[{"role": "user", "content": "ab"}]] * 4,
+        "reward_model": [{"ground_truth": "4"}] * 4,
+        "extra_info": [{"answer": "so 4"}] * 4,
+        "data_source": ["sums"] * 4,
+        "extra_fields": [{}] * 4,
+    }
+    return {**given, **changes}
+
+
+KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_1_0"]
+
+
+def test_rollouts_of_one_prompt_are_a_group():
+    batch = rollout_batch(columns_of(), KEYS, 3, Letters())
+    assert batch.group == [0, 0, 1, 1] and batch.step == 3
+    assert batch.advantage_B.tolist() == [-1.0, 1.0, -1.0, 1.0]
+    assert batch.rewards == [0.0, 1.0, 0.0, 1.0] and batch.rewards_BR.shape == (4, 1)
+    assert batch.completions.mask.sum(-1).tolist() == [2, 3, 1, 2]
+    assert batch.rows[0] == {"answer": "so 4", "ground_truth": "4", "data_source": "sums"}
+    assert batch.environments is None and batch.tool_counts is None and batch.feedback is None
+
+
+def test_a_prompt_with_an_underscore_in_its_key_is_one_prompt():
+    keys = ["a_b_0_0", "a_b_1_0", "a_c_0_0", "a_c_1_0"]
+    assert rollout_batch(columns_of(), keys, 0, Letters()).group == [0, 0, 1, 1]
+
+
+def test_tokens_that_differ_in_their_advantage_are_refused():
+    columns = columns_of()
+    columns["advantages"][1] = torch.tensor([1.0, 0.5, 1.0])
+    with pytest.raises(ValueError, match=r"algorithm\.adv_estimator: .* from 0\.5 to 1,"):
+        rollout_batch(columns, KEYS, 0, Letters())
+
+
+def test_what_is_not_trained_has_no_advantage():
+    """Tool output, and completions that verl's rejection sampling masked."""
+    columns = columns_of()
+    columns["response_mask"][0] = torch.zeros(2).long()
+    columns["advantages"][0] = torch.zeros(2)
+    columns["response_mask"][1] = torch.tensor([1, 0, 1])
+    columns["advantages"][1] = torch.tensor([1.0, 0.0, 1.0])
+    assert rollout_batch(columns, KEYS, 0, Letters()).advantage_B.tolist() == [0.0, 1.0, -1.0, 1.0]
+
+
+def test_what_a_reward_function_returned_beside_the_score_is_read():
+    extra = [{"reward_extra_info": {"feedback": f"row {b}", "turn_rewards": [0.5]}} for b in range(4)]
+    batch = rollout_batch(columns_of(extra_fields=extra), KEYS, 0, Letters())
+    assert batch.feedback == ["row 0", "row 1", "row 2", "row 3"] and batch.turn_rewards == [[0.5]] * 4
+
+
+def test_what_an_agent_loop_saw_is_read():
+    failed = {"role": "tool", "name": "pay", "content": "no", "failure": "raised"}
+    seen = {
+        "prompt": [{"role": "user", "content": "ab, you have 3"}],
+        "messages": [{"role": "assistant", "tool_calls": [{}]}, failed],
+        "tools": [{"type": "function"}],
+        "tool_counts": {"calls": 1, "raised": 1},
+        "privileged_context": "pay 3",
+    }
+    batch = rollout_batch(columns_of(extra_fields=[{SEEN: seen}] * 4), KEYS, 0, Letters())
+    assert batch.prompts[0] == seen["prompt"] and batch.messages[0] == seen["messages"]
+    assert batch.tool_counts == [{"calls": 1, "raised": 1}] * 4
+    assert batch.environments[0].privileged_context() == "pay 3"
+    assert batch.environments[0].turn_rewards() is None
+    assert batch.call_failed(0, failed) and not batch.call_failed(0, {**failed, "failure": None})
+
+
+def test_a_completion_becomes_messages_by_its_mask():
+    ids, mask = torch.tensor([1, 2, 3, 4, 0]), torch.tensor([True, True, False, True, False])
+    attention = torch.tensor([1, 1, 1, 1, 0])
+    roles = [(m["role"], m["content"]) for m in messages_of(ids, mask, attention, Letters())]
+    assert roles == [("assistant", "ab"), ("tool", "c"), ("assistant", "d")]
+
+
+def test_the_dataset_says_more_than_verls_ground_truth():
+    assert dataset_row(columns_of(extra_info=[{"ground_truth": "own"}] * 4), 0)["ground_truth"] == "own"
+
+
+@pytest.mark.parametrize("name", ["uniform", "gigpo", "mt_grpo"])
+def test_methods_without_passes_need_no_worker(name):
+    batch = rollout_batch(columns_of(), KEYS, 0, Letters())
+    method = METHODS[name]()
+    result = step(batch, method, PlainEngine(Letters()), CreditConfig().resolved(method))
+    assert result.credit.advantage.isfinite().all()

@@ -1,0 +1,151 @@
+"""The section ``gear`` of verl's configuration, and what is refused; verl itself is not needed for it."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gear_rl.credit.config import CreditConfig
+from gear_rl.errors import InputError
+from gear_rl.methods import METHODS
+from gear_rl.runs.verl import checks
+from gear_rl.runs.verl.settings import VerlSettings, environment_factory, group_of, read_settings
+from gear_rl.traits import distillation_of
+
+REWEIGHTING = [name for name, cls in METHODS.items() if distillation_of(cls()) is None]
+
+
+class Config(dict[str, Any]):
+    """As much of OmegaConf's DictConfig as the checks read."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = self[name]
+        return Config(value) if isinstance(value, dict) else value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = super().get(name, default)
+        return Config(value) if isinstance(value, dict) else value
+
+
+def config_of(section: dict[str, Any], **changes: Any) -> Config:
+    """A small configuration of verl that can run; dotted keys change it."""
+    config: dict[str, Any] = {
+        "gear": section,
+        "trainer": {"use_v1": True, "v1": {"trainer_mode": "gear_sync"}},
+        "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+        "actor_rollout_ref": {
+            "actor": {"strategy": "fsdp2", "use_kl_loss": False, "policy_loss": {"loss_mode": "vanilla"}},
+            "model": {"lora_rank": 0},
+            "rollout": {"log_prob_micro_batch_size_per_gpu": 4},
+        },
+    }
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        inner = config
+        for name in way:
+            inner = inner[name]
+        inner[last] = value
+    return Config(config)
+
+
+@pytest.fixture(autouse=True)
+def plain_sections(monkeypatch):
+    monkeypatch.setattr(checks, "section_of", lambda config: dict(config["gear"]))
+
+
+def test_settings_of_method_and_step_stand_side_by_side():
+    given = {"credit": "rlsd", "strength": 0.25, "teacher": "base", "record_file": "r.jsonl"}
+    settings = read_settings(given, batch_size=4)
+    assert settings.method.strength == 0.25 and settings.config.record_file == "r.jsonl"
+    assert settings.config.teacher_model_kind == "base" and settings.config.credit_batch_size == 4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_name_means_two_settings(name):
+    """Method and credit step share one level, so a name that both had would be read once only."""
+    own = {f.name for f in dataclasses.fields(METHODS[name])}
+    of_step = {f.name for f in dataclasses.fields(CreditConfig)}
+    of_agents = {f.name for f in dataclasses.fields(VerlSettings)}
+    assert not own & of_step and not (own | of_step) & (of_agents | {"credit", "teacher"})
+
+
+@pytest.mark.parametrize("name", REWEIGHTING)
+def test_the_group_of_a_method_is_its_defaults(name):
+    settings = read_settings(group_of(name))
+    assert settings.method == METHODS[name]()
+    assert settings.config == CreditConfig(credit_batch_size=8).resolved(METHODS[name](), announce=False)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"credit": "geer"}, r"gear\.credit: no method 'geer'; did you mean"),
+        ({"credit": 3}, r"gear\.credit: 3 is no name"),
+        ({"alhpa": 1}, r"gear\.alhpa: no such setting .* did you mean alpha"),
+        ({"alpha": "much"}, r"gear\.alpha: 'much' is not right"),
+        ({"alpha": -1.0}, r"gear\.alpha"),
+        ({"record_max_mb": 0}, r"gear\.record_max_mb: 0"),
+        ({"teacher": "base", "teacher_model_kind": "live"}, r"gear\.teacher: 'base', but"),
+        ({"tool_time_limit": "long"}, r"gear\.tool_time_limit: 'long'"),
+        ({"privileged": "nowhere:function"}, r"gear\.privileged: cannot import 'nowhere'"),
+    ],
+)
+def test_a_wrong_setting_names_itself(section, message):
+    with pytest.raises(InputError, match=message):
+        read_settings(section)
+
+
+@pytest.mark.parametrize("name", REWEIGHTING)
+def test_methods_that_reweight_are_accepted(name):
+    assert checks.check(config_of({"credit": name, "teacher": "live"})).method.name == name
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ({}, {"trainer__v1__trainer_mode": "sync"}, r"trainer_mode: 'sync' does not assign token credit"),
+        ({}, {"trainer__v1__trainer_mode": "separate_async"}, r"set it to gear_sync or gear_colocate_async"),
+        ({}, {"trainer__use_v1": False}, r"trainer\.use_v1: False"),
+        ({"credit": "opsd"}, {}, r"gear\.credit: 'opsd' adds a distillation term"),
+        ({"teacher": "ema"}, {}, r"gear\.teacher: 'ema' .* set it to live or base"),
+        ({"credit": "rlsd"}, {}, r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\)"),
+        ({"teacher": "base"}, {}, r"gear\.teacher: base .*use_kl_loss=True"),
+        ({}, {"actor_rollout_ref__actor__strategy": "megatron"}, r"actor\.strategy: 'megatron'"),
+        ({}, {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
+        ({}, {"actor_rollout_ref__model__use_fused_kernels": True}, r"use_fused_kernels: True"),
+        ({}, {"algorithm__adv_estimator": "gae"}, r"adv_estimator: 'gae' gives every token"),
+        ({}, {"actor_rollout_ref__actor__policy_loss": {"loss_mode": "geo_mean"}}, r"'geo_mean' averages"),
+        ({"privileged_sources": ["function"]}, {}, r"gear\.privileged"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_what_would(section, changes, message):
+    with pytest.raises(InputError, match=message):
+        checks.check(config_of(section, **changes))
+
+
+def test_what_the_refusals_name_runs():
+    use_kl = {"actor_rollout_ref__actor__use_kl_loss": True}
+    assert checks.check(config_of({"teacher": "base"}, **use_kl)).config.teacher_model_kind == "base"
+    assert checks.check(config_of({"teacher": "base"}, actor_rollout_ref__model={"lora_rank": 8}))
+    megatron = {"actor_rollout_ref__actor__strategy": "megatron"}
+    assert checks.check(config_of({"credit": "gigpo"}, **megatron)).method.name == "gigpo"
+    geo_mean = {"actor_rollout_ref__actor__policy_loss": {"loss_mode": "geo_mean"}}
+    assert checks.check(config_of({"credit": "uniform"}, **geo_mean))
+
+
+def test_an_environment_is_found_or_the_error_says_how_to_name_one():
+    row = {"data_source": "arena/ledger/easy"}
+    assert environment_factory("arena", row) is environment_factory("arena/ledger/easy", {})
+    for path, message in (
+        (None, "missing"),
+        ("some.module", "no package.module:Class"),
+        ("arena/chain/easy", "has no environment"),
+    ):
+        with pytest.raises(InputError, match=message):
+            environment_factory(path, {})
+
+
+def test_an_environment_with_trl_is_refused():
+    """Here TRL is installed, so every worker of verl would die."""
+    problem = checks.environment_problem()
+    assert problem is not None and "gear-rl[verl]" in problem
