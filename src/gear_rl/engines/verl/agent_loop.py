@@ -8,13 +8,14 @@ the rollout. It is read after the last token was sampled, so nothing privileged 
 
 import asyncio
 import copy
+import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.schemas import ToolResponse
@@ -99,7 +100,7 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
             with self.guard.serving():
                 return method(**arguments)
 
-        waiting = method(**arguments) if asyncio.iscoroutinefunction(method) else asyncio.to_thread(call)
+        waiting = method(**arguments) if inspect.iscoroutinefunction(method) else asyncio.to_thread(call)
         try:
             return str(await asyncio.wait_for(waiting, self.time_limit))
         except TimeoutError:
