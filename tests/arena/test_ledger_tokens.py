@@ -14,6 +14,7 @@ from gear_rl.arena.ledger import recipe
 from gear_rl.arena.ledger.episodes import episode, plant, prompt_ids, tokens, turn_text
 from gear_rl.arena.ledger.tiers import TIERS
 from gear_rl.arena.task import TEMPLATE
+from gear_rl.engines.trl.tool_calls import parse_tool_calls
 from gear_rl.signals.answers import answer_regions
 
 Messages = list[dict[str, Any]]
@@ -125,6 +126,7 @@ def test_the_chat_template_is_one_that_trl_can_parse(tokenizer: Any) -> None:
     from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_response
 
     assert is_chat_template_prefix_preserving(tokenizer)
+    assert parse_tool_calls(tokenizer)
     problem = ledger.generate(0)
     prompt = prompt_ids(tokenizer, problem)
     for message in episode(problem).messages:

@@ -1,5 +1,6 @@
 """The tokenizer and the shipped checkpoint: one decision one token, TRL's ids, the promised accuracy."""
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,13 @@ def test_prompt_and_completion_ids_join_without_a_seam(loaded: Loaded, teacher: 
         whole = tokenizer.apply_chat_template(messages, tokenize=False)
         ids = tokenizer(prompt)["input_ids"] + tokenizer(completion + model.EOS)["input_ids"]
         assert tokenizer(whole)["input_ids"][: len(ids)] == ids
+
+
+@pytest.mark.parametrize("name", ["qwen3.jinja", "qwen3_training.jinja"])
+def test_the_shipped_chat_templates_are_those_of_trl(name: str) -> None:
+    """TRL recognises a template by its text, and every checkpoint was trained on this one."""
+    theirs = (files("trl") / "chat_templates" / name).read_bytes()
+    assert model.chat_template(name).encode() == theirs
 
 
 def test_the_chat_template_preserves_prefixes(loaded: Loaded) -> None:

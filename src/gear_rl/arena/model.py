@@ -8,7 +8,6 @@ strict checking.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -28,17 +27,14 @@ NUMBERS = tuple(f"{n:02d}" for n in range(100))
 
 
 def chat_template(name: str = "qwen3_training.jinja") -> str:
-    """A template of TRL, by default its prefix-preserving Qwen3 one.
+    """A Qwen3 chat template of this package, by default the prefix-preserving one.
 
-    Read from the installed package, so that it cannot drift.
+    Both are copies of TRL's (`templates/README.md`), so that the arena needs no trainer.
 
     >>> "<|im_start|>" in chat_template()
     True
     """
-    spec = importlib.util.find_spec("trl")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the arena takes its chat template from TRL: pip install 'gear-rl[trl]'")
-    return (Path(spec.origin).parent / "chat_templates" / name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
 def build_tokenizer(texts: Iterable[str], atoms: Sequence[str], *, vocab_size: int = 512) -> Any:
@@ -122,7 +118,7 @@ def build_model(tokenizer: Any, seed: int, *, circles: bool = True) -> Any:
 
 
 def save(model: Any, tokenizer: Any, out_dir: str | Path) -> None:
-    """Write model and tokenizer, the weights in bfloat16; the chat template stays in TRL."""
+    """Write model and tokenizer, the weights in bfloat16; the chat template is the package's."""
     import torch
 
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
@@ -138,29 +134,15 @@ def save(model: Any, tokenizer: Any, out_dir: str | Path) -> None:
 def load(path: str | Path | None = None, *, task: str = DEFAULT_TASK) -> tuple[Any, Any]:
     """Model in float32 and tokenizer, by default from the task's shipped checkpoint.
 
-    `task` also says, for a folder, whether its tokenizer must parse tool calls: an agent's does. Reaches no
-    network. Raises FileNotFoundError where there is no checkpoint.
+    Reaches no network. Raises FileNotFoundError where there is no checkpoint.
     """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-    chosen = get_task(task)
-    folder = chosen.checkpoint if path is None else Path(path)
+    folder = get_task(task).checkpoint if path is None else Path(path)
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"no checkpoint in {folder}: build one with 'gear arena build'")
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    if chosen.agent:
-        parse_tool_calls(tokenizer)
     tokenizer.chat_template = chat_template()
     return model.eval(), tokenizer
-
-
-def parse_tool_calls(tokenizer: Any) -> None:
-    """Give the tokenizer TRL's parser of Qwen3 tool calls, which TRL itself only gives to stock templates."""
-    from trl.chat_template_utils import add_response_schema
-
-    template = tokenizer.chat_template
-    tokenizer.chat_template = chat_template("qwen3.jinja")
-    add_response_schema(tokenizer)
-    tokenizer.chat_template = template

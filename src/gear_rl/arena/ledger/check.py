@@ -16,7 +16,6 @@ from gear_rl.arena.faults import auc, first_difference, first_planted
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.episodes import Fault, Planted, episode, plant, prompt_ids, tokens
 from gear_rl.arena.ledger.problem import Problem
-from gear_rl.arena.model import parse_tool_calls
 from gear_rl.arena.task import HELD_OUT, TEMPLATE, Instruments, Reference, TrainerOf
 from gear_rl.signals.privileged import TeacherPrompt, render
 from gear_rl.signals.score import Completions, Prompts, left_padded, score
@@ -77,7 +76,6 @@ def success_now(trainer_of: TrainerOf, model: Any, tokenizer: Any) -> float:
     """The share of 128 held-out problems that a model solves while it is built."""
     # Copies: TRL changes the model's forward and the tokenizer; what is being built must stay as it is.
     model, tokenizer = copy.deepcopy(model), copy.deepcopy(tokenizer)
-    parse_tool_calls(tokenizer)
     with trainer_of(model, tokenizer, "default") as trainer:
         return success(trainer, ledger.rows("default", num=128, first_seed=0))
 

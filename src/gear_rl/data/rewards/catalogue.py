@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import cast
 
 from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
@@ -34,15 +35,23 @@ def load_reward(name: str, dataset: str = "arena") -> Callable[..., list[float |
         if not callable(reward):
             raise InputError(f"reward: {name} is {type(reward).__name__}, not a function")
         return cast(Callable[..., list[float | None]], reward)
+    theirs = _trl_rewards()
+    if name not in theirs:
+        choices = [*OUR_REWARDS, *theirs]
+        more = "" if theirs else " (those of trl.rewards need TRL, which is not installed)"
+        raise InputError(
+            f"reward: no reward {name!r}; {did_you_mean(name, choices)}, or give package.module:object{more}"
+        )
+    return theirs[name]
+
+
+def _trl_rewards() -> dict[str, Callable[..., list[float | None]]]:
+    """The functions of ``trl.rewards``; none where TRL is not installed."""
+    if find_spec("trl") is None:
+        return {}
     import trl.rewards
 
-    known = [word for word in dir(trl.rewards) if word.endswith("_reward")]
-    if name not in known:
-        choices = [*OUR_REWARDS, *known]
-        raise InputError(
-            f"reward: no reward {name!r}; {did_you_mean(name, choices)}, or give package.module:object"
-        )
-    return getattr(trl.rewards, name)
+    return {word: getattr(trl.rewards, word) for word in dir(trl.rewards) if word.endswith("_reward")}
 
 
 def _our_reward(name: str, dataset: str) -> Callable[..., list[float | None]]:

@@ -31,6 +31,7 @@ from gear_rl.engines.trl.hooks import captured, makes_old_pass, shares, warn_of_
 from gear_rl.engines.trl.late import ROW, LateCredit, may_wait
 from gear_rl.engines.trl.solve import solve
 from gear_rl.engines.trl.state import RolloutState
+from gear_rl.engines.trl.tool_calls import parse_tool_calls
 from gear_rl.engines.trl.weights import load_weights, save_weights
 from gear_rl.signals.contexts import PrivilegedFunction
 from gear_rl.signals.control_tokens import control_pattern, defused_message
@@ -86,6 +87,9 @@ class GEARTrainer(GRPOTrainer):
         self.rollouts = RolloutState()
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
+        processing = options.get("processing_class", more[1] if len(more) > 1 else None)
+        if processing is not None and (options.get("tools") or options.get("environment_factory")):
+            parse_tool_calls(processing)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         self.control_tokens = control_pattern(self._tokenizer)
         check_trainer(self)

@@ -1,0 +1,68 @@
+"""verl's environment must not have TRL: what it uses of this package works where `import trl` fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BLOCKED = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("trl", "accelerate"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import importlib.util
+real = importlib.util.find_spec
+def find_spec(name, package=None):
+    return None if name.partition(".")[0] in ("trl", "accelerate") else real(name, package)
+importlib.util.find_spec = find_spec
+"""
+"""Before anything else: TRL is not there, and neither is accelerate, which only TRL's trainer needs of us."""
+
+USES = {
+    "an agent's model and its chat template": """
+from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
+from gear_rl.arena.task import get_task
+model, tokenizer = load(task="ledger")
+row = get_task("ledger").rows("easy", num=1)[0]
+text = tokenizer.apply_chat_template(
+    row["prompt"], add_generation_prompt=True, tokenize=False, **CHAT_TEMPLATE_KWARGS
+)
+assert row["prompt"][0]["content"] in text and text.endswith("</think>\\n\\n"), text
+""",
+    "rewards": """
+from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.errors import InputError
+assert load_reward("arena", "arena/chain/easy")(["ans 45"], answer=["45"]) == [1.0]
+assert load_reward("tool_calls")(["none"], calls=[[]]) == [1.0]
+try:
+    load_reward("accuracy_reward")
+except InputError as error:
+    assert "TRL, which is not installed" in str(error), error
+else:
+    raise AssertionError("accuracy_reward is TRL's")
+""",
+    "datasets": """
+from gear_rl.data.rows import load_splits
+train, test = load_splits("arena/ledger/easy", chat=True, held_out=4, limit=8)
+assert (len(train), len(test)) == (8, 4) and "reference" in train.column_names
+""",
+    "methods, signals and the credit step": """
+import importlib, pkgutil
+import gear_rl.credit, gear_rl.methods, gear_rl.signals, gear_rl.arena, gear_rl.data
+for package in (gear_rl.credit, gear_rl.methods, gear_rl.signals, gear_rl.arena, gear_rl.data):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+""",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_it_works_without_trl(use):
+    code = BLOCKED + USES[use] + "\nassert 'trl' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    assert done.returncode == 0, done.stderr
