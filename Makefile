@@ -3,9 +3,11 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+VENV_VERL ?= .venv-verl
+VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-processors bench pages docs docs-serve check format picture clean
+.PHONY: help install demo test test-processors test-verl install-verl bench pages docs docs-serve check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -45,6 +47,27 @@ test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on tw
 	ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 
+# verl needs an environment of its own: it cannot live beside TRL, and a CPU needs vLLM's CPU build. The list of
+# packages is complete, hence --no-deps; bytecode, once, because Ray starts a dozen processes in every run.
+$(VENV_VERL)/.packages: constraints-verl.txt
+	@$(PYTHON) -c 'import platform, sys; sys.exit((*sys.version_info[:2], sys.platform, platform.machine()) != (3, 11, "linux", "x86_64"))' || \
+	  { echo "vLLM's CPU build is for Linux on x86-64, and the list of packages for Python 3.11: name one with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV_VERL)
+	$(VERL) -m pip --disable-pip-version-check install -q --no-deps --no-compile -r constraints-verl.txt
+	$(VERL) -m compileall -q -j 0 $(VENV_VERL)/lib >/dev/null || true # some packages carry files that are not Python 3
+	@touch $@
+
+VERL_CPU := tests/verl_cpu/vllm_name tests/verl_cpu/plugin
+$(VENV_VERL)/.project: $(VENV_VERL)/.packages pyproject.toml $(wildcard $(VERL_CPU:=/pyproject.toml) tests/verl_cpu/plugin/*/*.py)
+	$(VERL) -m pip --disable-pip-version-check install -q --no-deps -e .
+	$(VERL) -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation $(addprefix ./,$(VERL_CPU))
+	@touch $@
+
+install-verl: $(VENV_VERL)/.project ## Make the virtual environment with verl, vLLM and Ray on the CPU: 4 GB
+
+test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the CPU, and test what came out
+	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
+
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
 	$(BIN)/python -m benchmarks methods --out docs/results/method_costs.json $(ARGS)
 	$(MAKE) pages
@@ -75,4 +98,4 @@ picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/dem
 	$(BIN)/gear view runs/ledger/records.jsonl --number 33 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,60 @@
+"""Real training with verl, in the environment of `make test-verl`; elsewhere nothing here is collected.
+
+A run takes minutes, so each is made once and read by several tests.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+IS_HERE = importlib.util.find_spec("verl_on_cpu") is not None
+collect_ignore = ["plugin", "vllm_name", "under_trl.py"]
+collect_ignore_glob = [] if IS_HERE else ["*.py"]
+
+SEEDED = "actor_rollout_ref.rollout.agent.default_agent_loop=seeded"
+"""Two runs with this sample the same rollouts, as long as their weights are the same."""
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the chain's model and its problems, as verl reads them."""
+    from verl_cpu import tasks
+
+    return tasks.write(tmp_path_factory.mktemp("chain"), "chain", "default")
+
+
+@pytest.fixture(scope="session")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the ledger, whose problems are solved by calling tools."""
+    from verl_cpu import tasks
+
+    return tasks.write(tmp_path_factory.mktemp("ledger"), "ledger", "easy")
+
+
+@pytest.fixture(scope="session")
+def stock(chain: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Two steps of verl's own trainer."""
+    from verl_cpu import harness
+
+    return harness.train(tmp_path_factory.mktemp("stock"), chain, SEEDED, steps=2)
+
+
+@pytest.fixture(scope="session")
+def uniform(chain: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The same two steps of our trainer, with the method that changes nothing."""
+    from verl_cpu import harness
+
+    settings = [SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=uniform"]
+    return harness.train(tmp_path_factory.mktemp("uniform"), chain, *settings, steps=2)
+
+
+@pytest.fixture(scope="session")
+def gear(chain: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Two steps with GEAR."""
+    from verl_cpu import harness
+
+    folder = tmp_path_factory.mktemp("gear")
+    settings = [SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear"]
+    record = f"+gear.record_file={folder}/records.jsonl"
+    return harness.train(folder, chain, *settings, record, steps=2)

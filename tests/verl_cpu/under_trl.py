@@ -1,0 +1,100 @@
+"""One of two processes, in TRL's environment: gives TRL's trainer the rollouts and advantages that a run of verl
+saved, and saves the credit that it assigns.
+
+`python under_trl.py SAVED MODEL OUT`
+"""
+
+import sys
+import tempfile
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+import gear_rl.engines.trl.trainer as engine
+from gear_rl import GEARConfig, GEARTrainer
+from gear_rl.methods.gear import Gear
+
+
+class Replayed(GEARTrainer):
+    """Samples what was sampled already."""
+
+    rollouts_of: dict[str, list[Any]]
+    """Prompts and completions as ids, and advantages, in TRL's order."""
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
+        assert prompt_ids == self.rollouts_of["prompts"], "TRL renders the prompts in another way than verl"
+        return self.rollouts_of["completions"], None
+
+    def _spread(self, inputs: Any, output: dict[str, Any]) -> Any:
+        output["advantages"] = torch.tensor(self.rollouts_of["advantages"])  # TRL's divide by another epsilon
+        return super()._spread(inputs, output)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs)  # under a loss of one's own the credit is made before it
+
+
+def no_reward(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def replay(batch: dict[str, Any], model: str) -> dict[str, Any]:
+    """What TRL's trainer makes of a batch of rollouts, in the order of the batch."""
+    order = sorted(range(len(batch["rows"])), key=lambda b: batch["group"][b])
+    size = batch["group"].count(0)
+    student, completions = batch["student"], batch["completions"]
+    rows = [{**batch["rows"][b], "prompt": batch["prompts"][b]} for b in order[::size]]
+    results = []
+    assign = engine.assign
+    engine.assign = lambda *given: results.append(assign(*given)) or results[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = GEARConfig(
+            folder,
+            per_device_train_batch_size=len(order),
+            num_generations=size,
+            max_completion_length=completions.ids.shape[1],
+            max_steps=1,
+            shuffle_dataset=False,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Replayed(
+            model,
+            lambda completions, **_: [0.0] * len(completions),
+            settings,
+            Dataset.from_list(rows),
+            credit=Gear(),
+        )
+        trainer.rollouts_of = {
+            "prompts": [student.ids_BP[b][student.attention_BP[b].bool()].tolist() for b in order],
+            "completions": [completions.ids[b][completions.attention[b].bool()].tolist() for b in order],
+            "advantages": batch["advantage_B"][order].tolist(),
+        }
+        trainer.train()
+    [result] = results
+    return restored(result, order)
+
+
+def restored(result: Any, order: list[int]) -> dict[str, Any]:
+    """The result in the order that the rollouts came in."""
+    back = torch.tensor(order).argsort()
+
+    def taken(values: Any) -> Any:
+        names = [
+            name for name in values.__dataclass_fields__ if isinstance(getattr(values, name), torch.Tensor)
+        ]
+        return type(values)(**{name: getattr(values, name)[back] for name in names})
+
+    return {
+        "signals": taken(result.signals),
+        "credit": taken(result.credit),
+        "scored_B": result.scored_B[back],
+    }
+
+
+if __name__ == "__main__":
+    saved, model, out = sys.argv[1:]
+    torch.save(replay(torch.load(saved, weights_only=False)["batch"], model), out)
