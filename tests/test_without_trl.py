@@ -49,6 +49,23 @@ from gear_rl.data.rows import load_splits
 train, test = load_splits("arena/ledger/easy", chat=True, held_out=4, limit=8)
 assert (len(train), len(test)) == (8, 4) and "reference" in train.column_names
 """,
+    "an export for verl": """
+import tempfile
+from pathlib import Path
+from gear_rl.errors import InputError
+from gear_rl.runs.verl.export import export, read_run
+words = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
+words += ["--per_device_train_batch_size", "64", "--credit.alpha", "0.5", "--some_setting_of_trl", "1"]
+with tempfile.TemporaryDirectory() as folder:
+    done = export(read_run(None, words), Path(folder))
+    assert done.rows == {"train": 4096, "test": 8} and "some_setting_of_trl" in done.notes[0], done
+try:
+    read_run(None, [*words, "--learning_rate", "fast"])
+except InputError as error:
+    assert "learning_rate" in str(error), error
+else:
+    raise AssertionError("fast is no number")
+""",
     "methods, signals and the credit step": """
 import importlib, pkgutil
 import gear_rl.credit, gear_rl.methods, gear_rl.signals, gear_rl.arena, gear_rl.data

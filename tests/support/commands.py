@@ -24,8 +24,11 @@ from gear_rl.cli.app import app as gear_app
 def _command(app: typer.Typer) -> Any:
     """The command, with contexts of the class in the annotations, which the tests' type checker needs."""
     command: Any = typer.main.get_command(app)
-    for sub in command.commands.values():
-        sub.context_class = typer.Context
+    left = [command]
+    while left:
+        for sub in getattr(left.pop(), "commands", {}).values():
+            sub.context_class = typer.Context
+            left.append(sub)
     return command
 
 

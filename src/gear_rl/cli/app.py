@@ -11,6 +11,7 @@ from rich.table import Table
 
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
+from gear_rl.cli.export import export_app
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.plan import plan
 from gear_rl.cli.report import report
@@ -27,6 +28,7 @@ TASKS = all_tasks()
 _NAMES = " or ".join(task.name for task in TASKS)
 _arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
 app.add_typer(_arena_app, name="arena")
+app.add_typer(export_app, name="export")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -112,8 +112,13 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)  # a SafeLoader: plain data only
 
 
-def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: str | Path | None, overrides: Sequence[str] = (), *, types: Mapping[str, Any] | None = None
+) -> RunConfig:
     """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value.
+
+    ``types`` are the settings of the trainer and their types, by default those of ``GEARConfig``, for which TRL
+    is imported. With others, a key that is not among them is kept unchecked: it may be TRL's.
 
     >>> load_config("missing.yaml")
     Traceback (most recent call last):
@@ -129,10 +134,12 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
         name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"
     }
     trainer = {name: value for name, value in values.items() if name not in own}
-    trainer_types = trainer_settings()
+    trainer_types = trainer_settings() if types is None else types
     if trainer.get("resume_from_checkpoint") is True:
         trainer["resume_from_checkpoint"] = "latest"
     for name, value in trainer.items():
+        if name not in trainer_types and types is not None:
+            continue
         if name not in trainer_types:
             raise InputError(
                 f"{name}: no such setting; {did_you_mean(name, [*RunConfig.model_fields, *trainer_types])}"

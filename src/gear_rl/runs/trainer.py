@@ -26,7 +26,7 @@ def make_trainer(config: RunConfig) -> Any:
     Raises ``InputError`` for what the user can correct.
     """
     credit = build_method(config.credit)
-    dataset, held_out = _load_data(config)
+    dataset, held_out = load_data(config)
     names = [config.reward] if isinstance(config.reward, str) else config.reward or []
     rewards = [load_reward(name, config.dataset) for name in names]
     options = _options(config)
@@ -107,7 +107,7 @@ def _checkpoint(config: RunConfig) -> str | None:
     return resume
 
 
-def _load_data(config: RunConfig) -> tuple[Any, Any]:
+def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
     folder = Path(str(config.trainer.get("output_dir", _OUTPUT_DIR)))
     common: dict[str, Any] = {

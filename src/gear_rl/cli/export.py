@@ -1,0 +1,59 @@
+"""``gear export``: a configuration of ``gear train`` for another engine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from gear_rl.cli.console import error_console, out_console, show_log, user_errors
+
+export_app = typer.Typer(help="Take a configuration of `gear train` to another engine.", no_args_is_help=True)
+
+
+@export_app.callback()
+def _engines() -> None:
+    """Take a configuration of `gear train` to another engine."""
+
+
+@export_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@user_errors
+def verl(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="YAML file of the run, as for gear train.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the parquet files and launch.sh.")] = Path(
+        "runs/verl"
+    ),
+    gpus: Annotated[int, typer.Option(help="GPUs on each node.")] = 8,
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster.")] = 1,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Longest prompt, tools included; verl leaves out longer ones.")
+    ] = 1024,
+) -> None:
+    """Write verl's parquet files, reward and launch command. Any key of the file may follow as --KEY VALUE.
+
+    Reads the same dataset as gear train; TRL need not be installed. What verl has no counterpart for is refused
+    by name, or listed at the top of launch.sh.
+
+    gear export verl --config examples/math_qwen3_4b.yaml --out runs/verl --gpus 8
+    """
+    from gear_rl.runs.verl.export import export, read_run
+    from gear_rl.runs.verl.launch import Cluster
+
+    show_log()
+    run = read_run(config, context.args)
+    cluster = Cluster(gpus=gpus, nodes=nodes, prompt_tokens=prompt_tokens)
+    done = export(run, out, cluster, say=_say)
+    for file in done.files:
+        count = done.rows.get(file.stem) if file.suffix == ".parquet" else None
+        rows = "" if count is None else f" ({count} rows)"
+        out_console.print(f"wrote {file}{rows}", highlight=False, soft_wrap=True)
+    for note in done.notes:
+        error_console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    out_console.print(
+        f"start it, where verl is installed, with: bash {done.command}", highlight=False, soft_wrap=True
+    )
+
+
+def _say(text: str) -> None:
+    error_console.print(escape(text), highlight=False, soft_wrap=True)
