@@ -112,6 +112,11 @@ def test_methods_that_reweight_are_accepted(name):
         ({"teacher": "base"}, {}, r"gear\.teacher: base .*use_kl_loss=True"),
         ({}, {"actor_rollout_ref__actor__strategy": "megatron"}, r"actor\.strategy: 'megatron'"),
         ({}, {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
+        (
+            {},
+            {"actor_rollout_ref__actor__fsdp_config": {"ulysses_sequence_parallel_size": 4}},
+            r": 4 divides",
+        ),
         ({}, {"actor_rollout_ref__model__use_fused_kernels": True}, r"use_fused_kernels: True"),
         ({}, {"algorithm__adv_estimator": "gae"}, r"adv_estimator: 'gae' gives every token"),
         ({}, {"actor_rollout_ref__actor__policy_loss": {"loss_mode": "geo_mean"}}, r"'geo_mean' averages"),

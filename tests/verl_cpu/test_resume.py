@@ -1,4 +1,4 @@
-"""A run on two processes that is killed and resumed from verl's checkpoint gives the credit it would have given."""
+"""A killed run on two processes, resumed from verl's checkpoint, gives the credit that it would have given."""
 
 from pathlib import Path
 

@@ -128,12 +128,11 @@ def _check_workers(config: Any, settings: VerlSettings) -> None:
             f"the exact signals of {name!r} cannot be computed there; set it to fsdp2, or take a method that "
             "needs no pass (uniform, gigpo, mt_grpo)"
         )
-    sequence = _select(actor, "fsdp_config.ulysses_sequence_parallel_size") or actor.get(
-        "ulysses_sequence_parallel_size", 1
-    )
-    if int(sequence or 1) > 1:
+    name_of_size = "ulysses_sequence_parallel_size"
+    sequence = max(int(_select(place, name_of_size) or 1) for place in (actor, actor.get("fsdp_config")))
+    if sequence > 1:
         raise InputError(
-            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size: {sequence} divides a sequence among ranks, "
+            f"actor_rollout_ref.actor.{name_of_size}: {sequence} divides a sequence among ranks, "
             "which the signals were never run with; set it to 1"
         )
     if model.get("use_fused_kernels", False):

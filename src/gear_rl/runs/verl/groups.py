@@ -3,6 +3,9 @@ starts."""
 
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
+from hydra.experimental.callback import Callback
+
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.verl.checks import check, environment_problem
@@ -10,7 +13,7 @@ from gear_rl.runs.verl.settings import SECTION, group_of
 from gear_rl.traits import distillation_of
 
 
-class CheckConfiguration:
+class CheckConfiguration(Callback):
     """Hydra's callback: ends the command with one line for a configuration that cannot run.
 
     It ends it itself: of an exception in a callback Hydra makes a warning.
@@ -23,18 +26,17 @@ class CheckConfiguration:
         except InputError as error:
             problem = problem or str(error)
         if problem is not None:
-            raise SystemExit(f"gear: {problem}")
+            raise SystemExit(f"gear-rl: {problem}")
 
 
 def store_groups() -> None:
     """Put a group of every method that runs in verl into Hydra's store."""
-    from hydra.core.config_store import ConfigStore
-
     callback = {"_target_": f"{__name__}.{CheckConfiguration.__name__}"}
     for name, cls in METHODS.items():
         if distillation_of(cls()) is None:
             node = {
                 SECTION: group_of(name),
+                "algorithm": {"adv_estimator": "grpo"},
                 "trainer": {"v1": {"trainer_mode": "gear_sync"}},
                 "hydra": {"callbacks": {SECTION: callback}},
             }

@@ -57,8 +57,8 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     """
     given = {str(name): value for name, value in section.items()}
     name = given.pop("credit", "gear")
-    if _TEACHER in given:
-        kind = given.pop(_TEACHER)
+    kind = given.pop(_TEACHER, None)
+    if kind is not None:
         if given.get("teacher_model_kind") not in (None, kind):
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")
         given["teacher_model_kind"] = kind
@@ -116,7 +116,7 @@ def group_of(name: str) -> dict[str, Any]:
     fields = [*dataclasses.fields(cast(Any, METHODS[name])), *dataclasses.fields(CreditConfig)]
     values = {f.name: f.default for f in fields if _is_plain(f.default)}
     own = {f.name: f.default for f in dataclasses.fields(VerlSettings) if f.name in (*_OWN, "privileged")}
-    return {"credit": name, **values, **own}
+    return {"credit": name, _TEACHER: None, **values, **own}
 
 
 def _is_plain(value: Any) -> bool:
