@@ -22,14 +22,15 @@ def credits(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]
         first = folder / "first.pt"
         (folder / "credit3.pt").rename(first)
         training.wait(limit=training.seconds + 60)
-    resumed = harness.train(folder, chain, *settings, steps=3, ranks=2, rollouts=(8, 8))
-    assert "global_step_2" in resumed.log
+    with harness.start(folder, chain, *settings, steps=3, ranks=2, rollouts=(8, 8)) as training:
+        assert training.wait(limit=600) == 0, training.tail()
+        assert [int(step["training/global_step"]) for step in training.steps()][-1:] == [3]
     return [torch.load(path, weights_only=False) for path in (first, folder / "credit3.pt")]
 
 
 def test_the_next_batch_gets_the_same_credit(credits):
     one, other = (by_rollout(saved) for saved in credits)
-    assert one.keys() == other.keys() and len(one) >= 48
+    assert one.keys() == other.keys() and len(one) >= 30
     gap = max((one[key][0] - other[key][0]).abs().max().item() for key in one)
     signals = max((one[key][1] - other[key][1]).abs().max().item() for key in one)
     assert gap <= 1e-5 and signals <= 1e-5, (gap, signals)
