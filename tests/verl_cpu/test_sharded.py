@@ -3,6 +3,7 @@
 import copy
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from gear_rl.signals.score import Completions, left_padded
 from gear_rl.signals.teacher import LiveTeacher
 
 RANKS, ROWS, TOKENS = 2, 8, 12
-SIGNALS = sorted(VerlEngine.signals)
+# POT, which solves transport, is an extra of its own (`shear`).
+SIGNALS = sorted(VerlEngine.signals - (set() if find_spec("ot") else {"transport_distance"}))
 
 
 def request_of(name: str, rows: torch.Tensor) -> ForwardRequest:
