@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 _NEED_VERL = (
-    *(f"gear_rl/engines/verl/{name}.py" for name in ("agent_loop", "trainer", "worker")),
-    *(f"gear_rl/runs/verl/{name}.py" for name in ("agents", "groups", "plugin", "trainers")),
+    *(f"src/gear_rl/engines/verl/{name}.py" for name in ("agent_loop", "trainer", "worker")),
+    *(f"src/gear_rl/runs/verl/{name}.py" for name in ("agents", "groups", "plugin", "trainers")),
 )
 collect_ignore = [] if find_spec("verl") else list(_NEED_VERL)
