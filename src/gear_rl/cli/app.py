@@ -233,11 +233,20 @@ def view(
 
 @app.command()
 @user_errors
-def doctor() -> None:
-    """Say what this machine has, what will not work here, and how to correct it."""
-    from gear_rl.cli.doctor import examine
+def doctor(
+    engine: Annotated[str, typer.Option(help="For a run under trl or verl.")] = "trl",
+) -> None:
+    """Say what this machine has, what will not work here, and how to correct it.
 
-    findings = examine()
+    With --engine verl also whether verl really has our trainers: it hides what goes wrong in a plugin.
+    """
+    from gear_rl.cli.doctor import examine
+    from gear_rl.cli.doctor_verl import examine_verl
+
+    examinations = {"trl": examine, "verl": examine_verl}
+    if engine not in examinations:
+        raise InputError(f"--engine: {engine!r} is none; choose from {', '.join(examinations)}")
+    findings = examinations[engine]()
     table = Table("", "what", "found", "what to do")
     signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
     for finding in findings:

@@ -40,13 +40,14 @@ def examine() -> list[Finding]:
         else:
             findings.append(Finding("note", package, "not installed (optional)"))
     if "torch" in installed:
-        findings += _device()
+        findings += device()
     if all(package in installed for package in _REQUIRED):
         findings += [*_hooks(), *_arena()]
     return findings
 
 
-def _device() -> list[Finding]:
+def device() -> list[Finding]:
+    """The accelerators or the CPU, and the threads of torch."""
     import torch
 
     findings: list[Finding] = []

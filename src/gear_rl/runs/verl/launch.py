@@ -185,7 +185,9 @@ def hydra_value(value: Any) -> str:
         # Words that Hydra reads as something else are quoted too.
         if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS:
             return value
-        return '"' + re.sub(r'(\\*)"', r'\1\1\\"', value).replace("${", r"\${") + '"'
+        # A backslash counts as one, but before a quote: there, and at the end, it is doubled.
+        text = re.sub(r'(\\*)"', r'\1\1\\"', value).replace("${", r"\${")
+        return '"' + re.sub(r"(\\+)\Z", r"\1\1", text) + '"'
     if isinstance(value, Mapping):
         pairs = cast(Mapping[str, Any], value).items()
         return "{" + ",".join(f"{key}:{hydra_value(inner)}" for key, inner in pairs) + "}"

@@ -1,0 +1,69 @@
+"""`gear doctor --engine verl` in an environment that has TRL and no verl: each fault is a line with its fix."""
+
+import importlib.metadata
+from types import SimpleNamespace
+
+import pytest
+
+from gear_rl.cli.doctor_verl import examine_verl
+from gear_rl.runs.verl import checks, registration
+from support.commands import gear
+
+
+def by_subject():
+    return {finding.subject: finding for finding in examine_verl()}
+
+
+def test_trl_in_the_environment_and_a_missing_verl_are_broken_with_their_fix():
+    found = by_subject()
+    assert found["trl"].state == "broken" and "pip install 'gear-rl[verl]'" in found["trl"].fix
+    assert found["verl"].state == found["registration"].state == "broken"
+    done = gear("doctor", "--engine", "verl")
+    assert done.returncode == 1 and "registration" in done.stdout
+
+
+def test_an_engine_that_is_none_is_named():
+    done = gear("doctor", "--engine", "verll")
+    assert done.returncode == 2 and "--engine: 'verll' is none; choose from trl, verl" in done.stderr
+
+
+@pytest.mark.parametrize(("version", "state"), [("0.9.1", "ok"), ("0.9.7", "note")])
+def test_a_version_that_was_never_run_is_a_note(version, state, monkeypatch):
+    real = importlib.metadata.version
+
+    def installed(package):
+        return version if package == "verl" else real(package)
+
+    monkeypatch.setattr(checks, "version", installed)
+    monkeypatch.setattr("gear_rl.cli.doctor_verl.version", installed)
+    monkeypatch.setattr("gear_rl.cli.doctor_verl.registration_fault", lambda: "RuntimeError: nothing here")
+    found = by_subject()
+    assert found["verl"].state == state and version in found["verl"].fact
+
+
+@pytest.mark.parametrize("policy", ["none", "other", "auto", "other, gear"])
+def test_a_policy_that_leaves_the_plugin_out_is_named(policy, monkeypatch):
+    monkeypatch.setattr(registration, "entry_point", lambda: SimpleNamespace(load=lambda: None))
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
+    fault = registration.announcement_fault()
+    if policy in ("none", "other"):
+        assert fault is not None and "VERL_USE_EXTERNAL_PLUGINS" in fault[0] and "unset" in fault[1]
+    else:
+        assert fault is None
+
+
+def test_an_installation_without_the_entry_point_is_named(monkeypatch):
+    monkeypatch.setattr(registration, "entry_points", lambda group: [])
+    fault = registration.announcement_fault()
+    assert fault is not None and "announces no plugin" in fault[0]
+
+
+def test_the_last_line_of_a_plugins_traceback_is_reported(monkeypatch):
+    def load():
+        raise RuntimeError("first line\nlast line")
+
+    monkeypatch.setattr(registration, "entry_point", lambda: SimpleNamespace(load=load))
+    assert registration.registration_fault() == "last line"
+    monkeypatch.setattr(registration, "entry_point", lambda: None)
+    fault = registration.registration_fault()
+    assert fault == "ModuleNotFoundError: No module named 'verl'"
