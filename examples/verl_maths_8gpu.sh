@@ -37,6 +37,7 @@ Solve the problem in your own words, step by step."'
   reward.custom_reward_function.path="$DATA/reward.py"
 
   algorithm.adv_estimator=grpo
+  critic.enable=False
   actor_rollout_ref.model.path=Qwen/Qwen3-4B
   actor_rollout_ref.model.use_remove_padding=True
   actor_rollout_ref.model.enable_gradient_checkpointing=True

@@ -43,6 +43,7 @@ Work through the task yourself, with the tool."'
   +data.apply_chat_template_kwargs.enable_thinking=False
 
   algorithm.adv_estimator=grpo
+  critic.enable=False
   actor_rollout_ref.model.path=Qwen/Qwen3-8B
   actor_rollout_ref.model.use_remove_padding=True
   actor_rollout_ref.model.enable_gradient_checkpointing=True

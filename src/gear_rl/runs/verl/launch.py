@@ -310,6 +310,7 @@ def _loss(settings: Settings) -> Overrides:
     low, high = settings("epsilon"), settings("epsilon_high")
     overrides: Overrides = {
         "algorithm.adv_estimator": "grpo",
+        "critic.enable": False,
         "algorithm.norm_adv_by_std_in_grpo": str(scale) in ("group", "True"),
         f"{actor}.loss_agg_mode": _AGGREGATION[kind],
         f"{actor}.clip_ratio": low,
