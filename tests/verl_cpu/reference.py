@@ -1,23 +1,73 @@
-"""The credit step with a model in this process, as under TRL: what verl's workers must arrive at too."""
+"""The same rollouts outside of verl: the credit step in this process, and TRL's trainer in its own."""
 
-from collections.abc import Mapping
+import dataclasses
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+import gear_rl
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import step
 from gear_rl.methods import METHODS
 from support.batches import PlainEngine
 
+TRL_PYTHON = os.environ.get("TRL_PYTHON", "")
+"""The interpreter of an environment with TRL, which cannot be this one."""
 
-def credited(batch: Mapping[str, Any], model: Path, method: str) -> CreditResult:
-    """What the credit step makes of the rollouts of a run, with the weights in a folder."""
+
+class EngineWithTools(PlainEngine):
+    """Shows the teacher the tools that the student saw."""
+
+    tools: list[Any] | None = None
+
+    def render(self, prompts: Sequence[Any], chat_template_kwargs: Any) -> list[list[int]]:
+        options = {"tools": self.tools, **(chat_template_kwargs or {})}
+        return super().render(prompts, options)
+
+
+def credited(
+    batch: Mapping[str, Any], model: Path, method: str, tools: list[Any] | None = None
+) -> dict[str, Any]:
+    """What the credit step makes of the rollouts of a run, with the weights in a folder: its `CreditResult`."""
     assigner = METHODS[method]()
     config = CreditConfig(teacher_model_kind="live").resolved(assigner)
     weights = Qwen3ForCausalLM.from_pretrained(model, local_files_only=True).eval()
-    engine = PlainEngine(AutoTokenizer.from_pretrained(model), weights, config)
-    return step(RolloutBatch(**batch), assigner, engine, config)
+    engine = EngineWithTools(AutoTokenizer.from_pretrained(model), weights, config)
+    engine.tools = tools
+    result = step(RolloutBatch(**batch), assigner, engine, config)
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+
+
+def under_trl(saved: Path, model: Path, out: Path) -> dict[str, Any]:
+    """What TRL's trainer makes of the same with GEAR, and its loss. Skips the test where TRL is not at hand."""
+    if not TRL_PYTHON:
+        pytest.skip("TRL_PYTHON names no interpreter with TRL")
+    command = [TRL_PYTHON, Path(__file__).with_name("under_trl.py"), saved, model, out]
+    paths = {"PYTHONPATH": str(Path(gear_rl.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=300, env=os.environ | paths
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out, weights_only=False)
+
+
+def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least: int) -> None:
+    """Divergence, credit and segments of the same rollouts, of which so many were scored."""
+    scored, mask = ours["scored_B"], ours["signals"].mask
+    assert torch.equal(scored, theirs["scored_B"]) and scored.sum() >= at_least
+    assert torch.equal(mask, theirs["signals"].mask)
+    mask = mask & scored[:, None]
+    one, other = ours["signals"].divergence, theirs["signals"].divergence
+    assert one[mask].max() > 1  # the teacher disagrees somewhere, so agreement of the two says something
+    # In float32 a divergence of some nats is itself only right to 2e-5.
+    gap = ((one - other).abs() / other.abs().clamp_min(1))[mask].max()
+    assert gap <= 1e-5
+    assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
+    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=0)

@@ -20,8 +20,8 @@ def test_after_two_updates_the_teacher_is_still_the_first_model(run: harness.Run
     saved = run.watched("credit3")
     mask = saved["batch"]["completions"].mask & saved["scored_B"][:, None]
     first = reference.credited(saved["batch"], chain / "model", "rlsd")
-    gap = (saved["signals"].teacher_logprob - first.signals.teacher_logprob)[mask].abs().max()
-    moved = (saved["signals"].student_logprob - first.signals.student_logprob)[mask].abs().max()
+    gap = (saved["signals"].teacher_logprob - first["signals"].teacher_logprob)[mask].abs().max()
+    moved = (saved["signals"].student_logprob - first["signals"].student_logprob)[mask].abs().max()
     assert gap <= 1e-6
     assert moved > 1e-2  # the student has learned, so the equality above says something
 
@@ -29,4 +29,4 @@ def test_after_two_updates_the_teacher_is_still_the_first_model(run: harness.Run
 def test_at_the_first_step_student_and_teacher_are_the_same_model(run: harness.Run, chain: Path):
     saved = run.watched("credit1")
     first = reference.credited(saved["batch"], chain / "model", "rlsd")
-    torch.testing.assert_close(saved["credit"].advantage, first.credit.advantage, atol=1e-5, rtol=0)
+    torch.testing.assert_close(saved["credit"].advantage, first["credit"].advantage, atol=1e-5, rtol=0)

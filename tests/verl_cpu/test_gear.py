@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from gear_rl.records import Record, read_records
-from verl_cpu import harness
+from verl_cpu import harness, reference
 
 STEPS = 8
 """After so many a worker is killed."""
@@ -17,6 +18,7 @@ STEPS = 8
 class Broken:
     """A run that learned for some steps, and then lost a worker."""
 
+    folder: Path
     rewards: list[float]
     """The mean reward of each step before."""
     records: list[Record]
@@ -43,6 +45,7 @@ def broken(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> Broken:
         killed = time.monotonic()
         status = training.wait(limit=training.seconds + 60)
         return Broken(
+            folder=folder,
             rewards=[step["critic/rewards/mean"] for step in learned[:STEPS]],
             records=list(read_records(folder / "records.jsonl")),
             status=status,
@@ -61,6 +64,16 @@ def test_the_credit_differs_from_the_advantage(broken: Broken):
     spread = [max(record.weight) - min(record.weight) for record in used if record.fallback is None]
     assert len(spread) > 0.9 * len(used)
     assert sum(width > 0.1 for width in spread) > 0.5 * len(spread)
+
+
+def test_the_ranks_together_give_the_credit_of_one_process_and_of_trl(
+    broken: Broken, chain: Path, tmp_path: Path
+):
+    path = broken.folder / "credit1.pt"
+    saved = torch.load(path, weights_only=False)
+    alone = reference.credited(saved["batch"], chain / "model", "gear")
+    reference.assert_same(saved, alone, at_least=64)
+    reference.assert_same(saved, reference.under_trl(path, chain / "model", tmp_path / "trl.pt"), at_least=64)
 
 
 def test_a_lost_worker_ends_the_run_at_once_and_by_name(broken: Broken):

@@ -1,5 +1,5 @@
 """One of two processes, in TRL's environment: gives TRL's trainer the rollouts and advantages that a run of verl
-saved, and saves the credit that it assigns.
+saved, and saves the credit that it assigns and its loss.
 
 `python under_trl.py SAVED MODEL OUT`
 """
@@ -73,9 +73,9 @@ def replay(batch: dict[str, Any], model: str) -> dict[str, Any]:
             "completions": [completions.ids[b][completions.attention[b].bool()].tolist() for b in order],
             "advantages": batch["advantage_B"][order].tolist(),
         }
-        trainer.train()
+        loss = trainer.train().training_loss
     [result] = results
-    return restored(result, order)
+    return {**restored(result, order), "loss": loss}
 
 
 def restored(result: Any, order: list[int]) -> dict[str, Any]:
