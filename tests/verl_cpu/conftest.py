@@ -12,9 +12,6 @@ IS_HERE = importlib.util.find_spec("verl_on_cpu") is not None
 collect_ignore = ["plugin", "vllm_name", "under_trl.py"]
 collect_ignore_glob = [] if IS_HERE else ["*.py"]
 
-SEEDED = "actor_rollout_ref.rollout.agent.default_agent_loop=seeded"
-"""Two runs with this sample the same rollouts, as long as their weights are the same."""
-
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,7 +34,7 @@ def stock(chain: Path, tmp_path_factory: pytest.TempPathFactory):
     """Two steps of verl's own trainer."""
     from verl_cpu import harness
 
-    return harness.train(tmp_path_factory.mktemp("stock"), chain, SEEDED, steps=2)
+    return harness.train(tmp_path_factory.mktemp("stock"), chain, harness.SEEDED, steps=2)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +42,7 @@ def uniform(chain: Path, tmp_path_factory: pytest.TempPathFactory):
     """The same two steps of our trainer, with the method that changes nothing."""
     from verl_cpu import harness
 
-    settings = [SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=uniform"]
+    settings = [harness.SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=uniform"]
     return harness.train(tmp_path_factory.mktemp("uniform"), chain, *settings, steps=2)
 
 
@@ -55,6 +52,4 @@ def gear(chain: Path, tmp_path_factory: pytest.TempPathFactory):
     from verl_cpu import harness
 
     folder = tmp_path_factory.mktemp("gear")
-    settings = [SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear"]
-    record = f"+gear.record_file={folder}/records.jsonl"
-    return harness.train(folder, chain, *settings, record, steps=2)
+    return harness.train(folder, chain, harness.SEEDED, *harness.GEAR, steps=2)

@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "RAY_DISABLE_DASHBOARD": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 would have a run wait for whatever else this machine does
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would tie each replica to cores that others need as well
     "VLLM_NO_USAGE_STATS": "1",
@@ -47,6 +48,7 @@ ENVIRONMENT = {
 
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+FLOAT32 = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
 SETTINGS = [
     "data.seed=1",
     "data.max_prompt_length=64",
@@ -66,7 +68,7 @@ SETTINGS = [
     f"{ACTOR}.use_kl_loss=False",
     f"{ACTOR}.use_torch_compile=False",
     f"{ACTOR}.fsdp_config.use_torch_compile=False",
-    f"+{ACTOR}.fsdp_config.mixed_precision={{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}}",
+    f"+{ACTOR}.fsdp_config.mixed_precision={FLOAT32}",
     f"{ROLLOUT}.name=vllm",
     f"{ROLLOUT}.dtype=float32",
     f"{ROLLOUT}.load_format=auto",
@@ -98,6 +100,10 @@ SETTINGS = [
     "+ray_kwargs.ray_init.object_store_memory=200000000",
 ]
 """What every run here has in common: a small model in float32 on CPUs."""
+
+SEEDED = f"{ROLLOUT}.agent.default_agent_loop=seeded"
+"""Two runs with this sample the same rollouts, as long as their weights are the same."""
+GEAR = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear", "+gear.teacher=live"]
 
 
 def settings(task: Path, *, steps: int, ranks: int, rollouts: tuple[int, int]) -> list[str]:
@@ -202,6 +208,11 @@ class Training:
         except subprocess.TimeoutExpired:
             raise self.failed(f"was not over after {limit:.0f} s") from None
 
+    def run(self) -> Run:
+        """What is kept of it."""
+        log = self.log.read_text(encoding="utf-8", errors="replace")
+        return Run(folder=self.folder, steps=self.steps(), seconds=self.seconds, log=log, mark=self.mark)
+
     def failed(self, why: str) -> RunFailedError:
         return RunFailedError(f"the run {why}; the end of {self.log}:\n{self.tail()}")
 
@@ -241,6 +252,12 @@ class Run:
         """What the run saved: `update2` (what step 2 updated the policy with) or `credit2` (its credit step)."""
         return torch.load(self.folder / f"{name}.pt", weights_only=False)
 
+    def by_place(self, step: int) -> dict[tuple[int, int], dict[str, torch.Tensor]]:
+        """What a step updated the policy with, by number of the problem and of the sibling: verl shuffles."""
+        saved = self.watched(f"update{step}")
+        names = [name for name in saved if name != "places"]
+        return {place: {name: saved[name][b] for name in names} for b, place in enumerate(saved["places"])}
+
     def column(self, name: str) -> list[float]:
         """One metric along the steps. Raises KeyError with the names there are."""
         missing = [number for number, step in enumerate(self.steps, 1) if name not in step]
@@ -266,7 +283,4 @@ def train(folder: Path, task: Path, *overrides: str, steps: int, limit: float = 
             raise training.failed(f"ended with {status}")
         if len(training.steps()) != steps:
             raise training.failed(f"logged {len(training.steps())} steps instead of {steps}")
-        log = training.log.read_text(encoding="utf-8", errors="replace")
-        return Run(
-            folder=folder, steps=training.steps(), seconds=training.seconds, log=log, mark=training.mark
-        )
+        return training.run()

@@ -66,8 +66,14 @@ def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least:
     mask = mask & scored[:, None]
     one, other = ours["signals"].divergence, theirs["signals"].divergence
     assert one[mask].max() > 1  # the teacher disagrees somewhere, so agreement of the two says something
-    # In float32 a divergence of some nats is itself only right to 2e-5.
-    gap = ((one - other).abs() / other.abs().clamp_min(1))[mask].max()
-    assert gap <= 1e-5
+    assert gap(one, other, mask) <= 1e-5
     assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
     torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=0)
+
+
+def gap(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> float:
+    """How far two signals are apart at most, in shares of themselves where they exceed one nat.
+
+    In float32 a log-probability or a divergence of some nats is itself only right to 2e-5.
+    """
+    return float(((one - other).abs() / other.abs().clamp_min(1))[mask].max())

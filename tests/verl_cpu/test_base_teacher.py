@@ -10,9 +10,14 @@ from verl_cpu import harness, reference
 
 @pytest.fixture(scope="module")
 def run(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> harness.Run:
-    settings = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=rlsd", "+gear.teacher=base"]
-    # verl only loads its reference model for a KL term; this one weighs nothing.
-    settings += [f"{harness.ACTOR}.use_kl_loss=True", f"{harness.ACTOR}.kl_loss_coef=0"]
+    settings = [
+        *("trainer.v1.trainer_mode=gear_sync", "+gear.credit=rlsd", "+gear.teacher=base"),
+        # verl only loads its reference model for a KL term; this one weighs nothing.
+        f"{harness.ACTOR}.use_kl_loss=True",
+        f"{harness.ACTOR}.kl_loss_coef=0",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
+        f"+actor_rollout_ref.ref.fsdp_config.mixed_precision={harness.FLOAT32}",
+    ]
     return harness.train(tmp_path_factory.mktemp("base"), chain, *settings, steps=3)
 
 
@@ -20,10 +25,10 @@ def test_after_two_updates_the_teacher_is_still_the_first_model(run: harness.Run
     saved = run.watched("credit3")
     mask = saved["batch"]["completions"].mask & saved["scored_B"][:, None]
     first = reference.credited(saved["batch"], chain / "model", "rlsd")
-    gap = (saved["signals"].teacher_logprob - first["signals"].teacher_logprob)[mask].abs().max()
-    moved = (saved["signals"].student_logprob - first["signals"].student_logprob)[mask].abs().max()
-    assert gap <= 1e-6
-    assert moved > 1e-2  # the student has learned, so the equality above says something
+    seen, there = saved["signals"], first["signals"]
+    assert reference.gap(seen.teacher_logprob, there.teacher_logprob, mask) <= 1e-5
+    # The student has learned, so the agreement above says something.
+    assert reference.gap(seen.student_logprob, there.student_logprob, mask) > 0.05
 
 
 def test_at_the_first_step_student_and_teacher_are_the_same_model(run: harness.Run, chain: Path):

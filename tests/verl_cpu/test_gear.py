@@ -34,9 +34,8 @@ class Broken:
 @pytest.fixture(scope="module")
 def broken(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> Broken:
     folder = tmp_path_factory.mktemp("broken")
-    settings = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear", "+gear.teacher=live"]
-    settings.append(f"+gear.record_file={folder}/records.jsonl")
-    with harness.start(folder, chain, *settings, steps=50, ranks=2) as training:
+    record = f"+gear.record_file={folder}/records.jsonl"
+    with harness.start(folder, chain, *harness.GEAR, record, steps=50, ranks=2) as training:
         training.wait_for_step(STEPS, limit=900)
         learned = training.steps()
         workers = harness.processes(training.mark, "WorkerDict")

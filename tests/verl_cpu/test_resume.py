@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from verl_cpu import harness
-from verl_cpu.conftest import SEEDED
 
 
 @pytest.fixture(scope="module")
 def credits(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What the credit step of step 3 was given and returned: uninterrupted, and after a resume from step 2."""
     folder = tmp_path_factory.mktemp("resumed")
-    settings = [SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear", "trainer.save_freq=2"]
-    settings.append("trainer.resume_mode=auto")
+    settings = [harness.SEEDED, *harness.GEAR, "trainer.save_freq=2", "trainer.resume_mode=auto"]
     with harness.start(folder, chain, *settings, steps=8, ranks=2, rollouts=(8, 8)) as training:
         training.wait_for_step(3, limit=600)
         for worker in harness.processes(training.mark, "WorkerDict"):

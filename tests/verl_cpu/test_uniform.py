@@ -6,16 +6,9 @@ import torch
 from verl_cpu.harness import Run
 
 
-def by_place(run: Run, step: int) -> dict[tuple[int, int], dict[str, torch.Tensor]]:
-    """What the policy was updated with, by the problem's number and the sibling's: verl shuffles rollouts."""
-    saved = run.watched(f"update{step}")
-    names = [name for name in saved if name != "places"]
-    return {place: {name: saved[name][b] for name in names} for b, place in enumerate(saved["places"])}
-
-
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_policy_is_updated_with_the_same_advantages(stock: Run, uniform: Run, step: int):
-    theirs, ours = by_place(stock, step), by_place(uniform, step)
+    theirs, ours = stock.by_place(step), uniform.by_place(step)
     assert theirs.keys() == ours.keys() and len(ours) == 16 * 8
     for place, row in theirs.items():
         for name, values in row.items():
