@@ -2,6 +2,8 @@
 
 import gc
 import os
+from importlib import import_module
+from importlib.util import find_spec
 
 # Before torch is imported anywhere: tiny models only wait for each other's threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +15,11 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+# What a checked module imports first is compiled anew with it, in every process, by jaxtyping's hook.
+LIBRARIES = ("beartype", "datasets", "peft", "pydantic", "scipy.stats", "trl.trainer.grpo_trainer", "typer")
+for library in LIBRARIES if find_spec("trl") else ():
+    import_module(library)
 
 torch.set_num_threads(1)
 settings.register_profile("untimed", deadline=None)  # no test may fail because a neighbour is busy
