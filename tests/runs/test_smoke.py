@@ -17,7 +17,7 @@ from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.smoke import SPREAD, _example_calls, smoke, swapped
 from gear_rl.runs.tiny_model import save_tiny_model
-from runs.test_config import gear
+from support.commands import gear
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]
 CALL = '{"name": "look", "arguments": {"place": "a"}}'

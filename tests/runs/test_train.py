@@ -3,7 +3,7 @@
 import json
 
 from gear_rl.records import read_records
-from runs.test_config import gear
+from support.commands import gear
 
 SMALL = [
     "--max_steps",
