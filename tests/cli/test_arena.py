@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gear_rl.arena.ledger import check
 from gear_rl.arena.ledger.recipe import LedgerRecipe
 from gear_rl.arena.task import get_task
 from gear_rl.cli.arena import build, table_of
@@ -11,17 +12,17 @@ from gear_rl.records import read_records
 from support.commands import gear
 
 
-def test_the_ledger_check_measures_what_the_readme_claims():
+def test_the_ledger_check_measures_what_the_readme_claims(unchecked):
     done = gear(
-        "arena", "check", "--task", "ledger", "--tier", "default", "--n", "24", "--faults", "60", "--json"
+        "arena", "check", "--task", "ledger", "--tier", "default", "--n", "12", "--faults", "20", "--json"
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["default"]
-    assert found["n"] == 24
+    assert found["n"] == 12
     assert found["sampled"] < 0.7 < 0.9 < found["sampled_trace"]
     assert found["sampled_shuffled"] < 0.7, "another problem's calls help nobody"
     planted = found["planted"]["relation"]
-    assert planted["n"] == 60
+    assert planted["n"] == 20
     assert planted["onset"] >= 0.8 > planted["shuffled_onset"]
     [success, places] = map(table_of, get_task("ledger").tables({"default": found}))
     assert success.row_count == 1
@@ -74,7 +75,9 @@ def test_an_agent_learns_in_the_demo(tmp_path):
     assert all("ref <tool_call>" not in record.prompt for record in records)
 
 
-def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys):
+def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys, monkeypatch):
+    success = check.success
+    monkeypatch.setattr(check, "success", lambda trainer, rows: success(trainer, rows[:8]))
     recipe = LedgerRecipe(
         competence_steps=2, short_steps=1, grow_steps=1, fall_steps=1, habit_steps=1, evaluate_every=3
     )
