@@ -7,10 +7,17 @@ import torch
 
 from verl_cpu import harness, reference
 
+ADAPTER = [
+    *("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16"),
+    "actor_rollout_ref.model.lora.merge=True",  # verl 0.9.1 cannot hand an adapter to vLLM 0.31
+    f"{harness.ACTOR}.optim.lr=1e-3",
+]
 
-@pytest.fixture(scope="module")
-def run(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> harness.Run:
+
+@pytest.fixture(scope="module", params=[[], ADAPTER], ids=["all weights", "adapter"])
+def run(request: pytest.FixtureRequest, chain: Path, tmp_path_factory: pytest.TempPathFactory) -> harness.Run:
     settings = [
+        *request.param,
         *("trainer.v1.trainer_mode=gear_sync", "+gear.credit=rlsd", "+gear.teacher=base"),
         # verl only loads its reference model for a KL term; this one weighs nothing.
         f"{harness.ACTOR}.use_kl_loss=True",
@@ -26,7 +33,7 @@ def test_after_two_updates_the_teacher_is_still_the_first_model(run: harness.Run
     mask = saved["batch"]["completions"].mask & saved["scored_B"][:, None]
     first = reference.credited(saved["batch"], chain / "model", "rlsd")
     seen, there = saved["signals"], first["signals"]
-    assert reference.gap(seen.teacher_logprob, there.teacher_logprob, mask) <= 1e-5
+    assert reference.gap(seen.teacher_logprob, there.teacher_logprob, mask) <= 2e-5
     # The student has learned, so the agreement above says something.
     assert reference.gap(seen.student_logprob, there.student_logprob, mask) > 0.05
 
