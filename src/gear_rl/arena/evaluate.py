@@ -12,7 +12,7 @@ from gear_rl.arena.task import TEMPLATE, Reward
 from gear_rl.signals.privileged import render
 
 _MAX_NEW_TOKENS = 96
-"""No completion is longer; sampling stops earlier when all have ended."""
+"""No completion is longer where the caller does not say otherwise; sampling stops earlier when all have ended."""
 
 
 def prompt_text(tokenizer: Any, row: Mapping[str, Any], *, teacher: bool = False) -> str:
@@ -87,6 +87,7 @@ def accuracy(
     greedy: bool = False,
     batch_size: int = 128,
     seed: int = 0,
+    max_new_tokens: int = _MAX_NEW_TOKENS,
 ) -> list[float]:
     """The reward of one completion per row, judged with the row's column `answer`; the mean is the accuracy."""
     completions = sample(
@@ -98,5 +99,6 @@ def accuracy(
         greedy=greedy,
         batch_size=batch_size,
         seed=seed,
+        max_new_tokens=max_new_tokens,
     )
     return reward(completions, answer=[row["answer"] for row in rows])

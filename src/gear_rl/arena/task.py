@@ -6,8 +6,9 @@ Importing this module imports no task and no torch.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,3 +256,24 @@ def seeds_of(num: int, first_seed: int) -> range:
     if seeds.start in HELD_OUT and seeds.stop > HELD_OUT.stop:
         raise ValueError(f"seeds {seeds} mix held-out problems with training problems")
     return seeds
+
+
+def fingerprint_of(problems: Iterable[tuple[str, str]]) -> str:
+    """The sha256 of problems and their answers.
+
+    >>> fingerprint_of([("37 +8", "45")])[:8], fingerprint_of([])[:8]
+    ('53051ecb', 'e3b0c442')
+    """
+    digest = hashlib.sha256()
+    for problem, answer in problems:
+        digest.update(f"{problem} -> {answer}\n".encode())
+    return digest.hexdigest()
+
+
+def texts_of(completions: Sequence[Any]) -> list[str]:
+    """Completions as texts: strings as they are, of chat messages the last one's content.
+
+    >>> texts_of(["ans 45", [{"role": "assistant", "content": "ans 46"}], [{"role": "assistant"}]])
+    ['ans 45', 'ans 46', '']
+    """
+    return [c if isinstance(c, str) else str(c[-1].get("content") or "") for c in completions]

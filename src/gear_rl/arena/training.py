@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,6 +68,33 @@ def habit_optimizers(model: Any, rate: float) -> list[Any]:
     import torch
 
     return [torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)]
+
+
+def demonstration_batches(
+    tokenizer: Any, batch_tokens: int, rng: random.Random, conversation: Callable[[int], list[dict[str, str]]]
+) -> Iterator[Batch]:
+    """Demonstrations in batches of similar length, so that little is padding; the loss counts on completions.
+
+    `conversation` is given the number of batches made so far; no demonstration may be longer than `batch_tokens`.
+    """
+    import torch
+
+    (mark,) = tokenizer("assistant\n")["input_ids"]
+    num_batches = 0
+    while True:
+        conversations = [conversation(num_batches) for _ in range(256)]
+        texts = tokenizer.apply_chat_template(conversations, tokenize=False)
+        batches: list[list[list[int]]] = [[]]
+        for row in sorted(tokenizer(texts)["input_ids"], key=len):
+            if (len(batches[-1]) + 1) * len(row) > batch_tokens:
+                batches.append([])
+            batches[-1].append(row)
+        rng.shuffle(batches)
+        for batch in batches:
+            width = max(map(len, batch))
+            ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in batch])
+            yield ids, ((ids == mark).cumsum(-1) > 0) & (ids != tokenizer.pad_token_id)
+        num_batches += len(batches)
 
 
 def train(

@@ -8,24 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.chain.tiers import TIERS
-from gear_rl.arena.evaluate import accuracy, prompt_text, sample
+from gear_rl.arena.evaluate import accuracy, sample
 from gear_rl.arena.faults import auc, first_difference
 from gear_rl.arena.model import EOS
+from gear_rl.arena.ranks import SIGNALS, Numbered, Rows, kept_tokens, ranked_signals
 from gear_rl.arena.task import Reference
-from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import Completions, Prompts, left_padded, score
-from gear_rl.types import TokenSignals
 
 REFERENCES: tuple[Reference, ...] = ("trace", "answer", "shuffled")
 """What a prompt may hold besides the problem when a model is measured with a reference."""
-SIGNALS = ("divergence", "log_ratio", "entropy", "shuffled_divergence", "shuffled_log_ratio")
-"""What is ranked; a log-ratio with its sign turned, since the teacher thinks little of a wrong token."""
-NEEDS = ("divergence", "student_logprob", "teacher_logprob", "student_entropy")
-Rows = list[dict[str, Any]]
 
 
 def check(
@@ -85,8 +78,8 @@ def _auc_of_signals(
     golds: Sequence[str],
 ) -> dict[str, float]:
     """How well each signal ranks the first wrong token of the completions `which` among those before it."""
-    cut: list[tuple[int, list[int]]] = []
-    """Which problem, and its completion up to and including the first wrong token."""
+    cut: list[Numbered] = []
+    """Completions up to and including the first wrong token."""
     for i in which:
         ids = tokenizer(completions[i] + EOS)["input_ids"]
         wrong = first_difference(ids, tokenizer(golds[i] + EOS)["input_ids"])
@@ -94,44 +87,8 @@ def _auc_of_signals(
             cut.append((i, ids[: wrong + 1]))
     if not cut:
         return {"n": 0, **dict.fromkeys(SIGNALS, float("nan"))}
-    width = max(len(ids) for _, ids in cut)
-    kept = torch.tensor([[t < len(ids) for t in range(width)] for _, ids in cut], device=model.device)
+    kept = kept_tokens(cut, model.device)
     last = kept & ~torch.nn.functional.pad(kept[:, 1:], (0, 1))
-    values = _signals(model, tokenizer, rows, cut, kept)
+    values = ranked_signals(model, tokenizer, rows, cut, kept)
     aucs = {name: auc(value[last].tolist(), value[kept & ~last].tolist()) for name, value in values.items()}
     return {"n": len(cut), **aucs}
-
-
-def _signals(
-    model: Any,
-    tokenizer: Any,
-    rows: Mapping[Reference, Rows],
-    cut: Sequence[tuple[int, list[int]]],
-    kept: Tensor,
-) -> dict[str, Tensor]:
-    """The signals of the cut completions, whose tokens are `kept`."""
-    padded = [ids + [tokenizer.pad_token_id] * (kept.shape[1] - len(ids)) for _, ids in cut]
-    completions = Completions(ids=torch.tensor(padded, device=model.device), attention=kept.long(), mask=kept)
-
-    def prompts(level: Reference, teacher: bool) -> Prompts:
-        texts = [prompt_text(tokenizer, rows[level][i], teacher=teacher) for i, _ in cut]
-        ids = [TeacherPrompt(tuple(tokenizer(text)["input_ids"])) for text in texts]
-        return left_padded(ids, tokenizer.pad_token_id, model.device)
-
-    def scored(level: Reference) -> TokenSignals:
-        student, teacher = prompts(level, teacher=False), prompts(level, teacher=True)
-        return score(model, completions, student, teacher, needs=NEEDS, batch_size=32)
-
-    informed, blind = scored("trace"), scored("shuffled")
-    return {
-        "divergence": informed.get("divergence"),
-        "log_ratio": _log_ratio(informed),
-        "entropy": informed.get("student_entropy"),
-        "shuffled_divergence": blind.get("divergence"),
-        "shuffled_log_ratio": _log_ratio(blind),
-    }
-
-
-def _log_ratio(signals: TokenSignals) -> Tensor:
-    """How much less the teacher thinks of the sampled token: the log-ratio with its sign turned."""
-    return signals.get("student_logprob") - signals.get("teacher_logprob")

@@ -5,7 +5,6 @@ Pure Python: knows no model, no tokenizer and no trainer.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -13,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_rl.arena.chain.tiers import OPERATIONS, TIERS, Tier
-from gear_rl.arena.task import FIRST_TRAIN_SEED, HELD_OUT, TEMPLATE, Reference, is_held_out, seeds_of
+from gear_rl.arena.task import (
+    FIRST_TRAIN_SEED,
+    HELD_OUT,
+    TEMPLATE,
+    Reference,
+    fingerprint_of,
+    is_held_out,
+    seeds_of,
+    texts_of,
+)
 
 ANSWER_PATTERN = r"ans (\d\d)"
 """Where the completion's final answer stands."""
@@ -271,8 +279,7 @@ def chain_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) ->
     >>> chain_reward([[{"role": "assistant", "content": "ans 45"}], "ans 46"], answer=["45", "45"])
     [1.0, 0.0]
     """
-    texts = [c if isinstance(c, str) else str(c[-1].get("content") or "") for c in completions]
-    return [float(correct(text, gold)) for text, gold in zip(texts, answer, strict=True)]
+    return [float(correct(text, gold)) for text, gold in zip(texts_of(completions), answer, strict=True)]
 
 
 def steps_reward(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -283,8 +290,7 @@ def steps_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     >>> steps_reward(["37 +8 = 45 ; 45 x3 = 36 ; ans 36", "ans 45"])
     [0.5, 0.0]
     """
-    texts = [c if isinstance(c, str) else str(c[-1].get("content") or "") for c in completions]
-    steps_of = [_STEP.findall(text) for text in texts]
+    steps_of = [_STEP.findall(text) for text in texts_of(completions)]
     return [sum(apply(int(a), op) == int(b) for a, op, b in steps) / max(1, len(steps)) for steps in steps_of]
 
 
@@ -294,8 +300,5 @@ def fingerprint(tier: str | Tier = "default", num: int = len(HELD_OUT)) -> str:
     >>> fingerprint("easy", 8)[:8]
     '7a07eccb'
     """
-    digest = hashlib.sha256()
-    for seed in HELD_OUT[:num]:
-        problem = generate(seed, tier)
-        digest.update(f"{problem.text} -> {solve(problem).answer}\n".encode())
-    return digest.hexdigest()
+    problems = (generate(seed, tier) for seed in HELD_OUT[:num])
+    return fingerprint_of((problem.text, solve(problem).answer) for problem in problems)

@@ -21,7 +21,15 @@ from gear_rl.arena.chain.tiers import OPERATIONS, Tier
 from gear_rl.arena.evaluate import accuracy
 from gear_rl.arena.model import NUMBERS, build_model, build_tokenizer, save
 from gear_rl.arena.task import FIRST_TRAIN_SEED, TEMPLATE, Reference
-from gear_rl.arena.training import Batch, Report, competence_optimizers, habit_optimizers, one_thread, train
+from gear_rl.arena.training import (
+    Batch,
+    Report,
+    competence_optimizers,
+    demonstration_batches,
+    habit_optimizers,
+    one_thread,
+    train,
+)
 
 _REFERENCES = get_args(Reference)
 ATOMS = (*NUMBERS, *(f" {op}" for op in OPERATIONS), *(f" {op} = " for op in OPERATIONS))
@@ -148,30 +156,6 @@ def _fact_batches(tokenizer: Any, recipe: Recipe, rng: random.Random) -> Iterato
         yield ids, counts
 
 
-def _chain_batches(
-    tokenizer: Any, recipe: Recipe, rng: random.Random, conversation: Callable[[int], list[dict[str, str]]]
-) -> Iterator[Batch]:
-    """Demonstrations in batches of similar length, so that little is padding; the loss counts on completions."""
-    import torch
-
-    (mark,) = tokenizer("assistant\n")["input_ids"]
-    num_batches = 0
-    while True:
-        conversations = [conversation(num_batches) for _ in range(256)]
-        texts = tokenizer.apply_chat_template(conversations, tokenize=False)
-        batches: list[list[list[int]]] = [[]]
-        for row in sorted(tokenizer(texts)["input_ids"], key=len):
-            if (len(batches[-1]) + 1) * len(row) > recipe.batch_tokens:
-                batches.append([])
-            batches[-1].append(row)
-        rng.shuffle(batches)
-        for batch in batches:
-            width = max(map(len, batch))
-            ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in batch])
-            yield ids, ((ids == mark).cumsum(-1) > 0) & (ids != tokenizer.pad_token_id)
-        num_batches += len(batches)
-
-
 def _competence(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, report: Report) -> None:
     """Stage 1: copy where there is a reference, compute where there is none."""
 
@@ -182,7 +166,7 @@ def _competence(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, 
 
     optimizers = competence_optimizers(model, recipe.matrix_rate, recipe.rate)
     facts = _fact_batches(tokenizer, recipe, rng)
-    chains = _chain_batches(tokenizer, recipe, rng, conversation)
+    chains = demonstration_batches(tokenizer, recipe.batch_tokens, rng, conversation)
 
     def batches() -> Iterator[Batch]:
         for step in range(recipe.competence_steps):
@@ -199,5 +183,5 @@ def _habit(model: Any, tokenizer: Any, rng: random.Random, recipe: Recipe, repor
         return _conversation(rng, recipe.longest, (9, 8, 1, 2), recipe.slip_rate, recipe.reference_slip_rate)
 
     optimizers = habit_optimizers(model, recipe.habit_rate)
-    batches = _chain_batches(tokenizer, recipe, rng, conversation)
+    batches = demonstration_batches(tokenizer, recipe.batch_tokens, rng, conversation)
     train(model, batches, optimizers, recipe.habit_steps, recipe.habit_steps // 2, report)

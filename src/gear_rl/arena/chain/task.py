@@ -117,7 +117,7 @@ class Chain:
 
     def tables(self, facts: Mapping[str, Any]) -> list[FactTable]:
         """Accuracies, then ranks."""
-        from gear_rl.arena.chain.check import SIGNALS
+        from gear_rl.arena.ranks import SIGNALS
 
         n = next(iter(facts.values()))["n"]
         columns = ("sampled", "greedy", "sampled_trace", "sampled_answer", "sampled_shuffled")
