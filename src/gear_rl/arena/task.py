@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 TASKS: dict[str, Task | str] = {
     "chain": "gear_rl.arena.chain.task:TASK",
     "ledger": "gear_rl.arena.ledger.task:TASK",
+    "codebook": "gear_rl.arena.codebook.task:TASK",
 }
 """Every task by its name: the object, or where it is."""
 DEFAULT_TASK = "chain"
@@ -221,7 +222,7 @@ def all_tasks() -> list[Task]:
     """Every task, in the order of the catalogue.
 
     >>> [task.name for task in all_tasks()]
-    ['chain', 'ledger']
+    ['chain', 'ledger', 'codebook']
     """
     return [get_task(name) for name in TASKS]
 
