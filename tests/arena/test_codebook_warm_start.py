@@ -29,7 +29,7 @@ def loaded() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def facts(loaded: tuple[Any, Any]) -> dict[str, Any]:
-    return codebook_check.check(*loaded, n=24, tiers=["default"])["default"]
+    return codebook_check.check(*loaded, n=16, tiers=["default"])["default"]
 
 
 def _digest(folder: Path) -> dict[str, str]:
@@ -93,8 +93,8 @@ def test_the_reference_informs_and_another_one_does_not(facts: dict[str, Any]) -
 
 def test_signals_rank_wrong_codes(facts: dict[str, Any]) -> None:
     on_policy, planted = facts["on_policy"], facts["planted"]
-    assert planted["n"] == 24
-    assert on_policy["n"] == round((1 - facts["sampled"]) * 24 * 12)
+    assert planted["n"] == 16
+    assert on_policy["n"] == round((1 - facts["sampled"]) * 16 * 12)
     for found in (on_policy, planted):
         assert found["auc_choices"]["log_ratio"] > 0.95
         assert abs(found["auc_choices"]["shuffled_log_ratio"] - 0.5) < 0.25
