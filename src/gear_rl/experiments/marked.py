@@ -373,7 +373,7 @@ def export(path: Path, task: str, tier: str, n: int) -> int:
 
     >>> export(Path("faults.jsonl"), "ledger", "easy", 4)
     Traceback (most recent call last):
-    gear_rl.errors.InputError: --export: ledger has tool calls, which such a file cannot hold; export chain
+    gear_rl.errors.InputError: --export: ledger has tool calls, ... cannot hold; export chain or codebook
     """
     from gear_rl.arena.model import load
     from gear_rl.runs.arena import known_task, task_of

@@ -16,7 +16,7 @@ def entry_point() -> EntryPoint | None:
     """Our plugin as the installed package announces it; None where it does not.
 
     >>> found = entry_point()
-    >>> found is None or found.value
+    >>> found is None or found.value == "gear_rl.runs.verl.plugin"
     True
     """
     return next((one for one in entry_points(group=GROUP) if one.name == NAME), None)
