@@ -134,6 +134,19 @@ def is_per_completion(method: CreditAssigner) -> bool:
     return bool(getattr(method, "per_completion", False))
 
 
+def is_even(method: CreditAssigner) -> bool:
+    """Whether every token of a completion gets the completion's own advantage, in whatever setting.
+
+    A class says so by an attribute ``even = True`` of its own: one that inherits it may spread the credit. Such a
+    method loses nothing where a loss has one ratio, or one advantage, for the whole completion.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in METHODS if is_even(METHODS[name]())]
+    ['uniform']
+    """
+    return bool(vars(type(method)).get("even", False))
+
+
 def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
     """The settings of the engine that the method's paper or released code has; empty where it has none.
 

@@ -35,7 +35,6 @@ def test_a_version_that_was_never_run_is_a_note(version, state, monkeypatch):
         return version if package == "verl" else real(package)
 
     monkeypatch.setattr(checks, "version", installed)
-    monkeypatch.setattr("gear_rl.cli.doctor_verl.version", installed)
     monkeypatch.setattr("gear_rl.cli.doctor_verl.registration_fault", lambda: "RuntimeError: nothing here")
     found = by_subject()
     assert found["verl"].state == state and version in found["verl"].fact

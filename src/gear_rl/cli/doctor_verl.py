@@ -1,10 +1,9 @@
 """``gear doctor --engine verl``: what a run under verl would miss on this machine, and how to correct it."""
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 from gear_rl.cli.doctor import Finding, device
-from gear_rl.runs.verl.checks import TESTED, TRAINERS, environment_problem, version_note
+from gear_rl.runs.verl.checks import TESTED, TRAINERS, environment_problem, installed, version_note
 from gear_rl.runs.verl.registration import announcement_fault, registration_fault
 
 _OWN = "make an environment of its own: pip install 'gear-rl[verl]'"
@@ -26,23 +25,23 @@ def examine_verl() -> list[Finding]:
         _server(),
         _trl(),
     ]
-    if _installed("torch") is not None:
+    if installed("torch") is not None:
         findings += _platform()
     return [*findings, _registration()]
 
 
 def _package(name: str) -> Finding:
-    installed = _installed(name)
-    if installed is None:
+    found = installed(name)
+    if found is None:
         return Finding("broken", name, "not installed", _OWN)
     note = version_note() if name == "verl" else None
     if note is not None:
-        return Finding("note", name, f"{installed}: {note}", f"pip install 'verl=={TESTED[-1]}' was run")
-    return Finding("ok", name, f"{installed}, as tested" if name == "verl" else installed)
+        return Finding("note", name, f"{found}: {note}", f"pip install 'verl=={TESTED[-1]}' was run")
+    return Finding("ok", name, f"{found}, as tested" if name == "verl" else found)
 
 
 def _server() -> Finding:
-    found = [f"{name} {_installed(name)}" for name in _SERVERS if _installed(name) is not None]
+    found = [f"{name} {installed(name)}" for name in _SERVERS if installed(name) is not None]
     if found:
         return Finding("ok", "rollout server", ", ".join(found))
     return Finding(
@@ -70,7 +69,7 @@ def _platform() -> list[Finding]:
 def _registration() -> Finding:
     """Whether a run would find our trainers; the one thing that verl does not say by itself."""
     subject = "registration"
-    if _installed("verl") is None:
+    if installed("verl") is None:
         return Finding("broken", subject, "verl is not installed", _OWN)
     fault = announcement_fault()
     if fault is not None:
@@ -80,10 +79,3 @@ def _registration() -> Finding:
         fix = "correct what it names, or report it; verl itself would only say: Unknown trainer"
         return Finding("broken", subject, problem, fix)
     return Finding("ok", subject, f"{', '.join(TRAINERS)}, the agent loop and the group gear")
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

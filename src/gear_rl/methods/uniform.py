@@ -23,6 +23,7 @@ class Uniform:
 
     name: ClassVar[str] = "uniform"
     source: ClassVar[str] = "arXiv:2402.03300"
+    even: ClassVar[bool] = True
 
     @property
     def needs(self) -> tuple[str, ...]:

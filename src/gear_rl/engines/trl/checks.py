@@ -15,7 +15,7 @@ from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.environments import has_privileged_context
 from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, PrivilegedFunction, check_sources
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, source_counts
-from gear_rl.traits import distillation_of
+from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def check_importance_level(credit: CreditAssigner, loss_type: str, level: str) -
     ValueError: importance_sampling_level: 'sequence' with loss_type 'grpo' gives all tokens of a completion the
     same gradient, so the token credit of 'gear' would be lost; set it to 'token', or use credit 'uniform'
     """
-    if level == "token" or loss_type in CONSTANT_RATIO_LOSSES or vars(type(credit)).get("name") == "uniform":
+    if level == "token" or loss_type in CONSTANT_RATIO_LOSSES or is_even(credit):
         return
     raise ValueError(
         f"importance_sampling_level: {level!r} with loss_type {loss_type!r} gives all tokens of a completion the "

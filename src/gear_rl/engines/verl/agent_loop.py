@@ -27,9 +27,6 @@ from gear_rl.signals.control_tokens import control_pattern, defused
 
 logger = logging.getLogger(__name__)
 
-AGENT_NAME = "gear_env"
-"""What a dataset's column ``agent_name`` says for a row of an environment."""
-
 
 class EnvironmentLoop(ToolAgentLoop, ABC):
     """The rollouts of an environment; a subclass says which.

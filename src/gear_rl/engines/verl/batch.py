@@ -15,6 +15,8 @@ from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
+AGENT_NAME = "gear_env"
+"""What a dataset's column ``agent_name`` says for a row of an environment."""
 SEEN = "gear"
 """Under this key of verl's ``extra_fields`` our agent loop leaves what it saw of a rollout."""
 COLUMNS = (

@@ -20,8 +20,8 @@ from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.verl.batch import COLUMNS, SEEN, Columns, log_prob_gap, rollout_batch
 from gear_rl.engines.verl.engine import VerlEngine
-from gear_rl.engines.verl.wire import ORDER, PADDING, Order, request_fields, signal_field
-from gear_rl.engines.verl.worker import CreditWorker, jagged, rows_of
+from gear_rl.engines.verl.wire import ORDER, PADDING, Order, jagged, request_fields, rows_of, signal_field
+from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.records import RecordWriter
 from gear_rl.signals.contexts import PrivilegedFunction
@@ -121,7 +121,7 @@ class CreditTrainer:
     def _passes(
         self, batch: KVBatchMeta, real: Sequence[int]
     ) -> Callable[[list[int], dict[str, list[Tensor]], Order], dict[str, list[Tensor]]]:
-        filling = [r for r in range(len(batch.keys)) if r not in set(real)]
+        filling = sorted({*range(len(batch.keys))} - {*real})
 
         def run(rows: list[int], fields: dict[str, list[Tensor]], order: Order) -> dict[str, list[Tensor]]:
             spare = iter(filling)

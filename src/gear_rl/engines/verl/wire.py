@@ -152,6 +152,19 @@ def padded(rows: Sequence[Tensor], width: int = 0) -> Tensor:
     return torch.nn.functional.pad(both, (0, max(0, width - both.shape[1])))
 
 
+def rows_of(values: Any) -> list[Any]:
+    """A field of verl's batch as one entry per rollout: tensors without padding, or plain values."""
+    if isinstance(values, Tensor):
+        return list(values.unbind())
+    return [getattr(value, "data", value) for value in values]
+
+
+def jagged(padded: Tensor, lengths: list[int]) -> Tensor:
+    """Padded rows as verl stores them: each as long as its completion."""
+    rows = [row[:length] for row, length in zip(padded, lengths, strict=True)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
 def placed(scored: Sequence[bool], lengths: Sequence[int], parts: int) -> list[int]:
     """An order of the rollouts in which ``parts`` equal runs have about as much to score each.
 

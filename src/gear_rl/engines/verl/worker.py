@@ -18,7 +18,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.passes import ModelPasses
-from gear_rl.engines.verl.wire import ORDER, Order, request_fields, signal_field, unpacked
+from gear_rl.engines.verl.wire import ORDER, Order, jagged, request_fields, rows_of, signal_field, unpacked
 from gear_rl.signals.forwards import head_of
 from gear_rl.signals.score import TeacherStates, needs_teacher, teacher_states
 from gear_rl.signals.teacher import LiveTeacher, make_teacher
@@ -88,16 +88,3 @@ class CreditWorker(ActorRolloutRefWorker):
         # The reference's weights may rest in the main memory, and be moved there again.
         head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
         return TeacherStates(hidden=states.hidden, head=head)
-
-
-def rows_of(values: Any) -> list[Any]:
-    """A field of verl's batch as one entry per rollout: tensors without padding, or plain values."""
-    if isinstance(values, Tensor):
-        return list(values.unbind())
-    return [getattr(value, "data", value) for value in values]
-
-
-def jagged(padded: Tensor, lengths: list[int]) -> Tensor:
-    """Padded rows as verl stores them: each as long as its completion."""
-    rows = [row[:length] for row, length in zip(padded, lengths, strict=True)]
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -5,7 +5,8 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import register
 
-from gear_rl.engines.verl.agent_loop import AGENT_NAME, EnvironmentLoop
+from gear_rl.engines.verl.agent_loop import EnvironmentLoop
+from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.environments import PRIVILEGED_CONTEXT
 from gear_rl.runs.verl.checks import section_of
 from gear_rl.runs.verl.settings import environment_factory, read_settings

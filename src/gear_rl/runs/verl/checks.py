@@ -9,7 +9,7 @@ from gear_rl.errors import InputError
 from gear_rl.runs.verl.settings import SECTION, VerlSettings, read_settings
 from gear_rl.signals.contexts import NO_CONTRAST, check_sources
 from gear_rl.signals.score import needs_teacher
-from gear_rl.traits import distillation_of
+from gear_rl.traits import distillation_of, is_even
 
 TRAINERS = {"gear_sync": "sync", "gear_colocate_async": "colocate_async"}
 """Our trainers, and the one of verl that each is."""
@@ -24,8 +24,8 @@ def check(config: Any) -> VerlSettings:
     rollout = config.actor_rollout_ref.rollout
     settings = read_settings(section_of(config), rollout.get("log_prob_micro_batch_size_per_gpu"))
     _check_trainer(config)
-    _check_method(settings)
-    _check_teacher(config, settings)
+    check_method(settings)
+    _check_reference(config, settings)
     if needs_passes(settings.method):
         _check_workers(config, settings)
     _check_loss(config, settings)
@@ -42,7 +42,7 @@ def section_of(config: Any) -> dict[str, Any]:
 
 def environment_problem() -> str | None:
     """What makes every one of verl's workers die in this environment; None if nothing does."""
-    if _installed("trl") is not None:
+    if installed("trl") is not None:
         return (
             "trl is installed in this environment, and verl 0.9.1 imports a class that TRL 1.16 no longer has, "
             "so its workers die; make an environment of its own: pip install 'gear-rl[verl]'"
@@ -52,13 +52,17 @@ def environment_problem() -> str | None:
 
 def version_note() -> str | None:
     """One line where this verl was never run with us; None for one that was."""
-    installed = _installed("verl")
-    if installed is None or installed in TESTED:
+    found = installed("verl")
+    if found is None or found in TESTED:
         return None
-    return f"verl {installed} was never run with gear-rl, only {', '.join(TESTED)} was"
+    return f"verl {found} was never run with gear-rl, only {', '.join(TESTED)} was"
 
 
-def _installed(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """The version of a package in this environment; None where it is not installed.
+
+    >>> installed("no-such-package")
+    """
     try:
         return version(package)
     except PackageNotFoundError:
@@ -79,32 +83,37 @@ def _check_trainer(config: Any) -> None:
         )
 
 
-def _check_method(settings: VerlSettings) -> None:
+def check_method(settings: VerlSettings, section: str = "gear.", teacher: str = "gear.teacher") -> None:
+    """Refuse a method, a teacher or a source that cannot run in verl.
+
+    ``section`` stands before the keys as their reader wrote them, and ``teacher`` is that of the teacher.
+    """
     method, config = settings.method, settings.config
     if distillation_of(method) is not None:
         raise InputError(
-            f"gear.credit: {method.name!r} adds a distillation term to the loss, and verl's loss has no "
+            f"{section}credit: {method.name!r} adds a distillation term to the loss, and verl's loss has no "
             "place for one; take a method that reweights, such as gear or rlsd"
         )
     if "reference_logprob" in method.needs:
-        raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
+        raise InputError(
+            f"{section}credit: {method.name!r} needs reference_logprob, which was never run in verl"
+        )
     sources = [*cast(list[str], config.privileged_sources)]
     try:
         check_sources(sources, settings.privileged is not None)
     except ValueError as error:
-        raise InputError(f"gear.{error}") from None
-
-
-def _check_teacher(config: Any, settings: VerlSettings) -> None:
-    kind = settings.config.teacher_model_kind
-    if not needs_context(settings.method):
-        return
-    if kind not in ("live", "base"):
+        raise InputError(f"{section}{error}") from None
+    kind = config.teacher_model_kind
+    if needs_context(method) and kind not in ("live", "base"):
         raise InputError(
-            f"gear.teacher: {kind!r} (given, or published with {settings.method.name!r}) keeps a copy of the "
-            "weights, which verl has sharded among its workers; set it to live or base"
+            f"{teacher}: {kind!r} (given, or published with {method.name!r}) keeps a copy of "
+            "the weights, which verl has sharded among its workers; set it to live or base"
         )
-    if kind == "live" or not needs_teacher(settings.method.needs):
+
+
+def _check_reference(config: Any, settings: VerlSettings) -> None:
+    """Where the base teacher is another model in verl, it has to be loaded."""
+    if settings.config.teacher_model_kind != "base" or not needs_teacher(settings.method.needs):
         return
     lora = _lora(config)
     reference = config.algorithm.get("use_kl_in_reward", False) or config.actor_rollout_ref.actor.use_kl_loss
@@ -150,7 +159,7 @@ def _check_loss(config: Any, settings: VerlSettings) -> None:
             "divides one per completion; use grpo or rloo"
         )
     loss = _select(config.actor_rollout_ref.actor, "policy_loss.loss_mode")
-    if loss == "geo_mean" and vars(type(settings.method)).get("name") != "uniform":
+    if loss == "geo_mean" and not is_even(settings.method):
         raise InputError(
             "actor_rollout_ref.actor.policy_loss.loss_mode: 'geo_mean' averages the advantages of a completion, "
             f"so the token credit of {settings.method.name!r} would be lost; use vanilla, gspo or cispo"

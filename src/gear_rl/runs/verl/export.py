@@ -15,9 +15,11 @@ from gear_rl.arena.task import TASKS, TEMPLATE, dataset_task, get_task
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import needs_context
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
+from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.trainer import load_data, load_environment
+from gear_rl.runs.verl.checks import check_method
 from gear_rl.runs.verl.launch import (
     DEFAULTS,
     Cluster,
@@ -30,10 +32,7 @@ from gear_rl.runs.verl.launch import (
     with_reference,
 )
 from gear_rl.runs.verl.settings import read_settings
-from gear_rl.traits import distillation_of
 
-AGENT_NAME = "gear_env"
-"""The column ``agent_name`` of rows that an environment plays."""
 GOLD_COLUMNS = ("ground_truth", "answer", "solution")
 """Where verl's ``ground_truth`` is taken from; our rewards read the whole row."""
 _SMALL = 20_000
@@ -215,18 +214,8 @@ def _overrides(config: RunConfig, settings: Settings, files: Files, cluster: Clu
         own |= {name: settings(name) for name in ("tool_time_limit", "tool_max_chars")}
     overrides = overrides_of(config.credit, settings, files, cluster, **own)
     chosen = read_settings(section_of(overrides))
-    method, kind = chosen.method, chosen.config.teacher_model_kind
-    if distillation_of(method) is not None:
-        raise InputError(
-            f"credit: {method.name!r} adds a distillation term to the loss, for which verl has no place; take a "
-            "method that reweights, such as gear or rlsd"
-        )
-    if needs_context(method) and kind not in ("live", "base"):
-        raise InputError(
-            f"teacher_model_kind: {kind!r} keeps a copy of the weights, which verl has sharded; set it to live "
-            f"or base (credit {method.name!r} may bring it along)"
-        )
-    if needs_context(method) and kind == "base":
+    check_method(chosen, section="", teacher="teacher_model_kind")
+    if needs_context(chosen.method) and chosen.config.teacher_model_kind == "base":
         overrides |= with_reference(settings("beta"))
     return overrides
 

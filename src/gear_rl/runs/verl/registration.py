@@ -6,6 +6,7 @@ import traceback
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 
+from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.runs.verl.checks import TRAINERS
 
 GROUP, NAME = "verl.plugins", "gear"
@@ -56,11 +57,10 @@ def _registration_fault() -> str | None:
         importlib.import_module("verl.trainer.ppo.v1")
         importlib.import_module("verl.experimental.agent_loop")
         loops = importlib.import_module("verl.experimental.agent_loop.agent_loop")._agent_loop_registry
-        agent = importlib.import_module("gear_rl.engines.verl.agent_loop").AGENT_NAME
         store = importlib.import_module("hydra.core.config_store").ConfigStore.instance().repo
     except Exception as error:
         return traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
     missing = [f"trainer {name}" for name in TRAINERS if name not in trainers]
-    missing += [] if agent in loops else [f"agent loop {agent}"]
+    missing += [] if AGENT_NAME in loops else [f"agent loop {AGENT_NAME}"]
     missing += [] if NAME in store else [f"Hydra group {NAME}"]
     return f"verl has no {', '.join(missing)}" if missing else None

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.objects import import_object
+from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import build_method, checked
 from gear_rl.signals.contexts import PrivilegedFunction
@@ -133,7 +134,7 @@ def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[]
 
     if path is None:
         raise InputError(
-            "gear.environment: missing, but a row has agent_name=gear_env; give package.module:Class"
+            f"gear.environment: missing, but a row has agent_name={AGENT_NAME}; give package.module:Class"
         )
     if ":" in path:
         return cast(Callable[[], Any], import_object(path, "gear.environment"))
