@@ -32,6 +32,11 @@ def check(config: Any) -> VerlSettings:
     return settings
 
 
+def assigns_credit(config: Any) -> bool:
+    """Whether a configuration (a DictConfig) means token credit: by a section ``gear``, or by our trainer."""
+    return _select(config, SECTION) is not None or _select(config, "trainer.v1.trainer_mode") in TRAINERS
+
+
 def section_of(config: Any) -> dict[str, Any]:
     """The section ``gear`` of verl's configuration as plain values; empty where there is none."""
     from omegaconf import OmegaConf
@@ -173,6 +178,7 @@ def _lora(config: Any) -> bool:
 
 
 def _select(config: Any, path: str) -> Any:
+    """The value under a path; None where the way there is none."""
     for name in path.split("."):
-        config = config.get(name) if config is not None else None
+        config = config.get(name) if hasattr(config, "get") else None
     return config
