@@ -119,6 +119,11 @@ class TokenSignals:
     """How far (Wasserstein) the hidden states around y_t are from those of the group's completions with the
     opposite outcome, in mean lengths of a hidden state; 0 where there is none."""
 
+    # What only a laboratory has.
+    true_advantage: Float[Tensor, "B T"] | None = _signal("rollout")
+    """What y_t is worth under the current policy: the expected reward after it less that before it, from who
+    knows the truth. No engine can compute it: it is for controls of tasks that can tell."""
+
     # Turns and text.
     token_id: Int[Tensor, "B T"] | None = _signal("rollout", late=True)
     """The sampled token's number in the vocabulary; -1 where the mask is False. The same on every processor, so

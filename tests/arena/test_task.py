@@ -16,7 +16,7 @@ from gear_rl.arena.task import TASKS, Budget, Case, FactTable, Task, all_tasks, 
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
-from gear_rl.experiments.compare import specs_of
+from gear_rl.experiments.compare import plan_of
 from gear_rl.experiments.score import arena_material
 from gear_rl.runs.arena import arena_config, known_task, task_of
 from gear_rl.runs.config import load_config
@@ -86,6 +86,7 @@ class Echo:
     rewards: tuple[str, ...] = ("arena", "math")
     faults: Mapping[str, str] = {"digit": "a wrong digit"}
     reward = staticmethod(_echo_reward)
+    truth = None
 
     def rows(
         self, tier: str, *, num: int, reference: str = "trace", first_seed: int = 10
@@ -155,9 +156,9 @@ def test_a_third_task_is_one_line(echo: Echo) -> None:
     with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/ledger"):
         load_environment(config.model_copy(update={"environment": "arena"}))
 
-    assert {
-        spec.steps for spec in specs_of([], task="echo", tier="default", seeds=1, steps=None, n_eval=8)
-    } == {7}
+    assert plan_of([], task="echo", tier="default", seeds=1, n_eval=7).steps == 7
+    with pytest.raises(InputError, match="--n-eval: 8; there are 7 held-out problems to report on"):
+        plan_of([], task="echo", tier="default", seeds=1, n_eval=8)
     with pytest.raises(InputError, match="--fault: 'relation' is not one of digit"):
         arena_material("echo", "default", 4, "relation")
     assert arena_material("echo", "default", 4).about()["fault"] == "digit"

@@ -10,7 +10,7 @@ import pytest
 from engines import tiny
 from gear_rl.engines.trl import GEARConfig, GEARTrainer
 from gear_rl.experiments.cells import cell_trainer
-from gear_rl.experiments.compare import specs_of
+from gear_rl.experiments.compare import plan_of
 from gear_rl.experiments.score import arena_material
 from gear_rl.methods import METHODS, Gear, Opsd, Rlcsd, Rlsd, Sdpo, Shuffled, Uniform
 from gear_rl.records import read_records
@@ -84,7 +84,8 @@ def test_every_command_has_the_same(name, tmp_path):
         run = RunConfig(model="arena", dataset="arena/easy", reward="arena", credit=credit, lora=None)
         run.trainer = out | batch
         assert seen(make_trainer(run)) == wanted, "gear train, gear demo"
-        [_, spec] = specs_of([text], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
+        plan = plan_of([text], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
+        [_, spec] = plan.reported(plan.own_rates)
         assert seen(cell_trainer(spec, str(tmp_path))) == wanted, "gear compare"
         assert {**DEFAULTS, **spec.engine} == wanted, "the record of the cell"
         material = arena_material(tier="easy", n=1)

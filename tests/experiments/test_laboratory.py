@@ -16,9 +16,9 @@ from gear_rl.experiments.compare import (
     compared,
     parse_method,
     parse_methods,
+    plan_of,
     run_cells,
     save,
-    specs_of,
     split_methods,
 )
 from gear_rl.experiments.score import arena_material, records_of, score
@@ -135,8 +135,16 @@ def test_a_method_may_carry_settings():
         parse_method("gear:alpha")
 
 
+EASY = {"task": "chain", "tier": "easy", "n_eval": 8, "rates": 1}
+
+
+def specs_of(methods, **settings):
+    plan = plan_of(methods, **{**EASY, **settings})
+    return plan.reported(plan.own_rates)
+
+
 def test_every_method_meets_every_seed_and_grpo_is_among_them():
-    specs = specs_of(["gear"], task="chain", tier="easy", seeds=2, steps=None, n_eval=8)
+    specs = specs_of(["gear"], seeds=2)
     assert [(s.name, s.seed) for s in specs] == [("uniform", 0), ("gear", 0), ("uniform", 1), ("gear", 1)]
     assert {s.steps for s in specs} == {20}, "the tier's own budget"
     assert len({s.file for s in specs}) == 4
@@ -150,20 +158,23 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
 def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
     """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
 
-    def refused(specs, *_, **__):
-        raise InputError(",".join(sorted({spec.tier for spec in specs})))
+    def refused(plan, *_, **__):
+        raise InputError(plan.tier)
 
-    monkeypatch.setattr("gear_rl.cli.compare.run_cells_with_bar", refused)
+    monkeypatch.setattr("gear_rl.cli.compare.run_plan_with_bar", refused)
     # gear score's default is held by the exported faults of test_marked.py.
     with pytest.raises(InputError, match=f"^{tier}$"):
         compare.__wrapped__(**words)
+
+
+PLAN = plan_of(["crpo:style=[9]"], seeds=1, steps=1, samples=3, **EASY)
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
     """A run that finishes, one that cannot; interrupted after the first, so to speak, and gone on with."""
     folder = tmp_path_factory.mktemp("compare")
-    specs = specs_of(["crpo:style=[9]"], task="chain", tier="easy", seeds=1, steps=1, n_eval=8, samples=3)
+    specs = PLAN.reported(PLAN.own_rates)
     first = run_cells(specs[:1], folder / "cells", jobs=1)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
     rows = run_cells(specs, folder / "cells", jobs=2)
@@ -184,7 +195,7 @@ def test_a_failed_or_foreign_cell_is_run_again(comparison):
     cells = folder / "cells"
     assert finished(specs[0], cells) is not None
     assert finished(specs[1], cells) is None
-    other = specs_of([], task="chain", tier="easy", seeds=1, steps=2, n_eval=8)[0]
+    other = specs_of([], seeds=1, steps=2)[0]
     assert other.file == specs[0].file and finished(other, cells) is None, "another budget is another run"
     (cells / "torn.json").write_text('{"spec"')
     assert finished(other, cells) is None
@@ -197,11 +208,11 @@ def test_a_cell_has_the_accuracy_of_each_sampling(comparison):
         assert len(each) == 3 and rows[0][f"accuracy_{when}"] == sum(each) / 3
         assert all(share * 8 in range(9) for share in each)
     assert rows[0]["samples"] == rows[1]["samples"] == 3
-    more = specs_of([], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)[0]
+    more = specs_of([], seeds=1, steps=1)[0]
     assert more.file == specs[0].file and finished(more, folder / "cells") is None, (
         "more samples: another run"
     )
-    cell = compared(rows, command="")["comparisons"][0]["cells"][0]
+    cell = compared(PLAN, rows, {}, command="")["comparisons"][0]["cells"][0]
     assert cell["accuracies_after"] == rows[0]["accuracies_after"] and cell["samples"] == 3
 
 
@@ -211,7 +222,7 @@ def drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     found: dict[int, list[tuple[int, tuple[float, ...]]]] = {}
     whole = task_of("chain", "easy")
-    specs = specs_of([], task="chain", tier="easy", seeds=2, steps=1, n_eval=64, samples=2)
+    specs = specs_of([], seeds=2, steps=1, n_eval=64, samples=2)
     for spec in specs:
         drawn = found[spec.seed] = []
 
@@ -264,8 +275,8 @@ def test_no_two_samplings_share_a_seed():
 
 def test_the_comparison_hangs_on_the_runs_alone(comparison):
     folder, _, rows = comparison
-    found = compared(rows, command="gear compare")
-    slower = compared([row | {"seconds": 9e9} for row in rows], command="gear compare")
+    found = compared(PLAN, rows, {}, command="gear compare")
+    slower = compared(PLAN, [row | {"seconds": 9e9} for row in rows], {}, command="gear compare")
     assert found == slower
     one = found["comparisons"][0]
     assert one["verdicts"][0]["method"] == "uniform"
@@ -284,6 +295,10 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["compare", "--methods", "gear:alhpa=1"], "has no such setting; did you mean alpha?"),
         (["compare", "--seeds", "0"], "--seeds: 0"),
         (["compare", "--samples", "0"], "--samples: 0; give 1 or more"),
+        (["compare", "--rates", "0"], "--rates: 0; give 1 or more"),
+        (["compare", "--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
+        (["compare", "--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
+        (["compare", "--methods", "oracle"], "'oracle' needs decisions that do not depend on each other"),
         (["compare", "--methods", ","], "--methods: empty"),
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),

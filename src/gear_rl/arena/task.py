@@ -15,6 +15,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
+from gear_rl.arena.truth import Truth
+
 TASKS: dict[str, Task | str] = {
     "chain": "gear_rl.arena.chain.task:TASK",
     "ledger": "gear_rl.arena.ledger.task:TASK",
@@ -39,6 +41,8 @@ Reference = Literal["none", "trace", "answer", "shuffled"]
 Reward = Callable[..., list[float]]
 """A reward function in TRL's signature."""
 Turns = list[list[int]]
+TruthOf = Callable[[Sequence[int], Mapping[str, Any], Any], Truth]
+"""The ids of a rollout's completion, its row and the tokenizer -> what is true about every token."""
 TrainerOf = Callable[[Any, Any, str], AbstractContextManager[Any]]
 """Model, tokenizer and tier -> a trainer that solves rows with that model, while the context lasts."""
 
@@ -71,6 +75,9 @@ class Case:
     right: Turns
     fault: range
     """Which tokens of the faulty completion are the fault, tool answers counted."""
+    choices: tuple[bool, ...] = ()
+    """Whether each token of the faulty completion is a decision, so that the form does not say what stands there;
+    tool answers counted. Empty where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,12 @@ class Task(Protocol):
     @property
     def reward(self) -> Reward | None:
         """Judges completions; None for an agent, whose environment does."""
+        ...
+
+    @property
+    def truth(self) -> TruthOf | None:
+        """What is true about every token of a rollout; None where decisions depend on each other, so that no
+        formula says what one is worth."""
         ...
 
     def rows(

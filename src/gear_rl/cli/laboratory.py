@@ -178,7 +178,17 @@ def compare(
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
     ] = None,
-    n_eval: Annotated[int, typer.Option(help="Held-out problems before and after each run.")] = 512,
+    rollouts: Annotated[
+        int | None, typer.Option(help="Rollouts per step; by default the tier's own.")
+    ] = None,
+    rates: Annotated[
+        int,
+        typer.Option(
+            help="Learning rates to try for each method, a factor of two apart, on seeds and problems of their "
+            "own; more where the best lies at an edge. 1 takes the tier's own rate for all."
+        ),
+    ] = 4,
+    n_eval: Annotated[int, typer.Option(help="Held-out problems before and after each run.")] = 256,
     samples: Annotated[int, typer.Option(help="Sampled answers to each of them, before and after.")] = 4,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
     out: Annotated[
@@ -186,27 +196,34 @@ def compare(
     ] = Path("runs/compare"),
     as_json: Annotated[bool, typer.Option("--json", help="The comparison, as JSON.")] = False,
 ) -> None:
-    """Does a method help? Trains every method with every seed on one budget, and compares in words.
+    """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
+    rate, with every seed, on one budget of rollouts, and compares in words.
+
+    On tasks that know the truth about every token a control that is told it (oracle) is the ceiling.
 
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
     compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled
     """
-    from gear_rl.cli.compare import run_cells_with_bar, verdict_table
-    from gear_rl.experiments.compare import compared, save, specs_of, split_methods
+    from gear_rl.cli.compare import run_plan_with_bar, verdict_table
+    from gear_rl.experiments.compare import compared, plan_of, save, split_methods
 
-    specs = specs_of(
+    plan = plan_of(
         split_methods(methods),
         task=task,
         tier=tier or _tier_of(task),
         seeds=seeds,
         steps=steps,
+        rollouts=rollouts,
+        rates=rates,
         n_eval=n_eval,
         samples=samples,
     )
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
-    rows = run_cells_with_bar(specs, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console)
-    comparison = compared(rows, command=command_line())
+    rows, tuned = run_plan_with_bar(
+        plan, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console
+    )
+    comparison = compared(plan, rows, tuned, command=command_line())
     save(comparison, out)
     if as_json:
         sys.stdout.write(json.dumps(comparison, indent=1) + "\n")

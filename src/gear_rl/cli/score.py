@@ -31,7 +31,7 @@ def score_table(document: dict[str, Any]) -> Table:
     """The numbers, for the terminal: what they are compared with below the methods."""
     kind = "marked" if "data" in document else "planted"
     table = Table(title=f"{escape(title_of(document))}: {document['n']} {kind} faults")
-    columns = ["", "AUC", "95 %", "share on the fault", "lift", "rank", "nearest onset"]
+    columns = ["", "AUC", "95 %", "among decisions", "share on the fault", "lift", "rank", "nearest onset"]
     if any(row["n"] < document["n"] for row in document["methods"].values()):
         columns.append("n")  # some say nothing of a method
     for column in columns:
@@ -47,6 +47,7 @@ def score_table(document: dict[str, Any]) -> Table:
             f"{escape(name)}{role}",
             _number(row["auc"], 3),
             "-" if span is None else " to ".join(_number(end, 3) for end in span),
+            _number(row["auc_choices"], 3),
             _number(row["share"], 3),
             *(_number(row[key], 1) for key in ("lift", "rank", "distance")),
             str(row["n"]),

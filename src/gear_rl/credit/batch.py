@@ -73,6 +73,8 @@ class RolloutBatch:
     """How many tools a rollout called, and how many calls failed of which kind; None without tools."""
     truncated: Sequence[bool] = ()
     """Whether the completion was cut off before it ended."""
+    true_advantage: Float[Tensor, "B T"] | None = None
+    """What each token is worth, where a laboratory says it; the signal of that name."""
 
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
@@ -119,6 +121,7 @@ class RolloutBatch:
             },
             **{name: of(getattr(self, name)) for name in ("turn_rewards", "tool_counts")},
             truncated=of(self.truncated) if self.truncated else (),
+            true_advantage=None if self.true_advantage is None else self.true_advantage[rows],
         )
 
 

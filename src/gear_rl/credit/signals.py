@@ -108,6 +108,13 @@ def _rollout_signals(needs: Sequence[str], batch: RolloutBatch) -> dict[str, Ten
         values["reward_B"] = _rewards(batch)
     if "rewards_BR" in needs:
         values["rewards_BR"] = batch.rewards_BR
+    if "true_advantage" in needs:
+        if batch.true_advantage is None:
+            raise ValueError(
+                "credit: the signal 'true_advantage' is told by a laboratory that knows the truth, and none did; "
+                "run the method in gear compare, on a task with truth"
+            )
+        values["true_advantage"] = torch.where(mask, batch.true_advantage, 0.0)
     return values
 
 

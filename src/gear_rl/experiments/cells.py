@@ -1,8 +1,12 @@
-"""One cell of a comparison: a whole training run on the arena, in a process of its own, written to one file."""
+"""One cell of a comparison: a whole training run on the arena, written to one file.
+
+As a program it is a worker: it reads specs, a line of JSON each, and says "done" after each.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import gc
 import json
 import logging
 import sys
@@ -10,9 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from gear_rl.files import replace_file
 
@@ -26,10 +31,11 @@ _POINTS = 6
 class Spec:
     """What a cell is: two cells of the same spec have the same numbers on the same machine.
 
-    >>> numbers = {"seed": 1, "steps": 9, "n_eval": 64, "samples": 1, "n_between": 16}
-    >>> spec = Spec(name="gear:alpha=1", credit={"name": "gear"}, task="chain", tier="hard", engine={}, **numbers)
-    >>> spec.file
-    'gear_alpha_1-1.json'
+    >>> numbers = {"seed": 1, "steps": 9, "rollouts": 128, "n_eval": 64, "first": 0, "samples": 1}
+    >>> numbers["n_between"] = 16
+    >>> more = {"task": "chain", "tier": "hard", "rate": 3e-5, "engine": {}}
+    >>> Spec(name="gear:alpha=1", credit={"name": "gear"}, **numbers, **more).file
+    'gear_alpha_1-3e-05-1.json'
     """
 
     name: str
@@ -39,7 +45,13 @@ class Spec:
     tier: str
     seed: int
     steps: int
+    rollouts: int
+    """Per step."""
+    rate: float
+    """Learning rate."""
     n_eval: int
+    first: int
+    """Seed of the first of its held-out problems."""
     samples: int
     """Answers to every held-out problem, before and after."""
     n_between: int
@@ -51,7 +63,7 @@ class Spec:
     def file(self) -> str:
         """Its file's name."""
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)
-        return f"{plain}-{self.seed}.json"
+        return f"{plain}-{self.rate:g}-{self.seed}.json"
 
 
 def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
@@ -72,7 +84,7 @@ def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
 
 def failed(spec: Spec, error: str) -> dict[str, Any]:
     """A cell without numbers."""
-    names = ("task", "tier", "seed", "steps", "n_eval", "samples")
+    names = ("task", "tier", "seed", "steps", "rate", "n_eval", "samples")
     return {
         "method": spec.name,
         **{name: getattr(spec, name) for name in names},
@@ -111,21 +123,28 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a cell, with the engine's settings that the spec has recorded."""
-    from gear_rl.runs.arena import arena_config
+    from gear_rl.experiments.oracle import told_by
+    from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
 
-    return make_trainer(
+    trainer = make_trainer(
         arena_config(
             spec.task,
             spec.tier,
             spec.credit,
             seed=spec.seed,
             steps=spec.steps,
+            rollouts_per_step=spec.rollouts,
+            learning_rate=spec.rate,
             output_dir=scratch,
             per_device_eval_batch_size=128,
             **spec.engine,
         )
     )
+    truth = task_of(spec.task, spec.tier).truth
+    if truth is not None and "true_advantage" in trainer.credit.needs:
+        trainer.truth = told_by(truth)
+    return trainer
 
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
@@ -137,7 +156,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     quiet_libraries()
     use_few_threads()
     task = task_of(spec.task, spec.tier)
-    problems = task.rows(spec.tier, num=spec.n_eval, first_seed=task.held_out.start)
+    problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
 
@@ -146,7 +165,8 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
 
         between = _between(spec, measured)
         trainer.add_callback(between)
-        held_out = task.fingerprint(spec.tier, spec.n_eval)
+        shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
+        held_out = sha256("\n".join(shown).encode()).hexdigest()
         stem = f"before-{held_out[:16]}-seed{spec.seed}-samples{spec.samples}"
         before = _once(folder / f"{stem}.json", lambda: measured(samples=spec.samples))
         trainer.train()
@@ -183,6 +203,19 @@ def _between(spec: Spec, measured: Callable[[int], list[float]]) -> Any:
     return Between()
 
 
+def serve(folder: Path, answers: TextIO) -> None:
+    """Run the specs that come in, one after the other, each as if it were alone.
+
+    What a run leaves behind in a process (random states, caches) no other one reads: a trainer begins with its
+    own seed. Many share the seconds that torch and its like take to load.
+    """
+    for line in sys.stdin:
+        run_cell(Spec(**json.loads(line)), folder)
+        gc.collect()  # trainer and callbacks hold each other
+        print("done", file=answers, flush=True)
+
+
 if __name__ == "__main__":
     logging.getLogger("gear_rl").addHandler(logging.NullHandler())  # a cell says nothing but why it failed
-    run_cell(Spec(**json.loads(sys.argv[1])), Path(sys.argv[2]))
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print as well
+    serve(Path(sys.argv[1]), answers)

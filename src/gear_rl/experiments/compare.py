@@ -1,4 +1,4 @@
-"""A comparison: methods by seeds, each run in a process of its own, resumed where it was interrupted."""
+"""A comparison: every method at its own best rate, by seeds, resumed where it was interrupted."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -6,14 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from statistics import fmean
 from typing import Any
+from uuid import uuid4
 
+from gear_rl.arena.split import TUNING_SEEDS, reported, tuning, use_of
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import Spec, failed, finished, read_cell
+from gear_rl.experiments.oracle import ORACLE
+from gear_rl.experiments.rates import best, grid, next_rate
 from gear_rl.files import replace_file
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method
@@ -21,6 +27,10 @@ from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
 
 _BASELINE = "uniform"
+CEILING = "oracle"
+"""The name under which the control that knows the truth is compared."""
+RATES = 4
+"""Learning rates of the first grid where the user does not say."""
 _SAMPLES = 4
 """Answers to every held-out problem where the user does not say."""
 
@@ -56,6 +66,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if given and ":" not in shown:
         return shown.strip(), parse_method(rest)[1]
     name, _, settings = text.strip().partition(":")
+    if text.strip() == CEILING:
+        return CEILING, dict(ORACLE)
     if "." in name:  # package.module:object
         return text.strip(), {"name": text.strip()}
     credit: dict[str, Any] = {"name": name}
@@ -80,48 +92,210 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return named
 
 
-def specs_of(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a comparison is: every method at its own best rate, then over the seeds."""
+
+    methods: dict[str, dict[str, Any]]
+    """The names they are compared under, and their settings; the baseline first, then the ceiling if any."""
+    ceiling: str | None
+    task: str
+    tier: str
+    held_out: range
+    """Seeds of the task's held-out problems; the first of them are reported on."""
+    seeds: int
+    steps: int
+    rollouts: int
+    """Per step."""
+    rate: float
+    """The tier's own learning rate."""
+    rates: int
+    """How many rates are tried for each method at first; 1 for the tier's own and no search."""
+    n_eval: int
+    samples: int
+
+    @property
+    def own_rates(self) -> dict[str, float]:
+        """The tier's own rate for every method."""
+        return dict.fromkeys(self.methods, self.rate)
+
+    def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
+        """The runs that tell which rate is the method's best: on seeds and problems that are never reported."""
+        problems = tuning(self.held_out)
+        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "n_between": 0}
+        return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
+
+    def reported(self, rates: Mapping[str, float]) -> list[Spec]:
+        """Every cell that is compared, seed by seed: what is there when it is interrupted can be compared."""
+        settings = {"n_eval": self.n_eval, "first": self.held_out.start, "samples": self.samples}
+        settings["n_between"] = min(128, -(-self.n_eval // 4))
+        return [
+            self._spec(method, rates[method], seed, settings)
+            for seed in range(self.seeds)
+            for method in self.methods
+        ]
+
+    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, int]) -> Spec:
+        credit = self.methods[method]
+        return Spec(
+            name=method,
+            credit=credit,
+            task=self.task,
+            tier=self.tier,
+            seed=seed,
+            steps=self.steps,
+            rollouts=self.rollouts,
+            rate=rate,
+            engine=engine_settings_of(build_method(credit)),
+            **evaluation,
+        )
+
+
+def plan_of(
     methods: Sequence[str],
     *,
     task: str,
     tier: str,
     seeds: int,
-    steps: int | None,
-    n_eval: int,
+    steps: int | None = None,
+    rollouts: int | None = None,
+    rates: int = RATES,
+    n_eval: int = 256,
     samples: int = _SAMPLES,
-) -> list[Spec]:
-    """Every cell, seed by seed, so that whatever was run when it is interrupted can be compared already.
+) -> Plan:
+    """The plan of a comparison, checked; the baseline and, where the task can tell, the ceiling are in it.
 
-    >>> [spec.file for spec in specs_of(["gear"], task="chain", tier="easy", seeds=2, steps=9, n_eval=64)]
-    ['uniform-0.json', 'gear-0.json', 'uniform-1.json', 'gear-1.json']
+    >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
+    >>> list(plan.methods), plan.ceiling
+    (['uniform', 'oracle', 'gear'], 'oracle')
+    >>> [spec.file for spec in plan.reported(plan.own_rates)][:4]
+    ['uniform-0.0004-0.json', 'oracle-0.0004-0.json', 'gear-0.0004-0.json', 'uniform-0.0004-1.json']
     """
     chosen = task_of(task, tier)
-    if seeds < 1:
-        raise InputError(f"--seeds: {seeds}; give 1 or more")
-    if steps is not None and steps < 1:
-        raise InputError(f"--steps: {steps} is no training; give 1 or more")
-    if not 1 <= n_eval <= len(chosen.held_out):
-        raise InputError(f"--n-eval: {n_eval}; there are {len(chosen.held_out)} held-out problems")
-    if samples < 1:
-        raise InputError(f"--samples: {samples}; give 1 or more answers to every held-out problem")
-    named = {_BASELINE: {"name": _BASELINE}} | parse_methods(methods)
-    published = {name: engine_settings_of(build_method(credit)) for name, credit in named.items()}
-    return [
-        Spec(
-            name=name,
-            credit=credit,
-            task=chosen.name,
-            tier=tier,
-            seed=seed,
-            steps=chosen.budgets[tier].steps if steps is None else steps,
-            n_eval=n_eval,
-            samples=samples,
-            n_between=min(128, -(-n_eval // 4)),
-            engine=published[name],
+    budget = chosen.budgets[tier]
+    for name, value in (("seeds", seeds), ("rates", rates), ("steps", steps), ("samples", samples)):
+        if value is not None and value < 1:
+            raise InputError(f"--{name}: {value}; give 1 or more")
+    most = len(reported(chosen.held_out))
+    if not 1 <= n_eval <= most:
+        raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
+    if rollouts is not None and (rollouts < 1 or rollouts % budget.num_generations):
+        raise InputError(
+            f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-        for seed in range(seeds)
-        for name, credit in named.items()
-    ]
+    named = {_BASELINE: {"name": _BASELINE}}
+    if chosen.truth is not None:
+        named |= {CEILING: ORACLE}
+    named |= parse_methods(methods)
+    if ORACLE in named.values() and chosen.truth is None:
+        raise InputError(
+            f"--methods: {CEILING!r} needs decisions that do not depend on each other; not in {task!r}"
+        )
+    for credit in named.values():
+        build_method(credit)
+    return Plan(
+        methods=named,
+        ceiling=CEILING if CEILING in named else None,
+        task=chosen.name,
+        tier=tier,
+        held_out=chosen.held_out,
+        seeds=seeds,
+        steps=budget.steps if steps is None else steps,
+        rollouts=budget.rollouts_per_step if rollouts is None else rollouts,
+        rate=budget.learning_rate,
+        rates=rates,
+        n_eval=n_eval,
+        samples=samples,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """A method's rates and how it did with each: mean accuracy after training, over the tuning seeds."""
+
+    rate: float
+    """The best."""
+    at_edge: bool
+    """Whether the best is the least or the greatest that was tried: a better one may lie beyond."""
+    tried: dict[float, float]
+
+
+def run_plan(
+    plan: Plan,
+    folder: Path,
+    *,
+    jobs: int,
+    each: Callable[[dict[str, Any]], None] = lambda cell: None,
+    expect: Callable[[int, int], None] = lambda todo, total: None,
+) -> tuple[list[dict[str, Any]], dict[str, Tuned]]:
+    """The compared cells, and the rate of every method; what is finished in the folder is not run again.
+
+    ``each`` gets every cell that was run, as it ends; ``expect`` how many are still to run now, and of how many:
+    a best rate at the edge of a grid adds some. A tuning run that failed counts as an accuracy of 0.
+    """
+    first = grid(plan.rate, plan.rates)
+    rates = {method: list(first) for method in plan.methods}
+    tuned: dict[str, Tuned] = {}
+
+    def run(specs: list[Spec], later: int) -> list[dict[str, Any]]:
+        todo = sum(finished(spec, folder) is None for spec in specs)
+        expect(todo + later, len(specs) + later)
+        return run_cells(specs, folder, jobs=jobs, each=each)
+
+    num_reported = plan.seeds * len(plan.methods)
+    while plan.rates > 1 and len(tuned) < len(rates):
+        open_methods = [method for method in plan.methods if method not in tuned]
+        rows = run([spec for m in open_methods for spec in plan.tuning(m, rates[m])], num_reported)
+        for method in open_methods:
+            tried = _accuracies([row for row in rows if row["method"] == method])
+            beyond = next_rate(tried, first)
+            if beyond is not None:
+                rates[method].append(beyond)
+                continue
+            chosen = best(tried)
+            tuned[method] = Tuned(rate=chosen, at_edge=chosen in (min(tried), max(tried)), tried=tried)
+    chosen_rates = plan.own_rates | {method: one.rate for method, one in tuned.items()}
+    return run(plan.reported(chosen_rates), 0), tuned
+
+
+def _accuracies(rows: Sequence[dict[str, Any]]) -> dict[float, float]:
+    """Rate to mean accuracy."""
+    ends: dict[float, list[float]] = {}
+    for row in rows:
+        ends.setdefault(row["rate"], []).append(row.get("accuracy_after") or 0.0)
+    return {rate: round(fmean(ends[rate]), 6) for rate in sorted(ends)}
+
+
+def compared(
+    plan: Plan, rows: Sequence[dict[str, Any]], tuned: Mapping[str, Tuned], *, command: str
+) -> dict[str, Any]:
+    """The verdicts, the cells and what they were run with (docs/laboratory.md).
+
+    Nothing in it depends on time, or on how often the runs were interrupted.
+    """
+    from gear_rl.lab.cells import Cell
+    from gear_rl.lab.report import findings
+    from gear_rl.lab.verdict import compare
+
+    cells = [Cell.from_dict(row | {"seconds": None}) for row in rows]
+    names = ("task", "tier", "steps", "rollouts", "n_eval", "samples")
+    settings: dict[str, Any] = {"use": use_of(plan.task, plan.tier)} | {n: getattr(plan, n) for n in names}
+    settings["rates"] = {
+        method: {
+            "rate": one.rate,
+            "at_edge": one.at_edge,
+            "tried": {f"{r:g}": a for r, a in one.tried.items()},
+        }
+        for method, one in tuned.items()
+    }
+    settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
+    return findings(
+        title=f"Does it help? {plan.task}/{plan.tier}, for {settings['use']}",
+        command=command,
+        comparisons=[(compare(cells, _BASELINE, ceiling=plan.ceiling), cells)],
+        settings=settings,
+        versions=versions(),
+    )
 
 
 def run_cells(
@@ -133,16 +307,22 @@ def run_cells(
 ) -> list[dict[str, Any]]:
     """Run what is not there yet, ``jobs`` at a time, and return every cell in the order of the specs.
 
-    ``each`` gets every cell that was run, as it ends. A cell is a process of its own: one that dies takes no
-    other along, and each begins from a clean slate. What is finished when this is interrupted is not run again.
+    ``each`` gets every cell that was run, as it ends. Cells run in workers, one for each job: one that dies takes
+    the cell it is at along and is replaced. What is finished when this is interrupted is not run again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [finished(spec, folder) for spec in specs]
-    running: dict[int, subprocess.Popen[str]] = {}
+    workers = [_Worker(folder) for _ in range(jobs)]
+    idle = SimpleQueue[_Worker]()
+    for worker in workers:
+        idle.put(worker)
 
     def run(i: int) -> dict[str, Any]:
-        running[i] = process = _started(specs[i], folder)
-        return _ended(process, specs[i], folder)
+        worker = idle.get()
+        try:
+            return worker.run(specs[i])
+        finally:
+            idle.put(worker)
 
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         try:
@@ -152,51 +332,58 @@ def run_cells(
                 each(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in running.values():
-                process.terminate()
             raise
+        finally:
+            for worker in workers:
+                worker.stop()
     return [row for row in rows if row is not None]
 
 
-def _started(spec: Spec, folder: Path) -> subprocess.Popen[str]:
-    """The process of a cell, with one thread: more only wait for each other."""
-    words = [sys.executable, "-m", "gear_rl.experiments.cells", json.dumps(asdict(spec)), str(folder)]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    )
+class _Worker:
+    """A process that runs cells, with one thread: more only wait for each other. Started when it is needed."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._errors = folder / f".worker-{uuid4().hex}.log"  # a pipe that nobody reads would fill
+        self._process: subprocess.Popen[str] | None = None
 
-def _ended(process: subprocess.Popen[str], spec: Spec, folder: Path) -> dict[str, Any]:
-    """The cell that the process left in the folder; a failed one if it left none."""
-    errors = process.communicate()[1]
-    cell = read_cell(spec, folder) if process.returncode == 0 else None
-    if cell is not None:
-        return cell
-    last = (errors.strip().splitlines() or [""])[-1]
-    return failed(spec, f"the process ended with {process.returncode}: {last}")
+    def run(self, spec: Spec) -> dict[str, Any]:
+        """The cell that the process leaves in the folder; a failed one if it leaves none."""
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(asdict(spec)) + "\n")
+            process.stdin.flush()
+            done = process.stdout.readline() == "done\n"
+        except OSError:
+            done = False
+        cell = read_cell(spec, self.folder) if done else None
+        if cell is not None:
+            return cell
+        code = process.poll() if done else process.wait()
+        last = (self._errors.read_text(errors="replace").strip().splitlines() or [""])[-1]
+        self.stop()
+        return failed(spec, f"the process ended with {code}: {last}")
 
+    def stop(self) -> None:
+        """End the process; another is started if more is to run."""
+        if self._process is not None:
+            with self._process:  # closes its pipes, and waits
+                self._process.terminate()
+            self._process = None
+        self._errors.unlink(missing_ok=True)
 
-def compared(rows: Sequence[dict[str, Any]], *, command: str) -> dict[str, Any]:
-    """The verdicts, the cells and what they were run with (docs/laboratory.md).
-
-    Nothing in it depends on time, or on how often the runs were interrupted.
-    """
-    from gear_rl.lab.cells import Cell
-    from gear_rl.lab.report import findings
-    from gear_rl.lab.verdict import compare
-
-    cells = [Cell.from_dict(row | {"seconds": None}) for row in rows]
-    first = rows[0]
-    settings = {name: first[name] for name in ("task", "tier", "steps", "n_eval", "samples")}
-    settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
-    return findings(
-        title=f"Does it help? {first['task']}/{first['tier']}",
-        command=command,
-        comparisons=[(compare(cells, _BASELINE), cells)],
-        settings=settings,
-        versions=versions(),
-    )
+    def _start(self) -> subprocess.Popen[str]:
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gear_rl.experiments.cells", str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+            )
+        return self._process
 
 
 def save(comparison: dict[str, Any], folder: Path) -> None:

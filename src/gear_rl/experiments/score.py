@@ -242,11 +242,18 @@ def _localised(
     else:
         values = padded([_signal(record, signal) for record in records], 0.0)
     onset = onsets_of(segment) if signal is None and role != "ceiling" else None
-    places: list[Located | str] = [*locate(values, fault, mask, onset)]
-    if role != "ceiling":
+    choices = padded([[*case.choices] for case in chosen], False)
+    if choices.shape != mask.shape:
+        choices = torch.zeros_like(mask)  # nobody knows them
+
+    def found(among: torch.Tensor) -> list[Located | str]:
+        places: list[Located | str] = [*locate(values, fault & among, mask & among, onset)]
+        if role == "ceiling":
+            return places
         # It kept its GRPO advantage, which says nothing of the method.
-        places = ["fallback" if r.fallback else one for one, r in zip(places, records, strict=True)]
-    return localisation(name, places, role)
+        return ["fallback" if r.fallback else one for one, r in zip(places, records, strict=True)]
+
+    return localisation(name, found(mask), role, among_choices=found(choices))
 
 
 def _signal(record: Record, name: str) -> list[float]:
@@ -260,10 +267,10 @@ def _signal(record: Record, name: str) -> list[float]:
 
 def _as_dict(one: Localisation) -> dict[str, Any]:
     row: dict[str, Any] = {"role": one.role, "n": one.n, "left_out": one.left_out}
-    for name in ("auc", "share", "lift", "rank", "distance"):
+    for name in ("auc", "auc_choices", "share", "lift", "rank", "distance"):
         mean, interval, count = getattr(one, name)
         row[name] = None if mean is None else round(mean, 4)
         row[f"{name}_interval"] = None if interval is None else [round(end, 4) for end in interval]
-        if name == "distance":
-            row["with_onset"] = count
+        if name in ("distance", "auc_choices"):
+            row["with_onset" if name == "distance" else "with_choices"] = count
     return row

@@ -46,6 +46,8 @@ class Cell:
     seconds: float | None
     error: str | None
     """Why the run failed; None if it finished."""
+    rate: float | None = None
+    """Learning rate; None in files of earlier versions."""
 
     @classmethod
     def from_dict(cls, row: Mapping[str, object]) -> "Cell":
@@ -82,6 +84,7 @@ class Cell:
             curves={name: [_number(value) for value in values] for name, values in curves.items()},
             seconds=_number(row.get("seconds")),
             error=None if error is None else str(error),
+            rate=_number(row.get("rate")),
         )
 
     @property
@@ -101,7 +104,7 @@ class Cell:
         return ((0, self.accuracy_before), *inside.items(), (self.steps, self.accuracy_after))
 
 
-_LATER = ("samples", "accuracies_before", "accuracies_after")
+_LATER = ("rate", "samples", "accuracies_before", "accuracies_after")
 """Fields that the files of earlier versions have not."""
 
 

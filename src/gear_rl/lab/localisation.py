@@ -55,6 +55,8 @@ class Localisation:
     >>> faults = localisation("gear", [whole, "no_fault"])
     >>> faults.auc, faults.left_out
     (Estimate(mean=1.0, interval=None, n=1), {'no_fault': 1, 'all_fault': 0, 'not_finite': 0, 'fallback': 0})
+    >>> faults.auc_choices
+    Estimate(mean=None, interval=None, n=0)
     """
 
     name: str
@@ -70,6 +72,9 @@ class Localisation:
     rank: Estimate
     distance: Estimate
     """Over the completions that have an onset."""
+    auc_choices: Estimate
+    """AUC among decisions alone: which of them was wrong. Over all tokens, whatever finds where something is
+    decided is half right already. Over the completions of which decisions are known."""
 
 
 TIED = 1e-5
@@ -156,10 +161,17 @@ def _found(
 
 
 def localisation(
-    name: str, located: Sequence[Located | str], role: Role = "method", level: float = LEVEL, seed: int = 0
+    name: str,
+    located: Sequence[Located | str],
+    role: Role = "method",
+    level: float = LEVEL,
+    seed: int = 0,
+    *,
+    among_choices: Sequence[Located | str] = (),
 ) -> Localisation:
     """What `locate` gave for many completions, as means with bootstrap intervals over the completions.
 
+    ``among_choices`` is what it gave with a mask of the decisions alone; empty where nobody knows them.
     Completions count as independent: give one fault per problem. The same seed gives the same intervals.
 
     >>> localisation("gear", ["no_fault"]).auc
@@ -181,4 +193,5 @@ def localisation(
         lift=estimate([one.lift for one in kept]),
         rank=estimate([one.rank for one in kept]),
         distance=estimate([one.distance for one in kept if one.distance is not None]),
+        auc_choices=estimate([one.auc for one in among_choices if isinstance(one, Located)]),
     )

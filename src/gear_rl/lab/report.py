@@ -95,7 +95,8 @@ def save_report(document: Mapping[str, Any], out: str | Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    pages.filters.update(number=_number, signed=_signed, span=_span, p=_p, plural=_plural, percent=_percent)  # pyright: ignore
+    own: dict[str, Any] = {"number": _number, "signed": _signed, "span": _span, "p": _p, "plural": _plural}
+    pages.filters.update(own | {"percent": _percent, "percent_of": _percent_of})
     drawn = [
         {"section": one.section, "label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
         for n, one in enumerate(drawings(document))
@@ -168,6 +169,14 @@ def _percent(share: float) -> str:
     ('95 %', '99.5 %')
     """
     return f"{100 * share:g} %"
+
+
+def _percent_of(share: float) -> str:
+    """
+    >>> _percent_of(0.4567)
+    '46 %'
+    """
+    return f"{100 * share:.0f} %"
 
 
 def _plural(number: int, noun: str) -> str:

@@ -140,6 +140,38 @@ def paired_difference(
     return Paired(num_pairs=data.size, difference=mean, interval=interval, p=p)
 
 
+def ratio_interval(
+    parts: Sequence[float], wholes: Sequence[float], level: float = LEVEL
+) -> tuple[float, Interval] | None:
+    """The ratio of two paired means, with Fieller's interval (1954): all ratios r at which ``parts - r wholes``
+    is not distinguished from a mean of 0 by Student's test.
+
+    None where no such interval is finite: below two pairs, or where the mean of ``wholes`` itself is not
+    distinguished from 0, so that any ratio would do. For pairs that are normal it covers at its level however few
+    they are and however unsure the wholes; the percentile bootstrap of 10 pairs covers 0.89 to 0.90, of 3
+    0.73 to 0.76 (tests/lab/test_share.py).
+
+    >>> ratio, (low, high) = ratio_interval([0.06, 0.05, 0.07], [0.10, 0.11, 0.10])
+    >>> round(ratio, 3), round(low, 2), round(high, 2)
+    (0.581, 0.3, 0.94)
+    """
+    ours, full = _finite("parts", parts), _finite("wholes", wholes)
+    if ours.size != full.size:
+        raise ValueError(f"parts: {ours.size} values, but wholes has {full.size}; give pairs, seed by seed")
+    if ours.size < 2:
+        return None
+    t_squared = float(special.stdtrit(ours.size - 1, (1 + _level(level)) / 2)) ** 2
+    mean, base = math.fsum(ours) / ours.size, math.fsum(full) / full.size
+    (ours_var, shared), (_, base_var) = np.cov(ours, full) / ours.size
+    # (mean - r base)^2 <= t^2 (ours_var - 2 r shared + r^2 base_var), a r^2 - 2 b r + c <= 0
+    a = base**2 - t_squared * base_var
+    if a <= 0:
+        return None
+    b, c = mean * base - t_squared * shared, mean**2 - t_squared * ours_var
+    reach = math.sqrt(max(0.0, b * b - a * c))
+    return mean / base, Interval(float((b - reach) / a), float((b + reach) / a))
+
+
 def probability_of_improvement(
     ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL
 ) -> tuple[float, Interval] | None:

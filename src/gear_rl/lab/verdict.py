@@ -10,6 +10,7 @@ nothing, draws nothing.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from gear_rl.lab.statistics import (
     mean_interval,
     paired_difference,
     probability_of_improvement,
+    ratio_interval,
 )
 
 LEAST_SEEDS = 3
@@ -75,6 +77,18 @@ class Verdict:
     that is never. Where few problems are evaluated on the way, luck may reach it early."""
     seeds_to_baseline: int
     """Seeds that ever reached it."""
+    rate: float | None
+    """Learning rate of the runs; None in files of earlier versions."""
+    share: float | None
+    """Of the ceiling: (this method - baseline) / (ceiling - baseline), of the mean final accuracies; None where
+    there is no ceiling, or none that is clearly above the baseline."""
+    share_interval: Interval | None
+    """Fieller's, for itself: not corrected for the number of methods."""
+    budget: float | None
+    """Share of the baseline's rollouts after which its mean final accuracy is reached, on straight lines between
+    the evaluations: mean over the seeds. None where a seed never gets there."""
+    budget_interval: Interval | None
+    """Of that mean, for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +109,11 @@ class Comparison:
     seeds: list[int]
     """Every seed that any method was run with."""
     baseline_problem: str | None
-    """Why the baseline allows no verdict at all; None if it does."""
+    """Why there is no verdict at all; None if there is."""
+    ceiling: str | None
+    """The method that is told the truth; None where there is none."""
+    ceiling_gain: Paired | None
+    """Ceiling minus baseline, in final accuracy; its interval is for itself."""
     verdicts: list[Verdict]
     """The baseline first, the others in the order of the cells."""
     failed: list[tuple[str, int, str]]
@@ -104,8 +122,13 @@ class Comparison:
     """Method and seed of every run that other methods have and this one has not."""
 
 
-def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEVEL) -> Comparison:
+def compare(
+    cells: Sequence[Cell], baseline: str = "uniform", level: float = LEVEL, ceiling: str | None = None
+) -> Comparison:
     """The verdict on every method of ``cells``, all of one task, tier and budget.
+
+    ``ceiling`` is the method that knows the truth. It is no part of the correction, and where its gain over the
+    baseline has an interval (for itself) that reaches 0, there is no verdict: this task cannot tell.
 
     A method is "better" or "worse" if the interval of its paired difference in final accuracy excludes 0. The
     intervals are Student's and corrected over all methods together, so a comparison in which no method differs
@@ -131,15 +154,22 @@ def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEV
     [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
     """
     runs = _by_method(cells, baseline)
+    if ceiling is not None and ceiling not in runs:
+        raise ValueError(f"ceiling: no cell of {ceiling!r}; the methods are {', '.join(runs)}")
     n_eval = _one("n_eval", {cell.n_eval for cell in cells if cell.failure is None})
     seeds = sorted({seed for row in runs.values() for seed in row})
+    curves = {m: {s: cell.curve for s, cell in row.items() if cell.curve} for m, row in runs.items()}
+    resolution = 1 / n_eval if n_eval else 0.0
+    gain = None if ceiling is None else _gain(curves[ceiling], curves[baseline], level, resolution)
+    problem = _baseline_problem([cell for cell in runs[baseline].values() if cell.failure is None])
     given = _Given(
-        curves={m: {s: cell.curve for s, cell in row.items() if cell.curve} for m, row in runs.items()},
+        curves=curves,
         baseline=baseline,
+        ceiling=ceiling,
         level=level,
-        family=max(1, len(runs) - 1),
-        resolution=1 / n_eval if n_eval else 0.0,
-        problem=_baseline_problem([cell for cell in runs[baseline].values() if cell.failure is None]),
+        family=max(1, len(runs) - (1 if ceiling is None else 2)),
+        resolution=resolution,
+        problem=problem or _ceiling_problem(gain),
     )
     return Comparison(
         task=cells[0].task,
@@ -152,6 +182,8 @@ def compare(cells: Sequence[Cell], baseline: str = "uniform", level: float = LEV
         family=given.family,
         seeds=seeds,
         baseline_problem=given.problem,
+        ceiling=ceiling,
+        ceiling_gain=gain,
         verdicts=[_verdict(method, list(row.values()), seeds, given) for method, row in runs.items()],
         failed=[
             (m, s, c.failure) for m, row in runs.items() for s, c in row.items() if c.failure is not None
@@ -177,6 +209,21 @@ def steps_to(curve: Curve, accuracy: float) -> int | None:
     (5, None)
     """
     return next((step for step, height in curve if height >= accuracy - 1e-9), None)  # a mean rounds
+
+
+def budget_to(curve: Curve, accuracy: float) -> float | None:
+    """The share of the curve's steps after which it first has ``accuracy``, on straight lines; None if never.
+
+    >>> budget_to([(0, 0.25), (5, 0.75), (10, 0.5)], 0.5), budget_to([(0, 0.25), (10, 0.375)], 0.5)
+    (0.25, None)
+    """
+    last = curve[-1][0]
+    if curve[0][1] >= accuracy - 1e-9:
+        return 0.0
+    for (step, low), (next_step, high) in pairwise(curve):
+        if high >= accuracy - 1e-9:
+            return (step + (next_step - step) * min(1.0, (accuracy - low) / (high - low))) / last
+    return None
 
 
 def _by_method(cells: Sequence[Cell], baseline: str) -> dict[str, dict[int, Cell]]:
@@ -224,12 +271,30 @@ def _baseline_problem(cells: list[Cell]) -> str | None:
     return None
 
 
+def _gain(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float, resolution: float) -> Paired:
+    """What the ceiling gains in final accuracy."""
+    pairs = [seed for seed in ours if seed in theirs]
+    ends = [_end(ours[seed]) for seed in pairs], [_end(theirs[seed]) for seed in pairs]
+    return paired_difference(*ends, level, least_spread=resolution)
+
+
+def _ceiling_problem(gain: Paired | None) -> str | None:
+    """Why no method can be judged under this ceiling; None also if its seeds are too few to say."""
+    if gain is None or gain.num_pairs < LEAST_SEEDS or gain.interval is None or gain.interval.low > 0:
+        return None
+    low, high = gain.interval
+    return (
+        f"this task cannot tell (who knows the truth gains {gain.difference:+.3f}, {low:+.3f} to {high:+.3f})"
+    )
+
+
 class _Given(NamedTuple):
     """What the verdicts of a comparison share."""
 
     curves: Mapping[str, Mapping[int, Curve]]
     """Method, seed, curve; finished runs only."""
     baseline: str
+    ceiling: str | None
     level: float
     family: int
     resolution: float
@@ -246,11 +311,17 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
         values = [of(ours[seed]) for seed in pairs], [of(theirs[seed]) for seed in pairs]
         return paired_difference(*values, given.level, given.family, given.resolution)
 
+    level = given.level
+    if method == given.ceiling:
+        given = given._replace(family=1)
     final, area = paired(_end), paired(area_under)
     ends, their_ends = [_end(c) for c in ours.values()], [_end(c) for c in theirs.values()]
-    interval = mean_interval(ends, given.level, given.resolution)
-    chance = probability_of_improvement(ends, their_ends, given.level) if other else None
-    goal = _mean(their_ends)
+    interval = mean_interval(ends, level, given.resolution)
+    chance = probability_of_improvement(ends, their_ends, level) if other else None
+    share = _share_of_ceiling(method, given)
+    spent = [] if (goal := _mean(their_ends)) is None else [budget_to(curve, goal) for curve in ours.values()]
+    budgets = [value for value in spent if value is not None]
+    reached_by_all = bool(spent) and len(budgets) == len(spent)
     reached = [] if goal is None else [steps_to(curve, goal) for curve in ours.values()]
     verdict, words = _in_words(final.interval, len(pairs), given.problem) if other else _BASELINE
     return Verdict(
@@ -276,7 +347,24 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
         area_difference_interval=area.interval,
         steps_to_baseline=_median(reached),
         seeds_to_baseline=sum(step is not None for step in reached),
+        rate=next((cell.rate for cell in cells if cell.rate is not None), None),
+        share=None if share is None else share[0],
+        share_interval=None if share is None else share[1],
+        budget=_mean(budgets) if reached_by_all else None,
+        budget_interval=mean_interval(budgets, level) if reached_by_all else None,
     )
+
+
+def _share_of_ceiling(method: str, given: _Given) -> tuple[float, Interval] | None:
+    """How much of what there is to gain the method gains; over the seeds that all three have."""
+    if given.ceiling is None or method == given.baseline:
+        return None
+    ours, theirs, best = (given.curves[name] for name in (method, given.baseline, given.ceiling))
+    seeds = [seed for seed in theirs if seed in ours and seed in best]
+    if len(seeds) < LEAST_SEEDS:
+        return None
+    gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
+    return ratio_interval(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds], given.level)
 
 
 _BASELINE: tuple[Kind, str] = "baseline", "baseline"

@@ -62,10 +62,16 @@ class Completions:
     """1 on tokens, tool output included; 0 on padding."""
     mask: Bool[Tensor, "B T"]
     """True on tokens that are trained."""
+    asked: Int[Tensor, "B T"] | None = None
+    """Of which token in each place the log-prob is meant, after the tokens that are really before it; None for
+    the one that is there."""
 
     def take(self, rows: Int[Tensor, " N"]) -> "Completions":
         """The same of some rows."""
-        return Completions(ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows])
+        asked = None if self.asked is None else self.asked[rows]
+        return Completions(
+            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], asked=asked
+        )
 
 
 class KeptStates:
@@ -315,7 +321,8 @@ class _Scorer:
         student: Float[Tensor, "M D"] | None,
         teacher: Float[Tensor, "M D"] | None,
     ) -> dict[str, Float[Tensor, "N T"]]:
-        token = self.completions.ids[batch][:, : keep.shape[1]][keep]
+        asked = self.completions.ids if self.completions.asked is None else self.completions.asked
+        token = asked[batch][:, : keep.shape[1]][keep]
         with self.head_context(self.model):
             head = head_of(self.model, self.temperature)
             further = [name for name in wanted if name in DIVERGENCES]

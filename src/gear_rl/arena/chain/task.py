@@ -22,7 +22,9 @@ from gear_rl.arena.task import (
     Reward,
     Task,
     TrainerOf,
+    TruthOf,
 )
+from gear_rl.arena.truth import token_texts
 
 
 class Chain:
@@ -50,6 +52,11 @@ class Chain:
     def reward(self) -> Reward | None:
         """1.0 for a right final answer, else 0.0."""
         return chain_reward
+
+    @property
+    def truth(self) -> TruthOf | None:
+        """None: the value of a step hangs on the steps before it."""
+        return None
 
     def rows(
         self, tier: str, *, num: int, reference: Reference = "trace", first_seed: int = FIRST_TRAIN_SEED
@@ -89,7 +96,14 @@ class Chain:
             [row] = problem.rows(tier, num=1, reference=reference, first_seed=seed)
             wrong = tokenizer(problem.plant(chosen, seed).completion + EOS)["input_ids"]
             right = tokenizer(problem.solve(chosen).trace + EOS)["input_ids"]
-            return Case(row=row, faulty=[wrong], right=[right], fault=first_wrong(wrong, right))
+            before = ["", *token_texts(wrong, tokenizer)[:-1]]
+            return Case(
+                row=row,
+                faulty=[wrong],
+                right=[right],
+                fault=first_wrong(wrong, right),
+                choices=tuple(text.endswith("= ") for text in before),  # the result of a step
+            )
 
         return first_planted(case, self.held_out, num, tier)
 

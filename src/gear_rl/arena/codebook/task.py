@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gear_rl.arena.codebook import problem
 from gear_rl.arena.codebook.problem import codebook_reward
 from gear_rl.arena.codebook.tiers import BUDGETS
+from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.task import (
     FIRST_TRAIN_SEED,
     HELD_OUT,
@@ -22,7 +23,9 @@ from gear_rl.arena.task import (
     Reward,
     Task,
     TrainerOf,
+    TruthOf,
 )
+from gear_rl.arena.truth import token_texts
 
 
 class Codebook:
@@ -49,6 +52,11 @@ class Codebook:
     def reward(self) -> Reward | None:
         """The share of right codes; in the tier "exact" whether all are."""
         return codebook_reward
+
+    @property
+    def truth(self) -> TruthOf | None:
+        """Every code is a decision, and every symbol leads to one."""
+        return truth
 
     def rows(
         self, tier: str, *, num: int, reference: Reference = "trace", first_seed: int = FIRST_TRAIN_SEED
@@ -90,7 +98,9 @@ class Codebook:
             [row] = problem.rows(tier, num=1, reference=reference, first_seed=seed)
             wrong = tokenizer(problem.plant(chosen, seed).completion + EOS)["input_ids"]
             right = tokenizer(problem.solve(chosen).trace + EOS)["input_ids"]
-            return Case(row=row, faulty=[wrong], right=[right], fault=first_wrong(wrong, right))
+            choices = tuple(text.strip().isdigit() for text in token_texts(wrong, tokenizer))
+            fault = first_wrong(wrong, right)
+            return Case(row=row, faulty=[wrong], right=[right], fault=fault, choices=choices)
 
         return first_planted(case, self.held_out, num, tier)
 

@@ -52,6 +52,7 @@ TIERS: dict[str, Tier] = {
     "default": Tier(symbols=12),
     "hard": Tier(symbols=20, filler=2),
     "exact": Tier(symbols=4, exact=True),
+    **{f"k{symbols}": Tier(symbols=symbols) for symbols in (8, 16, 32)},
 }
 
 

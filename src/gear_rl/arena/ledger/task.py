@@ -22,8 +22,10 @@ from gear_rl.arena.task import (
     Reward,
     Task,
     TrainerOf,
+    TruthOf,
     Turns,
 )
+from gear_rl.arena.truth import token_texts
 
 
 class Ledger:
@@ -49,6 +51,11 @@ class Ledger:
     @property
     def reward(self) -> Reward | None:
         """None: the environment compares balances."""
+        return None
+
+    @property
+    def truth(self) -> TruthOf | None:
+        """None: what a look-up is worth hangs on the calls that follow from it."""
         return None
 
     def rows(
@@ -94,8 +101,12 @@ class Ledger:
             chosen = problem.generate(seed, tier)
             wrong, right = plant(chosen, seed, kind).messages, episode(chosen).messages
             [row] = problem.rows(tier, num=1, reference=reference, first_seed=seed)
-            place = first_wrong(tokens(tokenizer, wrong)[0], tokens(tokenizer, right)[0])
-            return Case(row=row, faulty=turns(wrong), right=turns(right), fault=place)
+            ids, mask = tokens(tokenizer, wrong)
+            place = first_wrong(ids, tokens(tokenizer, right)[0])
+            # Names of tools, of people and things, and amounts: whole words.
+            words = zip(token_texts(ids, tokenizer), mask, strict=True)
+            choices = tuple(own and text.isalnum() for text, own in words)
+            return Case(row=row, faulty=turns(wrong), right=turns(right), fault=place, choices=choices)
 
         return first_planted(case, self.held_out, num, tier)
 

@@ -8,6 +8,7 @@ and replaces the advantages ``(B,)`` by ``(B, T)``. It knows no method: it is gi
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,9 @@ from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
+from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import needs_context
+from gear_rl.credit.engine import Engine
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
 from gear_rl.engines.tools import ToolGuard
@@ -40,6 +43,9 @@ from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.types import CreditAssigner
+
+Truth = Callable[[RolloutBatch, Engine], Tensor]
+"""The true advantage of every token, (B, T): for a laboratory's control, which sets ``trainer.truth``."""
 
 
 class GEARTrainer(GRPOTrainer):
@@ -84,6 +90,7 @@ class GEARTrainer(GRPOTrainer):
         self.credit, self.privileged = credit, privileged
         self.teacher: Teacher | None = None
         self.reference: Teacher | None = None
+        self.truth: Truth | None = None
         self.rollouts = RolloutState()
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
@@ -246,7 +253,10 @@ class GEARTrainer(GRPOTrainer):
         if needs_passes(self.credit):
             warn_of_positions(self, output["prompt_mask"])
         engine = TRLEngine(self)
-        plan = prepare(rollout_batch(self, inputs, output), self.credit, engine, self.args, self.privileged)
+        batch = rollout_batch(self, inputs, output)
+        if self.truth is not None:
+            batch = replace(batch, true_advantage=self.truth(batch, engine))
+        plan = prepare(batch, self.credit, engine, self.args, self.privileged)
         if may_wait(self, plan, GEARTrainer):
             self.rollouts.late = LateCredit(self, plan, output, begin)
             return output["advantages"]

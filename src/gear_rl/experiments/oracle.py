@@ -1,0 +1,135 @@
+"""The ceiling of a comparison: credit by the truth, which only a task of the arena knows.
+
+A control of the laboratory, not a method of the user's: no task outside knows the truth of its tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import fsum, prod
+from statistics import fmean
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.arena.task import TruthOf
+from gear_rl.arena.truth import Truth
+from gear_rl.credit.batch import ForwardRequest, RolloutBatch
+from gear_rl.credit.engine import Engine
+from gear_rl.tensor.lists import float_list, int_list
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+ORACLE = {"name": f"{__name__}:Oracle"}
+"""Its settings, for a run's ``credit``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle:
+    """Every token gets its own true advantage in place of the completion's.
+
+    The true advantage of a token is the expected reward after it less that before it, under the policy as it is
+    (VinePPO, arXiv:2410.01679, estimates it by branching rollouts; here decisions are independent: it is exact).
+    It is in units of the reward, so a completion's credit is smaller than GRPO's, which is in standard deviations
+    of the group: AdamW does not see such a factor. Completions whose group has no spread are credited too.
+
+    >>> signals = TokenSignals(mask=torch.tensor([[True, True]]), true_advantage=torch.tensor([[0.5, -0.25]]))
+    >>> Oracle()(torch.tensor([1.0]), signals).advantage
+    tensor([[ 0.5000, -0.2500]])
+    """
+
+    name: ClassVar[str] = "oracle"
+    source: ClassVar[str] = "control (ours); arXiv:2410.01679"
+    additive: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("true_advantage",)
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        advantage = torch.where(signals.mask, signals.get("true_advantage"), 0.0)
+        return Credit(advantage=advantage, segment_id=masked_rank(signals.mask))
+
+
+def told_by(truth_of: TruthOf) -> Callable[[RolloutBatch, Engine], Tensor]:
+    """What tells a trainer the true advantages of its rollouts on a task: one more pass of the student.
+
+    The pass asks, in the place of every decision, for the probability of the token that would have been right
+    there, after the tokens that really came before.
+    """
+
+    def told(batch: RolloutBatch, engine: Engine) -> Tensor:
+        completions = batch.completions
+        pairs = zip(map(int_list, completions.ids), batch.rows, strict=True)
+        truths = [truth_of(ids, row, engine.tokenizer) for ids, row in pairs]
+        asked = torch.tensor([truth.right_id for truth in truths], device=completions.ids.device)
+        request = ForwardRequest(
+            needs=("student_logprob",),
+            step=batch.step,
+            completions=replace(completions, asked=torch.where(asked < 0, completions.ids, asked)),
+            student=batch.student,
+            teachers=(),
+            scored_B=completions.mask.any(-1),
+        )
+        chances = [*map(float_list, engine.forward(request)["student_logprob"].exp())]
+        expected = expected_of_prompts(truths, chances, batch.group)
+        values = [true_advantages(*row) for row in zip(truths, chances, expected, strict=True)]
+        return torch.tensor(values, device=completions.ids.device)
+
+    return told
+
+
+def expected_of_prompts(
+    truths: Sequence[Truth], chances: Sequence[Sequence[float]], groups: Sequence[int]
+) -> list[list[float]]:
+    """The policy's chance to take each decision of a completion's prompt rightly: the mean over its siblings.
+
+    What a completion has lost by its form is known from siblings that came there; where none did, from all
+    decisions of the batch.
+
+    >>> one = Truth(decision=(0,), right=(True,), right_id=(7,), lost=((),), num_decisions=2, exact=False)
+    >>> expected_of_prompts([one, one], [[0.5], [0.75]], [0, 0])
+    [[0.625, 0.625], [0.625, 0.625]]
+    """
+    of_group: dict[tuple[int, int], list[float]] = {}
+    for truth, chance, group in zip(truths, chances, groups, strict=True):
+        for number, t in _places(truth).items():
+            of_group.setdefault((group, number), []).append(chance[t])
+    mean = fmean([value for values in of_group.values() for value in values]) if of_group else 0.0
+    return [
+        [fmean(of_group.get((group, number), [mean])) for number in range(truth.num_decisions)]
+        for truth, group in zip(truths, groups, strict=True)
+    ]
+
+
+def _places(truth: Truth) -> dict[int, int]:
+    """Decision to the token that takes it, the first where there are several: it was decided there."""
+    return {number: t for t, number in reversed([*enumerate(truth.decision)]) if number >= 0}
+
+
+def true_advantages(truth: Truth, chance: Sequence[float], expected: Sequence[float]) -> list[float]:
+    """The true advantage of every token, given the policy's probability of the right one in each place, and what
+    it is expected to make of each decision.
+
+    >>> shown = {"decision": (-1, 0, 1), "right_id": (-1, 7, 8), "lost": ((), (), ()), "num_decisions": 2}
+    >>> true_advantages(Truth(right=(False, True, False), exact=False, **shown), [1.0, 0.5, 0.75], [0.5, 0.75])
+    [0.0, 0.25, -0.375]
+    >>> true_advantages(Truth(right=(False, True, False), exact=True, **shown), [1.0, 0.5, 0.75], [0.5, 0.75])
+    [0.0, 0.375, -0.75]
+    """
+    values, place = [0.0] * len(chance), _places(truth)
+    means = [chance[place[n]] if n in place else expected[n] for n in range(truth.num_decisions)]
+    for t, (number, lost) in enumerate(zip(truth.decision, truth.lost, strict=True)):
+        if place.get(number) != t and not lost:
+            continue
+        if truth.exact:
+            # Worth something only if nothing is wrong so far; then all that is still to come has to be right.
+            done = [n for n, other in place.items() if other < t]
+            right = all(truth.right[place[n]] for n in done)
+            worth = prod(means[n] for n in range(truth.num_decisions) if n not in (*done, number)) * right
+        else:
+            worth = fsum(means[n] for n in lost) if lost else 1.0
+            worth /= truth.num_decisions
+        values[t] = (float(truth.right[t]) - chance[t]) * worth
+    return values

@@ -1,0 +1,112 @@
+"""The share of the ceiling: by hand, where it cannot be had, and its interval under simulation."""
+
+import numpy as np
+import pytest
+
+from gear_rl.lab.cells import Cell
+from gear_rl.lab.statistics import Interval, mean_interval, ratio_interval
+from gear_rl.lab.verdict import budget_to, compare
+
+PROBLEMS, SAMPLES = 256, 4
+
+
+def test_fieller_by_hand() -> None:
+    """Two pairs: t = 12.706, means 1 and 4, variances of the means 0.0025, 0.0025, covariance 0.0025."""
+    found = ratio_interval([0.95, 1.05], [3.95, 4.05])
+    assert found is not None
+    ratio, (low, high) = found
+    a, b, c = 16 - 161.4476 * 0.0025, 4 - 161.4476 * 0.0025, 1 - 161.4476 * 0.0025
+    reach = (b * b - a * c) ** 0.5
+    assert ratio == pytest.approx(0.25)
+    assert (low, high) == pytest.approx(((b - reach) / a, (b + reach) / a), abs=1e-5)
+
+
+def test_the_ends_are_where_students_interval_touches_zero() -> None:
+    """The slow twin: the set of r at which the mean of parts - r wholes is not told from 0."""
+    rng = np.random.default_rng(1)
+    parts, wholes = rng.normal(0.05, 0.02, 6), rng.normal(0.1, 0.02, 6)
+    found = ratio_interval(parts.tolist(), wholes.tolist())
+    assert found is not None
+    for r in np.linspace(-0.5, 2.0, 501):
+        inside = mean_interval((parts - r * wholes).tolist())
+        assert inside is not None
+        assert (inside.low <= 0 <= inside.high) == (found[1].low <= r <= found[1].high)
+
+
+def test_a_whole_that_may_be_zero_has_no_share() -> None:
+    assert ratio_interval([0.1, 0.2, 0.1], [0.1, -0.1, 0.05]) is None
+    assert ratio_interval([0.1], [0.2]) is None
+    assert ratio_interval([0.5, 0.5], [1.0, 1.0]) == (0.5, Interval(0.5, 0.5))
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_the_interval_covers_at_its_level(seeds: int, share: float) -> None:
+    """With sampling noise: a run's accuracy is what its policy would have, and the luck of its answers."""
+    rng = np.random.default_rng(7)
+    runs = 4000
+    spread = {"grpo": 0.02, "method": 0.025, "oracle": 0.01}
+    true = {"grpo": 0.84, "method": 0.84 + share * 0.1, "oracle": 0.94}
+    ends = {
+        name: rng.binomial(
+            PROBLEMS * SAMPLES, np.clip(rng.normal(true[name], spread[name], (runs, seeds)), 0, 1)
+        )
+        / (PROBLEMS * SAMPLES)
+        for name in true
+    }
+    ours, full = ends["method"] - ends["grpo"], ends["oracle"] - ends["grpo"]
+    found = [ratio_interval(*pair) for pair in zip(ours.tolist(), full.tolist(), strict=True)]
+    spans = [one[1] for one in found if one is not None]
+    assert len(spans) > 0.85 * runs, "the ceiling is clear of the baseline in most comparisons"
+    covered = np.mean([span.low <= share <= span.high for span in spans])
+    assert abs(covered - 0.95) < 0.012  # three and a half standard errors of 4,000 draws
+
+
+def _cell(method: str, seed: int, end: float) -> Cell:
+    row = {
+        "task": "codebook", "tier": "default", "method": method, "credit": "", "seed": seed, "steps": 40,
+        "n_eval": PROBLEMS, "samples": 1, "accuracy_before": 0.5, "accuracy_after": end, "held_out": [],
+        "curves": {}, "seconds": 1.0, "error": None, "rate": 4e-4,
+    }  # fmt: skip
+    return Cell.from_dict(row)
+
+
+def _compared(**ends: list[float]):
+    cells = [_cell(method, seed, end) for method, row in ends.items() for seed, end in enumerate(row)]
+    return compare(cells, ceiling="oracle")
+
+
+def test_a_comparison_leads_with_the_share() -> None:
+    found = _compared(
+        uniform=[0.80, 0.82, 0.81],
+        oracle=[0.95, 0.96, 0.95],
+        gear=[0.90, 0.90, 0.91],
+        shuffled=[0.80, 0.81, 0.82],
+    )
+    share = {v.method: v.share for v in found.verdicts}
+    assert share["uniform"] is None and share["oracle"] == 1.0
+    assert share["gear"] == pytest.approx((0.1 + 0.08 + 0.1) / (0.15 + 0.14 + 0.14))
+    assert share["shuffled"] == pytest.approx(0.0, abs=1e-12)
+    assert found.family == 2, "the ceiling is no method that is tried"
+    assert found.ceiling_gain is not None and found.ceiling_gain.interval is not None
+    assert found.ceiling_gain.interval.low > 0
+    kinds = {v.method: v.verdict for v in found.verdicts}
+    assert kinds == {
+        "uniform": "baseline", "oracle": "better", "gear": "better", "shuffled": "no difference shown"
+    }  # fmt: skip
+
+
+def test_a_task_whose_ceiling_is_not_clear_cannot_tell() -> None:
+    found = _compared(uniform=[0.80, 0.82, 0.81], oracle=[0.79, 0.86, 0.81], gear=[0.90, 0.90, 0.91])
+    assert found.baseline_problem is not None and found.baseline_problem.startswith("this task cannot tell")
+    assert [v.verdict for v in found.verdicts] == ["baseline", "no verdict", "no verdict"]
+    assert all(v.share is None for v in found.verdicts)
+
+
+def test_the_budget_to_the_baselines_end() -> None:
+    assert budget_to([(0, 0.5), (10, 0.7), (40, 0.8)], 0.6) == 0.125
+    assert budget_to([(0, 0.5), (40, 0.8)], 0.5) == 0.0
+    assert budget_to([(0, 0.5), (40, 0.8)], 0.81) is None
+    found = _compared(uniform=[0.80, 0.80, 0.80], oracle=[0.95, 0.95, 0.95], gear=[0.79, 0.9, 0.9])
+    budget = {v.method: v.budget for v in found.verdicts}
+    assert budget == {"uniform": 1.0, "oracle": pytest.approx(0.3 / 0.45), "gear": None}
