@@ -22,7 +22,6 @@ from gear_rl.arena.task import (
     Reward,
     Task,
     TrainerOf,
-    Turns,
 )
 
 
@@ -81,21 +80,19 @@ class Ledger:
         fault: str | None = None,
     ) -> list[Case]:
         """Held-out problems with one wrong call, by default a wrong tool."""
+        from gear_rl.arena.calls import tokens, turns_of
         from gear_rl.arena.faults import first_planted, first_wrong
-        from gear_rl.arena.ledger.episodes import Fault, Messages, episode, plant, tokens, turn_text
-        from gear_rl.arena.model import EOS
+        from gear_rl.arena.ledger.episodes import Fault, episode, plant
 
         kind = cast(Fault, fault or next(iter(self.faults)))
-
-        def turns(messages: Messages) -> Turns:
-            return [tokenizer(turn_text(m) + EOS)["input_ids"] for m in messages if m["role"] == "assistant"]
 
         def case(seed: int) -> Case:
             chosen = problem.generate(seed, tier)
             wrong, right = plant(chosen, seed, kind).messages, episode(chosen).messages
             [row] = problem.rows(tier, num=1, reference=reference, first_seed=seed)
             place = first_wrong(tokens(tokenizer, wrong)[0], tokens(tokenizer, right)[0])
-            return Case(row=row, faulty=turns(wrong), right=turns(right), fault=place)
+            faulty, gold = turns_of(tokenizer, wrong), turns_of(tokenizer, right)
+            return Case(row=row, faulty=faulty, right=gold, fault=place)
 
         return first_planted(case, self.held_out, num, tier)
 
