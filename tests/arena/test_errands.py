@@ -1,5 +1,6 @@
 """The task "errands": problems, the desk that says nothing, and the truth about a rollout's tokens."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ SEED = 0
 PROBLEM = errands.generate(SEED, "easy")
 GOLD = errands.sends(PROBLEM)
 WAIT = Call("wait", {})
+PROMPT = render_ids(TOKENIZER, PROBLEM.text, tools())
 tiers = st.sampled_from(sorted(TIERS))
 
 
@@ -44,23 +46,23 @@ def _env(calls: Sequence[Call] = ()) -> ErrandsEnv:
 
 
 def test_the_first_call_for_a_request_counts() -> None:
-    calls = [WAIT, _wrong(1), GOLD[1], GOLD[2], GOLD[2], WAIT, GOLD[0]]
+    calls = [WAIT, _wrong(1), GOLD[1], GOLD[2], GOLD[2], GOLD[0]]
     assert _env(calls).get_reward() == pytest.approx(2 / 3)
     # Six calls count in this tier, so the seventh comes too late.
     assert _env([WAIT, *calls]).get_reward() == pytest.approx(1 / 3)
-    assert _env(calls).turn_rewards() == [0, 0, 0, 1, 0, 0, 0]
-    assert _env([*calls[:4], GOLD[0]]).turn_rewards() == [0, 0, 0, 1, 1]
+    assert _env(calls).turn_rewards() == [0, 0, 0, 1, 0, 1]
+    assert _env([WAIT, *calls]).turn_rewards() == [0, 0, 0, 0, 1, 0, 0]
 
 
 def test_what_cannot_be_sent_is_refused_and_costs_nothing() -> None:
     env = _env()
-    with pytest.raises(ValueError, match="^no such request$"):
+    with pytest.raises(ValueError, match=r"^no such request$"):
         env.send(next(item for item in ITEMS if item not in PROBLEM.items), "17")
-    for code in ("7", "<|im_end|>", 17, ["17"]):
-        with pytest.raises(ValueError, match="^no such code$"):
-            env.send(PROBLEM.items[0], code)  # pyright: ignore[reportArgumentType]
+    for code in ("7", "<|im_end|>"):
+        with pytest.raises(ValueError, match=r"^no such code$"):
+            env.send(PROBLEM.items[0], code)
     env.send(**GOLD[0].arguments)  # pyright: ignore[reportArgumentType]
-    assert env.turn_rewards() == [0] * 5 + [1]
+    assert env.turn_rewards() == [0] * 3 + [1]
     with pytest.raises(ValueError, match="call reset first"):
         ErrandsEnv().get_reward()
 
@@ -86,13 +88,15 @@ def test_generate_is_deterministic_and_respects_the_split(seed: int, tier: str) 
 
 def test_the_table_of_habits() -> None:
     shares = sorted(HABITS[item][RIGHT[item]] for item in ITEMS)
-    assert len({*RIGHT.values()}) == len(ITEMS) == 32
+    assert len({*RIGHT.values()}) == len(ITEMS) == 48
     assert (shares[0], shares[-1]) == pytest.approx((0.15, 0.9))
     for item, habit in HABITS.items():
         right, favourite, *rest = habit.values()
         assert next(iter(habit)) == RIGHT[item] and sum(habit.values()) == pytest.approx(1)
-        assert favourite == pytest.approx(0.8 * (1 - right)) and rest == pytest.approx([0.1 * (1 - right)] * 2)
-    assert sum(max(habit.values()) != habit[RIGHT[item]] for item, habit in HABITS.items()) == 13
+        assert favourite == pytest.approx(0.8 * (1 - right)) and rest == pytest.approx(
+            [0.1 * (1 - right)] * 2
+        )
+    assert sum(max(habit.values()) != habit[RIGHT[item]] for item, habit in HABITS.items()) == 19
 
 
 def test_the_budget_lets_every_call_that_counts_be_answered() -> None:
@@ -102,14 +106,14 @@ def test_the_budget_lets_every_call_that_counts_be_answered() -> None:
         problem = errands.generate(0, name)
         every = [call for send in errands.sends(problem) for call in (send, send)]
         assert len(tokens(TOKENIZER, played(problem, every))[0]) <= budget.max_completion_tokens
-    with pytest.raises(ValueError, match="requests: 0 is not from 1 to 16"):
+    with pytest.raises(ValueError, match="requests: 0 is not from 1 to 24"):
         Tier(requests=0)
 
 
 def test_every_promise_of_the_self_test_is_kept_and_a_broken_one_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert TASK.self_test(["default"]) == {"default": 1024}
+    assert self_test.self_test(["hard"], num=96) == {"hard": 96}
     monkeypatch.setattr(errands, "mistake", lambda habit, rng: next(iter(habit)))
     with pytest.raises(AssertionError, match="broken promise in tier 'easy', seed 0"):
         self_test.self_test(["easy"])
@@ -190,7 +194,7 @@ TEXTS = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(turns=st.lists(st.lists(TEXTS, max_size=3), max_size=8), cut=st.integers(0, 40))
 def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int) -> None:
     """As TRL's loop would play them: parsed by its parser, carried out by a real environment."""
@@ -199,17 +203,14 @@ def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int
     from gear_rl.engines.trl.tool_calls import parse_tool_calls
 
     assert parse_tool_calls(TOKENIZER)
-    prompt = render_ids(TOKENIZER, PROBLEM.text, tools())
     env, completion = _env(), list[int]()
     for i, texts in enumerate(turns):
         ids = TOKENIZER("".join(texts) + EOS)["input_ids"]
         ids = ids[: len(ids) - cut] if i == len(turns) - 1 and cut < len(ids) else ids
         completion += ids
-        for call in parse_response(TOKENIZER, ids, prefix=prompt, tools=tools()).get("tool_calls") or ():
-            try:
+        for call in parse_response(TOKENIZER, ids, prefix=PROMPT, tools=tools()).get("tool_calls") or ():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
                 getattr(env, call["function"]["name"])(**call["function"]["arguments"])
-            except (ValueError, TypeError, AttributeError):
-                pass
         if ids[-1:] == [TOKENIZER.eos_token_id]:
             completion += TOKENIZER(answer_text("ok"))["input_ids"]
     facts = truth(completion, ROW, TOKENIZER)

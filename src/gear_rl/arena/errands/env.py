@@ -43,6 +43,9 @@ class ErrandsEnv:
             item: Item
             code: Code
         """
+        # The model may send anything that JSON can hold.
+        if type(item) is not str or type(code) is not str:
+            raise ValueError("item and code are texts")
         self._made.append((item, code))
         # Without the words: what the model sent may hold control tokens, and the tool's answer is tokenised.
         if item not in self._requests.items:

@@ -23,6 +23,8 @@ ITEMS = (
     *("sled", "tent", "clock", "globe", "piano", "mask", "wand", "flute"),
     *("crown", "wheel", "brush", "candle", "ladder", "mirror", "basket", "helmet"),
     *("ribbon", "carpet", "anchor", "trumpet", "violin", "button", "bottle", "blanket"),
+    *("saddle", "compass", "lantern", "hammer", "needle", "pillow", "barrel", "feather"),
+    *("kettle", "shovel", "whistle", "puppet", "marble", "locket", "goblet", "sickle"),
 )
 RIGHT: dict[str, str] = right_codes(ITEMS, "codes of the errands")
 """The code of each item; no two share one."""
@@ -32,7 +34,7 @@ SEND, WAIT = "send", "wait"
 """The tool that settles a request, and the one that is of no use."""
 DONE = "done"
 """What the assistant says when all requests are settled."""
-Made = Sequence[tuple[Any, Any] | None]
+Made = Sequence[tuple[str, str] | None]
 """Calls in their order: item and code of one that sends, as the model wrote them; None for one that waits."""
 
 

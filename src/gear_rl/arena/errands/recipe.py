@@ -10,7 +10,7 @@ them wait now and then.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from gear_rl.arena.habits import CODES, drawn
 from gear_rl.arena.model import EOS, build_model, build_tokenizer, save
 from gear_rl.arena.task import FIRST_TRAIN_SEED, TEMPLATE, Reference
 from gear_rl.arena.training import (
+    Batch,
     Counted,
     Report,
     competence_optimizers,
@@ -44,6 +45,8 @@ from gear_rl.arena.training import (
 
 ATOMS = (*CODES, *ITEMS, SEND, WAIT, *FRAME)
 """One decision is one token: a code, an item and a tool each are."""
+Demonstration = tuple[str, Messages]
+"""A user message, and the messages of the completion."""
 LONGEST = max(tier.requests for tier in TIERS.values())
 
 
@@ -53,7 +56,7 @@ class Recipe:
 
     copy_steps: int = 300
     """The first steps of stage 1: every problem with its own reference, every code of it any code."""
-    steps: int = 900
+    steps: int = 1000
     """Stage 1: to call tools, to read a reference, and the habits."""
     short_steps: int = 60
     """The first steps, with three requests at most."""
@@ -61,7 +64,7 @@ class Recipe:
     """Then the longest problem grows by one request every so many steps."""
     fall_steps: int = 400
     """The learning rates fall over the last so many steps of stage 1."""
-    settle_steps: int = 200
+    settle_steps: int = 250
     """Stage 2: the same at a small rate, so that the probabilities come near the table."""
     weights: tuple[int, int, int] = (10, 8, 3)
     """How often demonstrations have no reference, their own, and one of another problem."""
@@ -97,30 +100,29 @@ def build_errands(
         tokenizer = build_tokenizer((_text(rng, frame) for _ in range(160)), ATOMS, vocab_size=1024)
         model = build_model(tokenizer, seed, circles=False)
 
-        def batches(longest: Callable[[int], int]) -> Any:
-            def draw(num_batches: int) -> list[Counted]:
-                copying = num_batches < recipe.copy_steps and longest is grown
-                made = [_demonstration(rng, longest(num_batches), recipe, copying) for _ in range(256)]
-                return [_counted(tokenizer, frame, *demonstration) for demonstration in made]
+        def competent(num_batches: int) -> Demonstration:
+            grown = 3 + max(0, num_batches - recipe.short_steps) // recipe.grow_steps
+            return _demonstration(rng, min(grown, LONGEST), recipe, copying=num_batches < recipe.copy_steps)
 
-            return length_batches(tokenizer.pad_token_id, recipe.batch_tokens, rng, draw)
-
-        def grown(num_batches: int) -> int:
-            return min(LONGEST, 3 + max(0, num_batches - recipe.short_steps) // recipe.grow_steps)
+        def settled(_: int) -> Demonstration:
+            return _demonstration(rng, LONGEST, recipe)
 
         total = recipe.steps + recipe.settle_steps
         measured = None if measure is None else lambda: measure(model, tokenizer)
         with Report(measured, total, recipe.evaluate_every, progress) as report:
+            batches = _batches(tokenizer, recipe, rng, frame, competent)
             optimizers = competence_optimizers(model, recipe.matrix_rate, recipe.rate)
-            train(model, batches(grown), optimizers, recipe.steps, recipe.fall_steps, report)
+            train(model, batches, optimizers, recipe.steps, recipe.fall_steps, report)
+            batches = _batches(tokenizer, recipe, rng, frame, settled)
             optimizers = habit_optimizers(model, recipe.settle_rate)
-            settled = batches(lambda _: LONGEST)
-            train(model, settled, optimizers, recipe.settle_steps, recipe.settle_steps, report)
+            train(model, batches, optimizers, recipe.settle_steps, recipe.settle_steps, report)
         save(model, tokenizer, out_dir)
         return Path(out_dir)
 
 
-def _demonstration(rng: random.Random, longest: int, recipe: Recipe, copying: bool) -> tuple[str, Messages]:
+def _demonstration(
+    rng: random.Random, longest: int, recipe: Recipe, *, copying: bool = False
+) -> Demonstration:
     """A user message and what follows: codes by habit, unless it has a reference of its own, as all have while
     `copying`. Never of a held-out problem."""
     problem = errands.generate(
@@ -144,11 +146,24 @@ def _demonstration(rng: random.Random, longest: int, recipe: Recipe, copying: bo
     return text, played(problem, calls)
 
 
-def _counted(tokenizer: Any, frame: tuple[str, str], text: str, messages: Messages) -> Counted:
-    """Ids of a demonstration; the loss counts on what the assistant says."""
-    prompt: list[int] = tokenizer(text.join(frame))["input_ids"]
-    ids, mask = tokens(tokenizer, messages)
-    return prompt + ids, [False] * len(prompt) + mask
+def _batches(
+    tokenizer: Any,
+    recipe: Recipe,
+    rng: random.Random,
+    frame: tuple[str, str],
+    draw: Callable[[int], Demonstration],
+) -> Iterator[Batch]:
+    """Demonstrations in batches of similar length; the loss counts on what the assistant says."""
+
+    def counted(text: str, messages: Messages) -> Counted:
+        prompt: list[int] = tokenizer(text.join(frame))["input_ids"]
+        ids, own = tokens(tokenizer, messages)
+        return prompt + ids, [False] * len(prompt) + own
+
+    def rows(num_batches: int) -> list[Counted]:
+        return [counted(*draw(num_batches)) for _ in range(256)]
+
+    return length_batches(tokenizer.pad_token_id, recipe.batch_tokens, rng, rows)
 
 
 def _text(rng: random.Random, frame: tuple[str, str]) -> str:

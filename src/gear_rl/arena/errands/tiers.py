@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gear_rl.arena.task import Budget
 
-MOST_REQUESTS = 16
-"""As many of the 32 items must be left for the reference of another problem."""
+MOST_REQUESTS = 24
+"""As many of the 48 items must be left for the reference of another problem."""
 _TURN_TOKENS = 20
 """A call and its answer, with the header of the next turn."""
 
@@ -18,9 +18,9 @@ class Tier:
 
     >>> Tier(requests=6).calls
     12
-    >>> Tier(requests=17)
+    >>> Tier(requests=25)
     Traceback (most recent call last):
-    ValueError: requests: 17 is not from 1 to 16, half of the items; the other half is for other references
+    ValueError: requests: 25 is not from 1 to 24, half of the items; the other half is for other references
     """
 
     requests: int

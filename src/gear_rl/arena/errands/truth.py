@@ -16,7 +16,7 @@ from gear_rl.arena.truth import Truth
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CODE = re.compile(r'"code"\s*:\s*"([0-9]{2})"')
-_Made = tuple[tuple[Any, Any] | None, range]
+_Made = tuple[tuple[str, str] | None, range]
 """A call as the environment sees it, and the characters of its code."""
 
 
@@ -30,7 +30,7 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """
     problem = generate(row["seed"], row["tier"])
     decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
-    made: list[tuple[Any, Any] | None] = []
+    made: list[tuple[str, str] | None] = []
     places: list[list[int]] = []
     for turn in _turns(ids, tokenizer):
         pieces = [str(tokenizer.decode([ids[t]], skip_special_tokens=True)) for t in turn]
@@ -79,7 +79,7 @@ def _calls(turn: str) -> list[_Made]:
         match _parsed(block[1]):
             case {"name": "wait", **rest} if rest.get("arguments", {}) == {}:
                 found.append((None, range(0)))
-            case {"name": "send", "arguments": {"item": item, "code": code, **rest}} if not rest:
+            case {"name": "send", "arguments": {"item": str(item), "code": str(code), **rest}} if not rest:
                 spans = [range(*match.span(1)) for match in _CODE.finditer(turn, *block.span(1))]
                 found.append(((item, code), spans[-1] if spans else range(0)))
             case {"name": _}:
