@@ -72,6 +72,8 @@ class Recipe:
     """How often a code of the privileged context is any code, and the completion copies it."""
     wait_rate: float = 0.15
     """How often a call is put off by one that waits."""
+    draws: int = 256
+    """Demonstrations that are sorted by length and cut into batches at a time."""
     batch_tokens: int = 2000
     matrix_rate: float = 3e-3
     """Muon's learning rate, for the hidden matrices."""
@@ -161,7 +163,7 @@ def _batches(
         return prompt + ids, [False] * len(prompt) + own
 
     def rows(num_batches: int) -> list[Counted]:
-        return [counted(*draw(num_batches)) for _ in range(256)]
+        return [counted(*draw(num_batches)) for _ in range(recipe.draws)]
 
     return length_batches(tokenizer.pad_token_id, recipe.batch_tokens, rng, rows)
 
