@@ -171,7 +171,7 @@ def test_a_code_in_several_tokens_is_one_decision_and_padding_none() -> None:
     digits = [TOKENIZER.convert_tokens_to_ids(digit) for digit in RIGHT[PROBLEM.items[0]]]
     ids = [*TOKENIZER(before)["input_ids"], *digits, *TOKENIZER(after + EOS + PAD)["input_ids"]]
     assert [(decision, right) for _, decision, right, _ in _facts(ids)] == [(0, True), (0, True)]
-    hidden = TOKENIZER(EOS + GOLD[0].text + EOS)["input_ids"]
+    hidden = TOKENIZER("hm" + EOS + answer_text(GOLD[0].text))["input_ids"]
     assert _facts(hidden) == [], "what stands where a tool answers is no decision"
 
 
