@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from gear_rl.arena import model
+from gear_rl.arena.calls import tokens
 from gear_rl.arena.ledger import check as ledger_check
 from gear_rl.arena.ledger import problem as ledger
-from gear_rl.arena.ledger.episodes import episode, prompt_ids, tokens
+from gear_rl.arena.ledger.episodes import episode, prompt_ids
 from gear_rl.arena.task import Reference, all_tasks
 from gear_rl.methods.gear import Gear
 

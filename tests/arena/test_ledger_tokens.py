@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from gear_rl.arena import model
+from gear_rl.arena.calls import tokens, turn_text
 from gear_rl.arena.ledger import env as ledger_env
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger import recipe
-from gear_rl.arena.ledger.episodes import episode, plant, prompt_ids, tokens, turn_text
+from gear_rl.arena.ledger.episodes import episode, plant, prompt_ids
 from gear_rl.arena.ledger.tiers import TIERS
 from gear_rl.arena.task import TEMPLATE
 from gear_rl.engines.trl.tool_calls import parse_tool_calls

@@ -45,6 +45,7 @@ def test_every_task_keeps_the_protocol(task: Task) -> None:
     [
         ("chain", "26f0a56646bb17c0fe07e1f808f0c1cf2cd4e6acad71a2d83e23f16ce7b2014b"),
         ("codebook", "4359a3ed563446f806292613a83a359fdb7530bb2617e32690ed71f61549bea3"),
+        ("errands", "29349ac9e9a1adec296b68f8cee527ae4b4c1e82b4b96a8c52568f2bc022de03"),
         ("ledger", "7d1adc7e4abe5a3b9ec8df3470760b6c1efaf4e9ecdbcd8b5f7a02ff24d7a714"),
     ],
 )

@@ -16,12 +16,19 @@ _MAX_NEW_TOKENS = 96
 
 
 def prompt_text(tokenizer: Any, row: Mapping[str, Any], *, teacher: bool = False) -> str:
-    """The text a completion follows: the student's prompt, or the teacher's with the privileged context."""
+    """The text a completion follows: the student's prompt, or the teacher's with the privileged context.
+
+    An agent's tools are the row's `tools`.
+    """
     messages: Any = row["prompt"]
     if teacher and row["privileged_context"] is not None:
         messages = render(messages, row["privileged_context"], TEMPLATE)
     text = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, **CHAT_TEMPLATE_KWARGS
+        messages,
+        tools=row.get("tools"),
+        tokenize=False,
+        add_generation_prompt=True,
+        **CHAT_TEMPLATE_KWARGS,
     )
     return str(text)
 

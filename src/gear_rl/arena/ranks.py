@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gear_rl.arena.evaluate import prompt_text
-from gear_rl.arena.task import Reference
+from gear_rl.arena.faults import auc
+from gear_rl.arena.task import FactTable, Reference
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, Prompts, left_padded, score
 from gear_rl.types import TokenSignals
@@ -84,3 +85,39 @@ def ranked_signals(
 def _log_ratio(signals: TokenSignals) -> Tensor:
     """How much less the teacher thinks of the sampled token: the log-ratio with its sign turned."""
     return signals.get("student_logprob") - signals.get("teacher_logprob")
+
+
+def ranks_of(values: Mapping[str, Tensor], kept: Tensor, choice: Tensor, wrong: Tensor) -> dict[str, Any]:
+    """How well each signal ranks the wrong choices: `auc` against all other tokens that are kept, `auc_choices`
+    against right choices; `n` is how many there are.
+
+    >>> kept = torch.tensor([[True, True, True]])
+    >>> choice, wrong = torch.tensor([[False, True, True]]), torch.tensor([[False, True, False]])
+    >>> ranks_of({"entropy": torch.tensor([[3.0, 2.0, 1.0]])}, kept, choice, wrong)
+    {'n': 1, 'auc': {'entropy': 0.5}, 'auc_choices': {'entropy': 1.0}}
+    """
+
+    def against(others: Tensor) -> dict[str, float]:
+        return {name: auc(value[wrong].tolist(), value[others].tolist()) for name, value in values.items()}
+
+    return {"n": int(wrong.sum()), "auc": against(kept & ~wrong), "auc_choices": against(choice & ~wrong)}
+
+
+def auc_table(task: str, facts: Mapping[str, Any], kinds: Sequence[str]) -> FactTable:
+    """A row for each tier, kind of error, and what the wrong codes are compared with."""
+    return FactTable(
+        title=f"{task}: AUC of wrong codes against all other tokens and against right codes; 0.5 is chance",
+        columns=tuple(name.replace("_", " ") for name in ("tier", "errors", "n", "against", *SIGNALS)),
+        rows=[
+            (
+                tier,
+                kind.replace("_", " "),
+                str(row[kind]["n"]),
+                name,
+                *(f"{row[kind][key][s]:.3f}" for s in SIGNALS),
+            )
+            for tier, row in facts.items()
+            for kind in kinds
+            for key, name in (("auc", "all tokens"), ("auc_choices", "right codes"))
+        ],
+    )

@@ -21,6 +21,7 @@ TASKS: dict[str, Task | str] = {
     "chain": "gear_rl.arena.chain.task:TASK",
     "ledger": "gear_rl.arena.ledger.task:TASK",
     "codebook": "gear_rl.arena.codebook.task:TASK",
+    "errands": "gear_rl.arena.errands.task:TASK",
 }
 """Every task by its name: the object, or where it is."""
 DEFAULT_TASK = "chain"
@@ -235,7 +236,7 @@ def all_tasks() -> list[Task]:
     """Every task, in the order of the catalogue.
 
     >>> [task.name for task in all_tasks()]
-    ['chain', 'ledger', 'codebook']
+    ['chain', 'ledger', 'codebook', 'errands']
     """
     return [get_task(name) for name in TASKS]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 Batch = tuple[Any, Any]
 """Token ids, and which of them the loss counts."""
+Counted = tuple[list[int], list[bool]]
+"""One demonstration: its token ids, and which of them the loss counts."""
 
 
 @contextmanager
@@ -77,23 +79,42 @@ def demonstration_batches(
 
     `conversation` is given the number of batches made so far; no demonstration may be longer than `batch_tokens`.
     """
-    import torch
-
     (mark,) = tokenizer("assistant\n")["input_ids"]
-    num_batches = 0
-    while True:
+
+    def draw(num_batches: int) -> list[Counted]:
         conversations = [conversation(num_batches) for _ in range(256)]
         texts = tokenizer.apply_chat_template(conversations, tokenize=False)
-        batches: list[list[list[int]]] = [[]]
-        for row in sorted(tokenizer(texts)["input_ids"], key=len):
-            if (len(batches[-1]) + 1) * len(row) > batch_tokens:
+        rows: list[list[int]] = tokenizer(texts)["input_ids"]
+        return [(row, [t >= row.index(mark) for t in range(len(row))]) for row in rows]
+
+    return length_batches(tokenizer.pad_token_id, batch_tokens, rng, draw)
+
+
+def length_batches(
+    pad: int, batch_tokens: int, rng: random.Random, draw: Callable[[int], list[Counted]]
+) -> Iterator[Batch]:
+    """Batches of similar length from what `draw` gives, again and again; it is given the number made so far.
+
+    >>> batches = length_batches(0, 4, random.Random(0), lambda _: [([5, 6], [False, True]), ([7], [True])])
+    >>> next(batches)[0].tolist()
+    [[7, 0], [5, 6]]
+    """
+    import torch
+
+    num_batches = 0
+    while True:
+        batches: list[list[Counted]] = [[]]
+        for row in sorted(draw(num_batches), key=lambda row: len(row[0])):
+            if (len(batches[-1]) + 1) * len(row[0]) > batch_tokens:
                 batches.append([])
             batches[-1].append(row)
         rng.shuffle(batches)
         for batch in batches:
-            width = max(map(len, batch))
-            ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in batch])
-            yield ids, ((ids == mark).cumsum(-1) > 0) & (ids != tokenizer.pad_token_id)
+            width = max(len(ids) for ids, _ in batch)
+            yield (
+                torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch]),
+                torch.tensor([counts + [False] * (width - len(counts)) for _, counts in batch]),
+            )
         num_batches += len(batches)
 
 

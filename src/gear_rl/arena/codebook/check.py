@@ -6,19 +6,19 @@ do signals find the wrong codes."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import StatisticsError, correlation, fmean
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.book import HABITS, RIGHT
+from gear_rl.arena.codebook.book import HABITS
 from gear_rl.arena.codebook.tiers import MOST_SYMBOLS, TIERS, Tier
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.evaluate import accuracy, sample
-from gear_rl.arena.faults import auc
+from gear_rl.arena.habits import learned
 from gear_rl.arena.model import EOS
-from gear_rl.arena.ranks import Numbered, Rows, kept_tokens, ranked_signals, scored
+from gear_rl.arena.ranks import Numbered, Rows, kept_tokens, ranked_signals, ranks_of, scored
 from gear_rl.arena.task import Reference
 
 REFERENCES: tuple[Reference, ...] = ("trace", "answer", "shuffled")
@@ -98,38 +98,19 @@ def _aucs(model: Any, tokenizer: Any, rows: Mapping[Reference, Rows], texts: Seq
         choice[i, : len(ids)] = torch.tensor(facts.decision, device=kept.device) >= 0
         wrong[i, : len(ids)] = choice[i, : len(ids)] & ~torch.tensor(facts.right, device=kept.device)
     values = ranked_signals(model, tokenizer, rows, numbered, kept)
-
-    def against(others: torch.Tensor) -> dict[str, float]:
-        return {name: auc(value[wrong].tolist(), value[others].tolist()) for name, value in values.items()}
-
-    return {"n": int(wrong.sum()), "auc": against(kept & ~wrong), "auc_choices": against(choice & ~wrong)}
+    return ranks_of(values, kept, choice, wrong)
 
 
 def habits_learned(model: Any, tokenizer: Any, n: int) -> dict[str, float]:
     """How near the model's probability of each symbol's right code is to the table that it was taught.
 
-    Without a reference, along right completions of `n` problems, the mean of each symbol that occurs:
-    `correlation` and `mean_gap` (of absolute differences) between wanted and actual; `lowest` and `highest` are
-    of the actual ones; `wrong_on_top` and `wanted_wrong_on_top` the share of symbols whose likeliest code is
-    wrong. The correlation is NaN where all are alike, or where only one symbol occurs.
+    Without a reference, along right completions of `n` problems, the mean of each symbol that occurs: see
+    `gear_rl.arena.habits.learned`.
     """
     rows = codebook.rows(HABIT_TIER, num=n, first_seed=0)
     right = _right_probabilities(model, tokenizer, rows)
     tops = _tops(sample(model, tokenizer, rows, greedy=True, max_new_tokens=MAX_NEW_TOKENS), rows)
-    pairs = [(HABITS[symbol][RIGHT[symbol]], actual) for symbol, actual in right.items()]
-    try:
-        related = correlation(*zip(*pairs, strict=True))
-    except StatisticsError:
-        related = float("nan")
-    return {
-        "symbols": len(pairs),
-        "correlation": related,
-        "mean_gap": fmean(abs(wanted - actual) for wanted, actual in pairs),
-        "lowest": min(right.values()),
-        "highest": max(right.values()),
-        "wrong_on_top": fmean(share < 0.5 for share in tops.values()),
-        "wanted_wrong_on_top": fmean(max(HABITS[s], key=HABITS[s].__getitem__) != RIGHT[s] for s in right),
-    }
+    return learned(HABITS, right, tops)
 
 
 def _right_probabilities(model: Any, tokenizer: Any, rows: Rows) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gear_rl.arena import habits
 from gear_rl.arena.codebook.book import FILLER, HABITS, RIGHT, SYMBOLS
 from gear_rl.arena.codebook.tiers import TIERS, Tier
 from gear_rl.arena.task import (
@@ -146,8 +147,7 @@ def mistake(symbol: str, rng: random.Random) -> str:
     >>> mistake("Ka", random.Random(0)) == RIGHT["Ka"]
     False
     """
-    wrong = {code: share for code, share in HABITS[symbol].items() if code != RIGHT[symbol]}
-    return rng.choices([*wrong], [*wrong.values()])[0]
+    return habits.mistake(HABITS[symbol], rng)
 
 
 def plant(problem: Problem, seed: int) -> Planted:

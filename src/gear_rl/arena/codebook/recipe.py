@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.book import CODES, FILLER, HABITS, RIGHT, SYMBOLS
+from gear_rl.arena.codebook.book import FILLER, HABITS, RIGHT, SYMBOLS
 from gear_rl.arena.codebook.problem import DOT, LEAD, Problem
 from gear_rl.arena.codebook.tiers import MOST_FILLER, MOST_SYMBOLS, Tier
 from gear_rl.arena.evaluate import accuracy
+from gear_rl.arena.habits import CODES, drawn
 from gear_rl.arena.model import build_model, build_tokenizer, save
 from gear_rl.arena.task import FIRST_TRAIN_SEED, Reference
 from gear_rl.arena.training import (
@@ -138,7 +139,7 @@ def _conversation(
         ]
         context: str | None = codebook.write(problem, codes)
     else:
-        codes = [rng.choices([*HABITS[s]], [*HABITS[s].values()])[0] for s in problem.symbols]
+        codes = [drawn(HABITS[symbol], rng) for symbol in problem.symbols]
         context = codebook.privileged_context(problem, reference, seed=rng.randrange(1 << 30))
     # Words of its own: those of the reference are not to be copied, since nothing judges them.
     words = len(problem.filler[0]) if problem.filler else 0

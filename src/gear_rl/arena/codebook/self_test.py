@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import get_args
 
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.book import CODES
 from gear_rl.arena.codebook.problem import Problem
 from gear_rl.arena.codebook.tiers import TIERS
+from gear_rl.arena.habits import CODES
 from gear_rl.arena.self_test import expect
 from gear_rl.arena.task import FIRST_TRAIN_SEED, HELD_OUT, Reference
 

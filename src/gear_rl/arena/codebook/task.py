@@ -128,6 +128,9 @@ class Codebook:
 
     def tables(self, facts: Mapping[str, Any]) -> list[FactTable]:
         """Shares of right codes, then habits, then ranks."""
+        from gear_rl.arena.habits import habits_table
+        from gear_rl.arena.ranks import auc_table
+
         first = next(iter(facts.values()))
         columns = ("reward", "sampled", "greedy", "sampled_trace", "sampled_answer", "sampled_shuffled")
         shares = FactTable(
@@ -136,12 +139,7 @@ class Codebook:
             columns=("tier", "reward", "alone", "greedy", "trace", "answer only", "shuffled"),
             rows=[(tier, *(f"{row[column]:.3f}" for column in columns)) for tier, row in facts.items()],
         )
-        habits = FactTable(
-            title="codebook: the probability of each symbol's right code, as taught and as learned",
-            columns=tuple(name.replace("_", " ") for name in first["habits"]),
-            rows=[tuple(f"{value:.3f}".removesuffix(".000") for value in first["habits"].values())],
-        )
-        return [shares, habits, _ranks(facts)]
+        return [shares, habits_table(self.name, facts), auc_table(self.name, facts, ("on_policy", "planted"))]
 
     def build(
         self,
@@ -156,28 +154,6 @@ class Codebook:
         from gear_rl.arena.codebook.recipe import Recipe, build_codebook
 
         return build_codebook(out_dir, seed, recipe=recipe or Recipe(), progress=progress)
-
-
-def _ranks(facts: Mapping[str, Any]) -> FactTable:
-    """A row for each tier, kind of error, and what the wrong codes are compared with."""
-    from gear_rl.arena.ranks import SIGNALS
-
-    return FactTable(
-        title="codebook: AUC of wrong codes against all other tokens and against right codes; 0.5 is chance",
-        columns=tuple(name.replace("_", " ") for name in ("tier", "errors", "n", "against", *SIGNALS)),
-        rows=[
-            (
-                tier,
-                kind.replace("_", " "),
-                str(row[kind]["n"]),
-                name,
-                *(f"{row[kind][key][s]:.3f}" for s in SIGNALS),
-            )
-            for tier, row in facts.items()
-            for kind in ("on_policy", "planted")
-            for key, name in (("auc", "all tokens"), ("auc_choices", "right codes"))
-        ],
-    )
 
 
 TASK: Task = Codebook()

@@ -5,19 +5,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from gear_rl.arena.calls import success, successes, tokens
 from gear_rl.arena.faults import auc, first_difference, first_planted
 from gear_rl.arena.ledger import problem as ledger
-from gear_rl.arena.ledger.episodes import Fault, Planted, episode, plant, prompt_ids, tokens
+from gear_rl.arena.ledger.episodes import Fault, Planted, episode, plant, prompt_ids
 from gear_rl.arena.ledger.problem import Problem
-from gear_rl.arena.task import HELD_OUT, TEMPLATE, Instruments, Reference, TrainerOf
-from gear_rl.signals.privileged import TeacherPrompt, render
+from gear_rl.arena.task import HELD_OUT, Instruments, Reference, TrainerOf
+from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, Prompts, left_padded, score
 from gear_rl.types import TokenSignals
 
@@ -50,26 +51,16 @@ def check(
 
 def _successes(trainer: Any, tier: str, n: int) -> dict[str, Any]:
     problems = [ledger.generate(seed, tier) for seed in range(n)]
+    contexts = {
+        reference: [ledger.privileged_context(problem, reference, i) for i, problem in enumerate(problems)]
+        for reference in REFERENCES
+    }
     alone = ledger.rows(tier, num=n, reference="none", first_seed=0)
-    measured: dict[str, Any] = {
+    return {
         "n": n,
         "fingerprint": ledger.fingerprint(tier, n)[:16],
-        "sampled": success(trainer, alone),
-        "greedy": success(trainer, alone, greedy=True),
+        **successes(trainer, alone, contexts),
     }
-    for reference in REFERENCES:
-        shown = [
-            {**row, "prompt": render(row["prompt"], context or "", TEMPLATE)}
-            for i, (row, problem) in enumerate(zip(alone, problems, strict=True))
-            for context in [ledger.privileged_context(problem, reference, i)]
-        ]
-        measured[f"sampled_{reference}"] = success(trainer, shown)
-    return measured
-
-
-def success(trainer: Any, rows: Sequence[Mapping[str, Any]], greedy: bool = False) -> float:
-    """The share of the rows that a trainer's model solves, one rollout each."""
-    return sum(reward or 0.0 for reward in trainer.solve(rows, greedy=greedy, seed=0)) / len(rows)
 
 
 def success_now(trainer_of: TrainerOf, model: Any, tokenizer: Any) -> float:

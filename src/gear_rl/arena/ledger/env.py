@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+from gear_rl.arena.calls import tools_of
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.tiers import TIERS, LedgerTier
 from gear_rl.arena.task import Reference
-from gear_rl.environments import RESERVED_METHODS
 
 _SCHEMA = """
 create table account (person text primary key, balance integer not null check (balance >= 0));
@@ -262,6 +262,4 @@ def tools(tier: str | LedgerTier = "default") -> list[Callable[..., Any]]:
     >>> [tool.__name__ for tool in tools("easy")]
     ['balance', 'boss', 'deputy', 'friend', 'keeper', 'owner', 'pay']
     """
-    instance = environment(tier)()
-    names = [name for name in dir(instance) if not name.startswith("_") and name not in RESERVED_METHODS]
-    return [getattr(instance, name) for name in sorted(names)]
+    return tools_of(environment(tier)())

@@ -1,6 +1,6 @@
 """Episodes of the task "ledger": calls made in a real environment, right ones and ones with a planted fault.
 
-Also their tokens. Knows no model and no trainer.
+Knows no model and no trainer.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from gear_rl.arena.calls import Call, Messages, play, render_ids
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.env import LedgerEnvGreetRate, tools
-from gear_rl.arena.ledger.problem import Call, Plan, Problem
+from gear_rl.arena.ledger.problem import Plan, Problem
 from gear_rl.arena.ledger.tiers import LedgerTier
-from gear_rl.arena.task import TEMPLATE
-from gear_rl.signals.privileged import render
 
 Fault = Literal["relation", "argument"]
 """What is wrong with a planted call: the tool (another relation), or payer and payee (mixed up)."""
-Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +61,7 @@ def episode(problem: Problem, made: Sequence[Call] | None = None, *, irreversibl
     """
     env = LedgerEnvGreetRate()
     env._begin(problem, irreversible)  # pyright: ignore[reportPrivateUsage]
-    messages: Messages = []
-    errors = 0
-    for call in ledger.calls(problem) if made is None else made:
-        function = {"name": call.name, "arguments": dict(call.arguments)}
-        messages.append(
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        )
-        try:
-            result = getattr(env, call.name)(**call.arguments)
-        except ValueError as error:
-            result = {"error": str(error)}
-            errors += 1
-        messages.append({"role": "tool", "name": call.name, "content": str(result)})
-    messages.append({"role": "assistant", "content": ledger.DONE})
+    messages, errors = play(env, ledger.calls(problem) if made is None else made, ledger.DONE)
     return Episode(messages, env.get_reward(), errors)
 
 
@@ -125,63 +110,8 @@ def _misread(problem: Problem, right: Plan, rng: random.Random, *, alias: bool) 
     return faults
 
 
-def tokens(tokenizer: Any, messages: Messages) -> tuple[list[int], list[bool]]:
-    """A completion's ids and which of them the assistant emitted, exactly as TRL's tool loop joins them.
-
-    Each assistant turn is tokenised alone and ends with the closing token; the tool's answer and the header of
-    the next turn stand between.
-    """
-    from gear_rl.arena.model import EOS
-
-    ids: list[int] = []
-    mask: list[bool] = []
-    for message in messages:
-        if message["role"] == "tool":
-            new = tokenizer(answer_text(message["content"]))["input_ids"]
-        else:
-            new = tokenizer(turn_text(message) + EOS)["input_ids"]
-        ids += new
-        mask += [message["role"] == "assistant"] * len(new)
-    return ids, mask
-
-
-def turn_text(message: dict[str, Any]) -> str:
-    """What the assistant emits for a message, without the closing token.
-
-    >>> turn_text({"role": "assistant", "content": "done"})
-    'done'
-    """
-    made = [Call(**call["function"]) for call in message.get("tool_calls") or ()]
-    return message["content"] + ledger.call_text(made)
-
-
-def answer_text(content: str) -> str:
-    """What follows an assistant turn: the rest of its line, the tool's answer, the header of the next turn.
-
-    >>> answer_text("bob").splitlines()[2:5]
-    ['<tool_response>', 'bob', '</tool_response><|im_end|>']
-    """
-    return (
-        f"\n<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-
-
 def prompt_ids(
     tokenizer: Any, problem: Problem, tier: str | LedgerTier = "default", context: str | None = None
 ) -> list[int]:
     """The ids of the student's prompt, or of the teacher's where a privileged context is given."""
-    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS
-
-    messages: Any = [{"role": "user", "content": problem.text}]
-    if context is not None:
-        messages = render(messages, context, TEMPLATE)
-    ids = tokenizer.apply_chat_template(
-        messages,
-        tools=tools(tier),
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-        **CHAT_TEMPLATE_KWARGS,
-    )
-    return list(ids)
+    return render_ids(tokenizer, problem.text, tools(tier), context)

@@ -8,12 +8,12 @@ name of its tool, and an alias ("head" for boss). Pure Python: knows no database
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gear_rl.arena.calls import Call, call_text
 from gear_rl.arena.ledger.tiers import TIERS, LedgerTier
 from gear_rl.arena.task import FIRST_TRAIN_SEED, HELD_OUT, Reference, is_held_out, seeds_of
 
@@ -115,24 +115,6 @@ class Problem:
         after[source] -= amount
         after[target] += amount
         return after
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a tool.
-
-    >>> Call("owner", {"item": "lamp"}).text
-    '<tool_call>\\n{"name": "owner", "arguments": {"item": "lamp"}}\\n</tool_call>'
-    """
-
-    name: str
-    arguments: Mapping[str, str | int]
-
-    @property
-    def text(self) -> str:
-        """The call as Qwen3 writes it."""
-        arguments = json.dumps(dict(self.arguments))
-        return f'<tool_call>\n{{"name": "{self.name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +296,6 @@ def _another(problem: Problem, rng: random.Random) -> Problem:
 
 def _aliased(expression: Expression) -> tuple[bool, ...]:
     return tuple(word in ALIASES for word in expression.words)
-
-
-def call_text(made: Sequence[Call]) -> str:
-    """The calls one after the other, as the model writes them.
-
-    >>> call_text(calls(generate(0))).count("<tool_call>")
-    4
-    """
-    return "\n".join(call.text for call in made)
 
 
 def rows(

@@ -15,22 +15,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from gear_rl.arena.calls import FRAME, answer_text, prompt_frame, turn_text
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.env import tools
-from gear_rl.arena.ledger.episodes import answer_text, episode, turn_text
+from gear_rl.arena.ledger.episodes import episode
 from gear_rl.arena.ledger.problem import Plan, Problem
 from gear_rl.arena.ledger.tiers import LedgerTier
-from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, NUMBERS, build_model, build_tokenizer, save
+from gear_rl.arena.model import EOS, NUMBERS, build_model, build_tokenizer, save
 from gear_rl.arena.task import FIRST_TRAIN_SEED, TEMPLATE, Reference
-from gear_rl.arena.training import Batch, Report, competence_optimizers, habit_optimizers, one_thread, train
+from gear_rl.arena.training import (
+    Batch,
+    Counted,
+    Report,
+    competence_optimizers,
+    habit_optimizers,
+    length_batches,
+    one_thread,
+    train,
+)
 
 _REFERENCES = get_args(Reference)
 TOOLS = (*ledger.RELATIONS, "balance", "pay", "greet", "rate")
-_FRAME = ("user\n<tool_response>\n", "\n</tool_response>", "assistant\n<think>\n\n</think>")
-"""Boilerplate without a decision. The blank line after it stays a token of its own: the prompt ends there."""
-ATOMS = (*NUMBERS, *ledger.PERSONS, *ledger.ITEMS, *TOOLS, *ledger.ALIASES, *_FRAME)
+ATOMS = (*NUMBERS, *ledger.PERSONS, *ledger.ITEMS, *TOOLS, *ledger.ALIASES, *FRAME)
 """One decision is one token: a number, a name, a tool, a word for a relation."""
-_HEADER_END = "assistant\n<think>\n\n</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,23 +118,7 @@ def _texts(rng: random.Random) -> Iterator[str]:
 
 def _prompts() -> list[tuple[str, str]]:
     """For each number of distractors, the student's prompt before and after the user message."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    from gear_rl.arena.model import chat_template
-
-    prompts: list[tuple[str, str]] = []
-    for distractors in range(3):
-        listed: Any = tools(LedgerTier(hops=(1, 1), distractors=distractors))
-        (text,), _ = render_jinja_template(
-            [[{"role": "user", "content": "{content}"}]],
-            tools=listed,
-            chat_template=chat_template(),
-            add_generation_prompt=True,
-            **CHAT_TEMPLATE_KWARGS,
-        )
-        before, after = text.split("{content}")
-        prompts.append((before, after))
-    return prompts
+    return [prompt_frame(tools(LedgerTier(hops=(1, 1), distractors=number))) for number in range(3)]
 
 
 def _text(made: Demonstration, prompts: Sequence[tuple[str, str]]) -> str:
@@ -209,37 +200,23 @@ def _batches(
 ) -> Iterator[Batch]:
     """Demonstrations in batches of similar length, so that little is padding; the loss counts on what the
     assistant says."""
-    import torch
-
     prompts = _prompts()
     chosen = set(tokenizer.convert_tokens_to_ids(list(TOOLS)))
-    num_batches = 0
-    while True:
+
+    def rows(num_batches: int) -> list[Counted]:
         drawn = [draw(num_batches) for _ in range(256)]
         encoded = tokenizer([_text(made, prompts) for made in drawn])["input_ids"]
-        rows = [
+        return [
             (ids, _counted(tokenizer, ids, made.departed, chosen))
             for ids, made in zip(encoded, drawn, strict=True)
         ]
-        batches: list[list[tuple[list[int], list[bool]]]] = [[]]
-        for row in sorted(rows, key=lambda row: len(row[0])):
-            if (len(batches[-1]) + 1) * len(row[0]) > recipe.batch_tokens:
-                batches.append([])
-            batches[-1].append(row)
-        rng.shuffle(batches)
-        for batch in batches:
-            width = max(len(ids) for ids, _ in batch)
-            pad = tokenizer.pad_token_id
-            yield (
-                torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch]),
-                torch.tensor([counts + [False] * (width - len(counts)) for _, counts in batch]),
-            )
-        num_batches += len(batches)
+
+    return length_batches(tokenizer.pad_token_id, recipe.batch_tokens, rng, rows)
 
 
 def _counted(tokenizer: Any, ids: Sequence[int], departed: int | None, chosen: set[int]) -> list[bool]:
     """True where the assistant speaks, but not on the choice of tool in the turn `departed`."""
-    header = tokenizer.convert_tokens_to_ids(_HEADER_END)
+    header = tokenizer.convert_tokens_to_ids(FRAME[-1])
     counts: list[bool] = []
     turn, speaks, named = -1, False, False
     for before, token in zip([-1, *ids], ids, strict=False):

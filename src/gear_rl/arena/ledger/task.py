@@ -23,7 +23,6 @@ from gear_rl.arena.task import (
     Task,
     TrainerOf,
     TruthOf,
-    Turns,
 )
 from gear_rl.arena.truth import token_texts
 
@@ -88,14 +87,11 @@ class Ledger:
         fault: str | None = None,
     ) -> list[Case]:
         """Held-out problems with one wrong call, by default a wrong tool."""
+        from gear_rl.arena.calls import tokens, turns_of
         from gear_rl.arena.faults import first_planted, first_wrong
-        from gear_rl.arena.ledger.episodes import Fault, Messages, episode, plant, tokens, turn_text
-        from gear_rl.arena.model import EOS
+        from gear_rl.arena.ledger.episodes import Fault, episode, plant
 
         kind = cast(Fault, fault or next(iter(self.faults)))
-
-        def turns(messages: Messages) -> Turns:
-            return [tokenizer(turn_text(m) + EOS)["input_ids"] for m in messages if m["role"] == "assistant"]
 
         def case(seed: int) -> Case:
             chosen = problem.generate(seed, tier)
@@ -106,7 +102,8 @@ class Ledger:
             # Names of tools, of people and things, and amounts: whole words.
             words = zip(token_texts(ids, tokenizer), mask, strict=True)
             choices = tuple(own and text.isalnum() for text, own in words)
-            return Case(row=row, faulty=turns(wrong), right=turns(right), fault=place, choices=choices)
+            faulty, gold = turns_of(tokenizer, wrong), turns_of(tokenizer, right)
+            return Case(row=row, faulty=faulty, right=gold, fault=place, choices=choices)
 
         return first_planted(case, self.held_out, num, tier)
 

@@ -1,0 +1,102 @@
+"""The environment of the task "errands": a desk that takes whatever is sent and answers "ok".
+
+The contract is TRL's: no argument to construct, `reset(**row)`, public methods are tools, `get_reward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gear_rl.arena.calls import Call, Messages, Tools, play, tools_of
+from gear_rl.arena.errands.problem import DONE, Problem, generate, privileged_context, rights
+from gear_rl.arena.habits import CODES
+from gear_rl.arena.task import Reference
+
+
+class ErrandsEnv:
+    """One rollout: requests to settle, of which the first call for each counts.
+
+    >>> from gear_rl.arena.errands.problem import sends
+    >>> env = ErrandsEnv()
+    >>> env.reset(seed=0, tier="easy")
+    >>> right, wrong, _ = sends(generate(0, "easy"))
+    >>> env.send(**right.arguments), env.wait(), env.send(wrong.arguments["item"], "00")
+    ('ok', 'ok', 'ok')
+    >>> env.get_reward(), env.turn_rewards()
+    (0.3333333333333333, [1.0, 0.0, 0.0])
+    """
+
+    def __init__(self) -> None:
+        self._problem: Problem | None = None
+        self._context: str | None = None
+        self._made: list[tuple[str, str] | None] = []
+
+    def reset(self, seed: int, tier: str = "default", reference: Reference = "trace", **_: object) -> None:
+        """Begin the problem of a seed. Nothing is added to the prompt."""
+        self._problem, self._made = generate(seed, tier), []
+        self._context = privileged_context(self._problem, reference, seed)
+
+    def send(self, item: str, code: str) -> str:
+        """Send an item.
+
+        Args:
+            item: Item
+            code: Code
+        """
+        # The model may send anything that JSON can hold.
+        if type(item) is not str or type(code) is not str:
+            raise ValueError("item and code are texts")
+        self._made.append((item, code))
+        # Without the words: what the model sent may hold control tokens, and the tool's answer is tokenised.
+        if item not in self._requests.items:
+            raise ValueError("no such request")
+        if code not in CODES:
+            raise ValueError("no such code")
+        return "ok"
+
+    def wait(self) -> str:
+        """Do nothing."""
+        self._made.append(None)
+        return "ok"
+
+    def get_reward(self) -> float:
+        """The share of the requests that are settled right."""
+        return sum(rights(self._requests, self._made)) / len(self._requests.items)
+
+    def privileged_context(self) -> str | None:
+        """What only the teacher may see, by the row's reference; not a tool."""
+        return self._context
+
+    def turn_rewards(self) -> list[float]:
+        """For each call in its order: 1.0 if it settles a request right; not a tool.
+
+        A model of this task makes one call in a turn. Where it makes none, or one that never reaches a tool, the
+        numbers do not fit the turns, and the engine gives the method none for that rollout.
+        """
+        return [*map(float, rights(self._requests, self._made))]
+
+    @property
+    def _requests(self) -> Problem:
+        if self._problem is None:
+            raise ValueError("the environment holds no problem; call reset first")
+        return self._problem
+
+
+def played(problem: Problem, calls: Iterable[Call]) -> Messages:
+    """The completion in which an agent makes these calls and is done.
+
+    >>> [message["content"] for message in played(generate(0), [Call("wait", {})])]
+    ['', 'ok', 'done']
+    """
+    env = ErrandsEnv()
+    env._problem = problem  # pyright: ignore[reportPrivateUsage]
+    return play(env, calls, DONE)[0]
+
+
+def tools() -> Tools:
+    """The tools of every tier, in the order in which TRL lists them.
+
+    >>> [tool.__name__ for tool in tools()]
+    ['send', 'wait']
+    """
+    return tools_of(ErrandsEnv())

@@ -1,0 +1,237 @@
+"""The task "errands": problems, the desk that says nothing, and the truth about a rollout's tokens."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from gear_rl.arena.calls import Call, answer_text, render_ids, tokens
+from gear_rl.arena.errands import problem as errands
+from gear_rl.arena.errands import self_test
+from gear_rl.arena.errands.env import ErrandsEnv, played, tools
+from gear_rl.arena.errands.problem import HABITS, ITEMS, RIGHT, Problem
+from gear_rl.arena.errands.tiers import BUDGETS, TIERS, Tier
+from gear_rl.arena.errands.truth import truth
+from gear_rl.arena.habits import CODES
+from gear_rl.arena.model import EOS, PAD, chat_template
+from gear_rl.arena.task import HELD_OUT, get_task
+
+TASK = get_task("errands")
+TOKENIZER: Any = PreTrainedTokenizerFast.from_pretrained(TASK.checkpoint, local_files_only=True)
+TOKENIZER.chat_template = chat_template()
+SEED = 0
+[ROW] = TASK.rows("easy", num=1, first_seed=SEED)
+PROBLEM = errands.generate(SEED, "easy")
+GOLD = errands.sends(PROBLEM)
+WAIT = Call("wait", {})
+PROMPT = render_ids(TOKENIZER, PROBLEM.text, tools())
+tiers = st.sampled_from(sorted(TIERS))
+
+
+def _wrong(request: int) -> Call:
+    code = next(code for code in CODES if code not in RIGHT.values())
+    return Call("send", {"item": PROBLEM.items[request], "code": code})
+
+
+def _env(calls: Sequence[Call] = ()) -> ErrandsEnv:
+    env = ErrandsEnv()
+    env.reset(**ROW)
+    for call in calls:
+        assert getattr(env, call.name)(**call.arguments) == "ok", "the answer says nothing"
+    return env
+
+
+def test_the_first_call_for_a_request_counts() -> None:
+    calls = [WAIT, _wrong(1), GOLD[1], GOLD[2], GOLD[2], GOLD[0]]
+    assert _env(calls).get_reward() == pytest.approx(2 / 3)
+    # Six calls count in this tier, so the seventh comes too late.
+    assert _env([WAIT, *calls]).get_reward() == pytest.approx(1 / 3)
+    assert _env(calls).turn_rewards() == [0, 0, 0, 1, 0, 1]
+    assert _env([WAIT, *calls]).turn_rewards() == [0, 0, 0, 0, 1, 0, 0]
+
+
+def test_what_cannot_be_sent_is_refused_and_costs_nothing() -> None:
+    env = _env()
+    with pytest.raises(ValueError, match=r"^no such request$"):
+        env.send(next(item for item in ITEMS if item not in PROBLEM.items), "17")
+    for code in ("7", "<|im_end|>"):
+        with pytest.raises(ValueError, match=r"^no such code$"):
+            env.send(PROBLEM.items[0], code)
+    env.send(**GOLD[0].arguments)  # pyright: ignore[reportArgumentType]
+    assert env.turn_rewards() == [0] * 3 + [1]
+    with pytest.raises(ValueError, match="call reset first"):
+        ErrandsEnv().get_reward()
+
+
+def test_a_row_brings_what_only_the_teacher_sees() -> None:
+    for reference, least in (("trace", "send"), ("answer", RIGHT[PROBLEM.items[0]]), ("none", None)):
+        env = ErrandsEnv()
+        env.reset(**TASK.rows("easy", num=1, reference=reference, first_seed=SEED)[0])
+        context = env.privileged_context()
+        assert context is None if least is None else context is not None and least in context
+    shown = str(errands.privileged_context(PROBLEM, "shuffled", SEED))
+    assert shown.count("<tool_call>") == 3 and not any(item in shown for item in PROBLEM.items)
+
+
+@given(seed=st.integers(0, 1 << 40), tier=tiers)
+def test_generate_is_deterministic_and_respects_the_split(seed: int, tier: str) -> None:
+    problem = errands.generate(seed, tier)
+    assert problem == errands.generate(seed, tier)
+    assert len({*problem.items}) == TIERS[tier].requests
+    held_out = errands.generate(seed % HELD_OUT.stop, tier)
+    assert (problem.text == held_out.text) <= (seed in HELD_OUT)
+
+
+def test_the_table_of_habits() -> None:
+    shares = sorted(HABITS[item][RIGHT[item]] for item in ITEMS)
+    assert len({*RIGHT.values()}) == len(ITEMS) == 48
+    assert (shares[0], shares[-1]) == pytest.approx((0.15, 0.9))
+    for item, habit in HABITS.items():
+        right, favourite, *rest = habit.values()
+        assert next(iter(habit)) == RIGHT[item] and sum(habit.values()) == pytest.approx(1)
+        assert favourite == pytest.approx(0.8 * (1 - right)) and rest == pytest.approx(
+            [0.1 * (1 - right)] * 2
+        )
+    assert sum(max(habit.values()) != habit[RIGHT[item]] for item, habit in HABITS.items()) == 19
+
+
+def test_the_budget_lets_every_call_that_counts_be_answered() -> None:
+    for name, tier in TIERS.items():
+        budget = BUDGETS[name]
+        assert budget.max_tool_calls is not None and budget.max_tool_calls > tier.calls
+        problem = errands.generate(0, name)
+        every = [call for send in errands.sends(problem) for call in (send, send)]
+        assert len(tokens(TOKENIZER, played(problem, every))[0]) <= budget.max_completion_tokens
+    with pytest.raises(ValueError, match="requests: 0 is not from 1 to 24"):
+        Tier(requests=0)
+
+
+def test_every_promise_of_the_self_test_is_kept_and_a_broken_one_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert self_test.self_test(["hard"], num=96) == {"hard": 96}
+    monkeypatch.setattr(errands, "mistake", lambda habit, rng: next(iter(habit)))
+    with pytest.raises(AssertionError, match="broken promise in tier 'easy', seed 0"):
+        self_test.self_test(["easy"])
+
+
+def test_one_decision_is_one_token() -> None:
+    for seed in range(20):
+        problem = errands.generate(seed, "hard")
+        for call in errands.sends(problem):
+            pieces = [TOKENIZER.decode([i]) for i in TOKENIZER(call.text)["input_ids"]]
+            wanted = ["send", *map(str, call.arguments.values())]
+            assert [piece for piece in pieces if piece in wanted] == wanted
+    ids, own = tokens(TOKENIZER, played(PROBLEM, GOLD))
+    assert len(ids) == 62 and sum(own) == 32
+
+
+def _facts(ids: list[int]) -> list[tuple[str, int, bool, str]]:
+    """What the truth says of the tokens that are decisions."""
+    facts = truth(ids, ROW, TOKENIZER)
+    assert (facts.num_decisions, facts.exact) == (3, False)
+    found = [
+        (TOKENIZER.decode([i]), decision, right, TOKENIZER.decode([gold]))
+        for i, decision, right, gold in zip(ids, facts.decision, facts.right, facts.right_id, strict=True)
+        if decision >= 0
+    ]
+    assert facts.decision.count(-1) == len(ids) - len(found)
+    led = [t for t, what in enumerate(facts.lost) if what]
+    assert {t for t, gold in enumerate(facts.right_id) if gold >= 0} == {
+        *led, *(t for t, decision in enumerate(facts.decision) if decision >= 0)
+    }  # fmt: skip
+    return found
+
+
+def test_truth_by_hand() -> None:
+    wrong = _wrong(1)
+    codes = [str(call.arguments["code"]) for call in GOLD]
+    ids, own = tokens(TOKENIZER, played(PROBLEM, [WAIT, wrong, GOLD[1], GOLD[0], GOLD[0]]))
+    bad = str(wrong.arguments["code"])
+    assert _facts(ids) == [(bad, 1, False, codes[1]), (codes[0], 0, True, codes[0])]
+    decided = truth(ids, ROW, TOKENIZER).decision
+    assert all(mine for mine, decision in zip(own, decided, strict=True) if decision >= 0)
+    # Where nothing but the places is looked at: the code is the seventh token of its turn, a wait has 16 tokens.
+    assert [t for t, decision in enumerate(decided) if decision >= 0] == [16 + 6, 16 + 20 + 20 + 6]
+
+
+def test_whatever_is_no_call_loses_what_is_left() -> None:
+    ids, _ = tokens(TOKENIZER, played(PROBLEM, [GOLD[1], WAIT]))
+    facts = truth(ids, ROW, TOKENIZER)
+    led = {t: (what, facts.right[t]) for t, what in enumerate(facts.lost) if what}
+    # Two calls of 20 and 16 tokens with their answers, and "done": requests 0 and 2 were left.
+    assert led == {0: ((0, 1, 2), True), 20: ((0, 2), True), 36: ((0, 2), False)}
+    assert {TOKENIZER.decode([facts.right_id[t]]) for t in led} == {"<tool_call>"}
+    whole = truth(tokens(TOKENIZER, played(PROBLEM, GOLD))[0], ROW, TOKENIZER)
+    assert whole.lost[60] == (), "after the last request nothing is left to lose"
+
+
+def test_truth_of_a_turn_with_two_calls_and_of_one_that_was_cut_off() -> None:
+    both = TOKENIZER("\n".join(call.text for call in GOLD[:2]) + EOS)["input_ids"]
+    assert [decision for _, decision, _, _ in _facts(both)] == [0, 1]
+    broken = TOKENIZER(GOLD[0].text + GOLD[1].text.replace("}}", "}") + EOS)["input_ids"]
+    assert _facts(broken) == [], "a turn of which one call cannot be parsed makes none"
+    cut = TOKENIZER(GOLD[0].text.removesuffix("</tool_call>"))["input_ids"]
+    assert len(_facts(cut)) == 1 and _facts([*cut, TOKENIZER.eos_token_id]) == []
+    assert _facts(cut[:-1]) == [] == _facts([])
+
+
+def test_a_code_in_several_tokens_is_one_decision_and_padding_none() -> None:
+    before, after = GOLD[0].text.split(RIGHT[PROBLEM.items[0]])
+    digits = [TOKENIZER.convert_tokens_to_ids(digit) for digit in RIGHT[PROBLEM.items[0]]]
+    ids = [*TOKENIZER(before)["input_ids"], *digits, *TOKENIZER(after + EOS + PAD)["input_ids"]]
+    assert [(decision, right) for _, decision, right, _ in _facts(ids)] == [(0, True), (0, True)]
+    hidden = TOKENIZER("hm" + EOS + answer_text(GOLD[0].text))["input_ids"]
+    assert _facts(hidden) == [], "what stands where a tool answers is no decision"
+
+
+def test_a_row_without_a_seed_is_an_error() -> None:
+    with pytest.raises(KeyError, match="seed"):
+        truth([], {"tier": "easy"}, TOKENIZER)
+
+
+TEXTS = st.sampled_from(
+    [
+        *(call.text for call in (*GOLD, WAIT, _wrong(0), _wrong(2))),
+        GOLD[0].text.replace("}}", "}"),
+        GOLD[1].text.replace('"code"', '"cod"'),
+        GOLD[1].text.replace("send", "sent"),
+        Call("send", {"code": RIGHT[PROBLEM.items[2]], "item": PROBLEM.items[2]}).text,
+        Call("send", {"item": PROBLEM.items[0], "code": 7}).text,
+        Call("send", {"item": "moon", "code": "17"}).text,
+        *("<tool_call>", "</tool_call>", "hm", "\n", ""),
+    ]
+)
+
+
+@settings(max_examples=30)
+@given(turns=st.lists(st.lists(TEXTS, max_size=3), max_size=8), cut=st.integers(0, 40))
+def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int) -> None:
+    """As TRL's loop would play them: parsed by its parser, carried out by a real environment."""
+    from trl.chat_template_utils import parse_response
+
+    from gear_rl.engines.trl.tool_calls import parse_tool_calls
+
+    assert parse_tool_calls(TOKENIZER)
+    env, completion = _env(), list[int]()
+    for i, texts in enumerate(turns):
+        ids = TOKENIZER("".join(texts) + EOS)["input_ids"]
+        ids = ids[: len(ids) - cut] if i == len(turns) - 1 and cut < len(ids) else ids
+        completion += ids
+        for call in parse_response(TOKENIZER, ids, prefix=PROMPT, tools=tools()).get("tool_calls") or ():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                getattr(env, call["function"]["name"])(**call["function"]["arguments"])
+        if ids[-1:] == [TOKENIZER.eos_token_id]:
+            completion += TOKENIZER(answer_text("ok"))["input_ids"]
+    facts = truth(completion, ROW, TOKENIZER)
+    rights = {n for n, right in zip(facts.decision, facts.right, strict=True) if right and n >= 0}
+    assert len(rights) / 3 == pytest.approx(env.get_reward())
+
+
+def test_a_problem_of_one_request() -> None:
+    assert Problem(("lamp",)).text == "send lamp"
+    assert errands.rights(Problem(("lamp",)), [("lamp", RIGHT["lamp"])]) == [True]
