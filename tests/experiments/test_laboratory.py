@@ -13,11 +13,11 @@ from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import cell_trainer, finished, run_cell
 from gear_rl.experiments.compare import (
+    Workers,
     compared,
     parse_method,
     parse_methods,
     plan_of,
-    run_cells,
     save,
     split_methods,
 )
@@ -175,9 +175,10 @@ def comparison(tmp_path_factory):
     """A run that finishes, one that cannot; interrupted after the first, so to speak, and gone on with."""
     folder = tmp_path_factory.mktemp("compare")
     specs = PLAN.reported(PLAN.own_rates)
-    first = run_cells(specs[:1], folder / "cells", jobs=1)
-    stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
-    rows = run_cells(specs, folder / "cells", jobs=2)
+    with Workers(folder / "cells", jobs=2) as workers:
+        first = workers.run(specs[:1])
+        stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
+        rows = workers.run(specs)
     assert (folder / "cells" / specs[0].file).stat().st_mtime_ns == stamp, "a finished run was run again"
     assert rows[0] == first[0]
     return folder, specs, rows
