@@ -75,7 +75,7 @@ def _section(name: str, cls: Any) -> str:
     published = engine_settings_of(method)
     if published:
         engine = ", ".join(f"`{key}: {value}`" for key, value in published.items())
-        lines.append(f"Engine settings as published, applied unless you set them: {engine}.")
+        lines.append(f"Its own settings of the engine, applied unless you set them: {engine}.")
     settings = settings_of(cls)
     if settings:
         lines += ["", "| setting | default | meaning |", "|---|---|---|"]

@@ -52,6 +52,15 @@ def test_what_tunes_is_never_reported() -> None:
     assert len({spec.file for spec in (*tuned, *shown)}) == len(tuned) + len(shown)
 
 
+def test_a_method_may_bring_another_teacher() -> None:
+    """Settings of the engine stand beside the method's own, and are no part of it."""
+    plan = plan_of(["live=gear:teacher_model_kind=live,alpha=2", "gear"], **SMALL)
+    specs = {spec.name: spec for spec in plan.reported(plan.own_rates)}
+    assert specs["gear"].engine == {"teacher_model_kind": "base"}
+    assert specs["live"].engine == {"teacher_model_kind": "live"}
+    assert specs["live"].credit == {"name": "gear", "alpha": 2}
+
+
 def test_every_tier_that_chose_is_one() -> None:
     for task, tiers in split.CHOOSING.items():
         assert set(tiers) <= set(compare.task_of(task, tiers[0]).budgets)

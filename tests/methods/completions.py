@@ -15,7 +15,7 @@ PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 ANY = torch.ones(1)
 """Advantages where their signs are not read."""
 
-LITERAL: dict[str, Any] = {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5}
+LITERAL: dict[str, Any] = {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0}
 """GEAR to the letter of what the paper says; docs/decisions/0008 says why the defaults are others."""
 
 

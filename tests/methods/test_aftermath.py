@@ -122,6 +122,6 @@ def test_the_defaults_by_hand():
     """
     credit = Gear()(torch.tensor([-1.0]), SLIP)
     later = [4 * math.exp(-3 * 0.81), 3 * math.exp(-(3 * 0.9**4 + 4 * 0.81))]
-    weight = [1, 1, 2, 2, 1 + later[0], 1, 1 + later[1], 1]
+    weight = [1, 1, 5, 5, 1 + 4 * later[0], 1, 1 + 4 * later[1], 1]
     assert credit.advantage[0].tolist() == pytest.approx([-w * 8 / sum(weight) for w in weight])
     assert credit.segment_id[0].tolist() == [0, 1, 2, 2, 3, 4, 5, 6]

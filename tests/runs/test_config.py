@@ -298,7 +298,7 @@ def test_methods_as_json():
     assert found["gear"]["needs"] == ["divergence", "student_logprob", "teacher_logprob", "student_entropy"]
     assert found["gear"]["source"] == "arXiv:2605.11853"
     alpha = next(setting for setting in found["gear"]["settings"] if setting["name"] == "alpha")
-    assert (alpha["default"], alpha["type"]) == (1.0, "float")
+    assert (alpha["default"], alpha["type"]) == (4.0, "float")
     assert found["shuffled"]["settings"][0]["default"] == "gear"
     assert all(set(row) >= {"name", "needs", "settings", "source"} for row in found.values())
 

@@ -28,9 +28,9 @@ class Config(dict[str, Any]):
 
 
 def config_of(section: dict[str, Any], **changes: Any) -> Config:
-    """A small configuration of verl that can run; dotted keys change it."""
+    """A small configuration of verl that can run; dotted keys change it. GEAR's own teacher would need more."""
     config: dict[str, Any] = {
-        "gear": section,
+        "gear": {"teacher": "live"} | section,
         "trainer": {"use_v1": True, "v1": {"trainer_mode": "gear_sync"}},
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
         "actor_rollout_ref": {
@@ -108,8 +108,13 @@ def test_methods_that_reweight_are_accepted(name):
         ({}, {"trainer__use_v1": False}, r"trainer\.use_v1: False"),
         ({"credit": "opsd"}, {}, r"gear\.credit: 'opsd' adds a distillation term"),
         ({"teacher": "ema"}, {}, r"gear\.teacher: 'ema' .* set it to live or base"),
-        ({"credit": "rlsd"}, {}, r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\)"),
+        (
+            {"credit": "rlsd", "teacher": None},
+            {},
+            r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\)",
+        ),
         ({"teacher": "base"}, {}, r"gear\.teacher: base .*use_kl_loss=True"),
+        ({"teacher": None}, {}, r"gear\.teacher: base .*use_kl_loss=True"),
         ({}, {"actor_rollout_ref__actor__strategy": "megatron"}, r"actor\.strategy: 'megatron'"),
         ({}, {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
         (

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-RAW = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear"]
+RAW = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear", "+gear.teacher=live"]
 REFUSED = {
     r"gear.alhpa: no such setting of method 'gear'": [*RAW, "+gear.alhpa=1"],
     r"gear.credit: no method 'geer'; did you mean gear?": [RAW[0], "+gear.credit=geer"],
     "trainer.v1.trainer_mode: 'sync' does not assign token credit": ["+gear.credit=gear"],
     "gear.credit: 'opsd' adds a distillation term": [RAW[0], "+gear.credit=opsd"],
-    "gear.teacher: 'ema'": [*RAW, "+gear.teacher=ema"],
+    "gear.teacher: 'ema'": [*RAW[:2], "+gear.teacher=ema"],
+    "gear.teacher: base is verl's reference model": ["+gear=gear"],
     "actor_rollout_ref.actor.strategy: 'megatron'": [*RAW, "actor_rollout_ref.actor.strategy=megatron"],
     "trainer.v1.trainer_mode: 'separate_async'": ["+gear=gear", "trainer.v1.trainer_mode=separate_async"],
 }

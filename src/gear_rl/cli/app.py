@@ -174,7 +174,7 @@ def methods(
     out_console.print(table)
     if name is not None and rows[0]["engine"]:
         words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())
-        words = f"Engine settings as published, applied unless you set them: {words}"
+        words = f"Its own settings of the engine, applied unless you set them: {words}"
         out_console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -202,7 +202,8 @@ def compare(
     On tasks that know the truth about every token a control that is told it (oracle) is the ceiling.
 
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
-    compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled
+    compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled. So may its
+    teacher: --methods live=gear:teacher_model_kind=live
     """
     from gear_rl.cli.compare import run_plan_with_bar, verdict_table
     from gear_rl.experiments.compare import compared, plan_of, save, split_methods

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from gear_rl.arena.split import TUNING_SEEDS, reported, tuning, use_of
+from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import Spec, failed, finished, read_cell
 from gear_rl.experiments.oracle import ORACLE
@@ -192,6 +193,8 @@ class Plan:
 
     methods: dict[str, dict[str, Any]]
     """The names they are compared under, and their settings; the baseline first, then the ceiling if any."""
+    engine: dict[str, dict[str, Any]]
+    """The settings of the engine of each method: its own, and what was given instead."""
     ceiling: str | None
     task: str
     tier: str
@@ -240,7 +243,7 @@ class Plan:
             steps=self.steps,
             rollouts=self.rollouts,
             rate=rate,
-            engine=engine_settings_of(build_method(credit)),
+            engine=self.engine[method],
             **evaluation,
         )
 
@@ -285,10 +288,10 @@ def plan_of(
         raise InputError(
             f"--methods: {CEILING!r} needs decisions that do not depend on each other; not in {task!r}"
         )
-    for credit in named.values():
-        build_method(credit)
+    engine = {name: _engine(credit) for name, credit in named.items()}
     return Plan(
         methods=named,
+        engine=engine,
         ceiling=CEILING if CEILING in named else None,
         task=chosen.name,
         tier=tier,
@@ -301,6 +304,17 @@ def plan_of(
         n_eval=n_eval,
         samples=samples,
     )
+
+
+def _engine(credit: dict[str, Any]) -> dict[str, Any]:
+    """The engine's settings of a method; those among its own are taken out.
+
+    >>> credit = {"name": "gear", "alpha": 2.0, "teacher_model_kind": "live"}
+    >>> _engine(credit), credit
+    ({'teacher_model_kind': 'live'}, {'name': 'gear', 'alpha': 2.0})
+    """
+    given = {name: credit.pop(name) for name in METHOD_SETTINGS if name in credit}
+    return engine_settings_of(build_method(credit)) | given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

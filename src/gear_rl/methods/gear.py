@@ -1,8 +1,9 @@
 """GEAR: where the student departs from the teacher, a segment of credit begins."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -53,8 +54,10 @@ class Gear:
 
     Two fields are *ours*: ``departures`` and ``aftermath`` say how much of a divergence counts. Without them the
     segment opens one decision after a mistake, where a teacher that knows the solution disagrees loudest; with
-    them it opens at the mistake (docs/decisions/0008 has the measurements). To the letter of what is public:
-    ``departures="all", aftermath=0, end_threshold=0.5``.
+    them it opens at the mistake (docs/decisions/0008 has the measurements). Ours by measurement are the strength
+    and the teacher, which has the weights that the run began with (``teacher_model_kind``, "base", unless the
+    user sets it): one with the student's own shares what the student unlearns (docs/decisions/0013). To the
+    letter of what is public: ``departures="all", aftermath=0, end_threshold=0.5, alpha=1`` with a live teacher.
 
     Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
     ``aligned="one"``; fixed-length segments ``end_rule="fixed_length", max_segment_tokens=8``; to the end of
@@ -79,12 +82,13 @@ class Gear:
     >>> credit.segment_id
     tensor([[0, 1, 1, 2, 3]])
     >>> credit.advantage  # of the second departure little counts: it is consistent with the first
-    tensor([[-0.7124, -1.4247, -1.4247, -0.7124, -0.7258]])
+    tensor([[-0.3824, -1.9120, -1.9120, -0.3824, -0.4112]])
     """
 
     name: ClassVar[str] = "gear"
     source: ClassVar[str] = "arXiv:2605.11853"
     per_completion: ClassVar[bool] = True
+    engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
     divergence: Divergence = "reverse"
     """Which divergence of student ``p`` and teacher ``q``: ``reverse``, KL(p || q), the paper's; ``forward``,
@@ -143,7 +147,7 @@ class Gear:
     """A token outside every segment: weighted by its ``own`` divergence, or as if it had none (``one``)."""
     weight_function: WeightFunction = "linear"
     """``linear``, 1 + alpha z; ``exp``, exp(alpha z)."""
-    alpha: float = 1.0
+    alpha: float = 4.0
     """Strength; 0 gives GRPO back."""
     sign_mode: SignMode = "agnostic"
     """``agnostic``: more divergence, more weight, whatever the sign of the advantage. ``aware``:
@@ -258,7 +262,7 @@ class Gear:
         ... )
         >>> height, onset = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, False, False]])
         >>> Gear().spread(torch.tensor([1.0]), signals, height, onset).advantage
-        tensor([[1.2000, 1.2000, 0.6000]])
+        tensor([[1.3636, 1.3636, 0.2727]])
         """
         mask, turn_id = signals.mask, _turns(signals)
         new_turn = segment_starts(turn_id)

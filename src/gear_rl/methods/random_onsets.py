@@ -1,7 +1,8 @@
 """The placebo of the segmentation: as many segments, in random places."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -50,6 +51,11 @@ class RandomOnsets:
     @property
     def needs(self) -> tuple[str, ...]:
         return (*self.of.needs, "token_id")
+
+    @property
+    def engine_settings(self) -> Mapping[str, Any]:
+        """GEAR's."""
+        return self.of.engine_settings
 
     def at_step(self, step: int) -> "RandomOnsets":
         """The places of optimizer step ``step``."""

@@ -42,7 +42,7 @@ class Shuffled:
     ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
     >>> Shuffled()(torch.tensor([1.0]), signals).advantage
-    tensor([[0.8000, 0.8000, 1.6000, 0.8000]])
+    tensor([[0.5000, 0.5000, 2.5000, 0.5000]])
     """
 
     name: ClassVar[str] = "shuffled"

@@ -42,7 +42,7 @@ def checked_arguments(
 
     >>> from gear_rl.methods.gear import Gear
     >>> checked_arguments(GEARConfig("out", use_cpu=True), Gear(), None, None, {}).teacher_model_kind
-    'live'
+    'base'
     >>> checked_arguments(None, Gear, None, None, {})
     Traceback (most recent call last):
     ValueError: credit: <class 'gear_rl.methods.gear.Gear'> is not a method; give an object such as Gear() or ...
@@ -56,7 +56,7 @@ def checked_arguments(
             f"args: {type(args).__name__} has no settings of the credit step; give a GEARConfig, which takes "
             "the same arguments and more"
         )
-    args = args.resolved(credit, announce=args.process_index == 0)
+    given, args = args, args.resolved(credit, announce=False)
     reads_context, rollout_func = needs_context(credit), options.get("rollout_func")
     if args.teacher_prompt == "render" and rollout_func is not None and reads_context:
         raise ValueError(
@@ -70,6 +70,7 @@ def checked_arguments(
     if reads_context and dataset is not None:
         column, contrast = args.privileged_column, str(args.teacher_contrast)
         _report_contexts(dataset, column, sources, options.get("environment_factory"), contrast, credit.name)
+    given.resolved(credit, announce=given.process_index == 0)  # said once nothing was refused
     return args
 
 

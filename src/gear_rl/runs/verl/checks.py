@@ -125,7 +125,7 @@ def _check_reference(config: Any, settings: VerlSettings) -> None:
     if not lora and not reference:
         raise InputError(
             "gear.teacher: base is verl's reference model, which is only loaded with "
-            "actor_rollout_ref.actor.use_kl_loss=True (kl_loss_coef=0 keeps it out of the loss)"
+            "actor_rollout_ref.actor.use_kl_loss=True (kl_loss_coef=0 keeps it out of the loss); or set live"
         )
     if not lora and settings.config.teacher_contrast != NO_CONTRAST:
         raise InputError(
