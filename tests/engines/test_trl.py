@@ -370,7 +370,7 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_model, tmp_pat
 
 def test_resuming_with_another_teacher_is_refused(tiny_model, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    run(tmp_path, tiny_model, Gear(), **options)
+    run(tmp_path, tiny_model, Gear(), teacher_model_kind="live", **options)
     with pytest.raises(
         ValueError, match=r"resume_from_checkpoint: .*checkpoint-2: teacher state: 0 parameters"
     ):
