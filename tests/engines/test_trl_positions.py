@@ -121,7 +121,8 @@ def test_a_teacher_with_the_students_prompt_diverges_by_nothing(
     """With passes of our own by exactly 0. A rotary model's student out of TRL's loss differs in last bits."""
     monkeypatch.setattr("gear_rl.credit.step.teacher_prompts", lambda batch, *_: batch.student)
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
-    trainer_of(tmp_path, folders[name], Gear(), student_pass=student_pass).train()
+    options = {"student_pass": student_pass, "teacher_model_kind": "live"}
+    trainer_of(tmp_path, folders[name], Gear(), **options).train()
     found = list(read_records(tmp_path / "records.jsonl"))
     every = [value for record in found for value in record.signals.get("divergence", [])]
     assert len(every) > 20

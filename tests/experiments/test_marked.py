@@ -178,9 +178,15 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
         theirs = score(named, arena_material(tier="hard", n=7))[0]
     assert ours["n"] == 7 and ours["other_completion"] == {"correct": 7}
     assert ours["methods"].keys() == theirs["methods"].keys()
-    # The task draws the other problem that this control's teacher is told of; a file has its next line.
+    # What the task knows besides: which tokens are decisions. It draws the other problem that the last control's
+    # teacher is told of, too; a file has its next line.
+    known = {"auc_choices", "auc_choices_interval", "with_choices"}
     for name in theirs["methods"].keys() - {UNINFORMED}:
-        assert ours["methods"][name] == theirs["methods"][name], name
+        mine, its = ours["methods"][name], theirs["methods"][name]
+        assert {key: mine[key] for key in mine.keys() - known} == {
+            key: its[key] for key in mine.keys() - known
+        }, name
+        assert mine["with_choices"] == 0 and its["with_choices"] == 7 - its["left_out"]["fallback"]
     gear_row, control = theirs["methods"]["gear"], theirs["methods"][ENTROPY_ONSETS]
     assert gear_row["auc"] not in (0.5, 1.0)
     assert control | {"role": "method"} == theirs["methods"]["by_entropy"] != gear_row

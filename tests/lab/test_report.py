@@ -384,7 +384,7 @@ def test_committed_findings_are_read_whatever_version_made_them(file, tmp_path):
     save_report(found, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"{one['n_eval']} held-out problems" in page and ("sampled answer" in page) == ("samples" in one)
-    again = compare([Cell.from_dict(row) for row in one["cells"]])
+    again = compare([Cell.from_dict(row) for row in one["cells"]], ceiling=one.get("ceiling"))
     assert [v.words for v in again.verdicts] == [v["words"] for v in one["verdicts"]]
     assert again.samples == one.get("samples", 1)
 
