@@ -224,6 +224,54 @@ def calibration(
     deliver(result, CELLS["calibration"], out, as_json)
 
 
+@app.command()
+@user_errors
+def curves(
+    methods: Annotated[
+        str,
+        typer.Option(help="Methods, with commas between them; GRPO and the oracle are always among them."),
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each method at each place, seeds from 0.")] = 3,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
+    runs: Annotated[
+        Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")
+    ] = Path("runs/curves"),
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for curves_decisions.png and curves_rollouts.png.")
+    ] = None,
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Where credit matters: gains over GRPO by decisions per completion and by rollouts per step; hours.
+
+    File and figures are written anew after each place, with what is there.
+    """
+    import json
+
+    from benchmarks import curves as laboratory
+    from gear_rl.experiments.compare import split_methods
+    from gear_rl.files import replace_file
+
+    def each(result: dict[str, Any]) -> None:
+        if out is not None:
+            replace_file(out, (json.dumps(result, indent=1) + "\n").encode())
+        if plots is not None:
+            for axis in laboratory.AXES:
+                if laboratory.curve(result, axis):
+                    laboratory.draw(result, axis, plots / f"curves_{axis}.png")
+
+    result = laboratory.curves(
+        split_methods(methods or laboratory.METHODS),
+        seeds,
+        runs,
+        jobs=jobs,
+        console=error_console,
+        each=each,
+        command=command_line(PROGRAM),
+    )
+    deliver(result, laboratory.curves_cells, out, as_json)
+
+
 @app.command("methods-page")
 @user_errors
 def methods_page(

@@ -125,7 +125,7 @@ def test_mistakes_are_drawn_as_the_student_errs() -> None:
 
 
 def test_reference_levels() -> None:
-    problem = codebook.generate(3, "hard")
+    problem = codebook.generate(3, "words")
     gold = codebook.solve(problem)
     assert codebook.privileged_context(problem, "none") is None
     assert codebook.privileged_context(problem, "trace") == gold.trace

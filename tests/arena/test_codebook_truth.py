@@ -10,6 +10,7 @@ from gear_rl.arena.codebook import problem as codebook
 from gear_rl.arena.codebook.recipe import ATOMS
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.model import EOS, PAD, build_tokenizer
+from gear_rl.arena.task import get_task
 
 ROW = {"answer": "Ka 12 Bo 34 Mi 56"}
 TOKENIZER = build_tokenizer(["user\ncodes Ka\nref codes Ka 12"] * 9, ATOMS)
@@ -98,3 +99,11 @@ def test_the_right_decisions_make_up_the_reward(ids: list[int]) -> None:
     cut = ids[: ids.index(TOKENIZER.eos_token_id)] if TOKENIZER.eos_token_id in ids else ids
     text: Any = TOKENIZER.decode(cut, skip_special_tokens=True)
     assert sum(map(sum, taken.values())) / 3 == codebook.share_right(text, ROW["answer"])
+
+
+def test_irrelevant_words_leave_no_truth() -> None:
+    """The student finds its place in the list by them, so a decision is not all that matters to the next."""
+    task = get_task("codebook")
+    assert {tier: task.truth_of(tier) is None for tier in task.budgets} == {
+        tier: tier == "words" for tier in task.budgets
+    }

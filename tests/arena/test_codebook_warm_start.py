@@ -103,7 +103,7 @@ def test_signals_rank_wrong_codes(facts: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize(("tier", "least"), [("default", 0.97), ("hard", 0.9)])
+@pytest.mark.parametrize(("tier", "least"), [("default", 0.97), ("hard", 0.97), ("words", 0.9)])
 def test_the_student_keeps_the_form(loaded: tuple[Any, Any], tier: str, least: float) -> None:
     """The prompt's symbols, and as many words between two as it has dots: left to learn are the codes."""
     rows, gap = codebook.rows(tier, num=8, first_seed=0), 2 + TIERS[tier].filler

@@ -87,7 +87,6 @@ class Echo:
     rewards: tuple[str, ...] = ("arena", "math")
     faults: Mapping[str, str] = {"digit": "a wrong digit"}
     reward = staticmethod(_echo_reward)
-    truth = None
 
     def rows(
         self, tier: str, *, num: int, reference: str = "trace", first_seed: int = 10
@@ -100,6 +99,9 @@ class Echo:
 
     def fingerprint(self, tier: str, num: int) -> str:
         return f"{num:064d}"
+
+    def truth_of(self, tier: str) -> None:
+        return None
 
     def environment(self, tier: str) -> None:
         return None

@@ -129,6 +129,6 @@ def test_without_the_truth_it_is_refused(tmp_path) -> None:
     plan = plan_of([], task="codebook", tier="easy", seeds=1, steps=1, n_eval=8, rates=1)
     _, spec = plan.reported(plan.own_rates)
     with untouched(None), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(get_task("codebook")), "truth", None)
+        patch.setattr(type(get_task("codebook")), "truth_of", lambda task, tier: None)
         row = run_cell(spec, tmp_path)
     assert "true_advantage" in row["error"] and "gear compare" in row["error"]

@@ -139,8 +139,7 @@ class Task(Protocol):
         """Judges completions; None for an agent, whose environment does."""
         ...
 
-    @property
-    def truth(self) -> TruthOf | None:
+    def truth_of(self, tier: str) -> TruthOf | None:
         """What is true about every token of a rollout; None where decisions depend on each other, so that no
         formula says what one is worth."""
         ...

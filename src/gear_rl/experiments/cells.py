@@ -141,7 +141,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
             **spec.engine,
         )
     )
-    truth = task_of(spec.task, spec.tier).truth
+    truth = task_of(spec.task, spec.tier).truth_of(spec.tier)
     if truth is not None and "true_advantage" in trainer.credit.needs:
         trainer.truth = told_by(truth)
     return trainer

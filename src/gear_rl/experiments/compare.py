@@ -281,12 +281,12 @@ def plan_of(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
     named = {_BASELINE: {"name": _BASELINE}}
-    if chosen.truth is not None:
+    if chosen.truth_of(tier) is not None:
         named |= {CEILING: ORACLE}
     named |= parse_methods(methods)
-    if ORACLE in named.values() and chosen.truth is None:
+    if ORACLE in named.values() and chosen.truth_of(tier) is None:
         raise InputError(
-            f"--methods: {CEILING!r} needs decisions that do not depend on each other; not in {task!r}"
+            f"--methods: {CEILING!r} needs decisions that do not depend on each other, as {task}/{tier} has not"
         )
     engine = {name: _engine(credit) for name, credit in named.items()}
     return Plan(

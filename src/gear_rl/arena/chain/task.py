@@ -53,8 +53,7 @@ class Chain:
         """1.0 for a right final answer, else 0.0."""
         return chain_reward
 
-    @property
-    def truth(self) -> TruthOf | None:
+    def truth_of(self, tier: str) -> TruthOf | None:
         """None: the value of a step hangs on the steps before it."""
         return None
 

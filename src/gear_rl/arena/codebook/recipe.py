@@ -120,7 +120,7 @@ def _build(
 
 def _prompt_text(rng: random.Random) -> str:
     """A prompt with its privileged context, for the tokenizer to learn from."""
-    problem = codebook.generate(rng.randrange(FIRST_TRAIN_SEED, 1 << 40), "hard")
+    problem = codebook.generate(rng.randrange(FIRST_TRAIN_SEED, 1 << 40), "words")
     content = codebook.render(problem, codebook.privileged_context(problem))[0]["content"]
     return f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 

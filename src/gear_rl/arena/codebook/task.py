@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gear_rl.arena.codebook import problem
 from gear_rl.arena.codebook.problem import codebook_reward
-from gear_rl.arena.codebook.tiers import BUDGETS
+from gear_rl.arena.codebook.tiers import BUDGETS, TIERS
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.task import (
     FIRST_TRAIN_SEED,
@@ -53,10 +53,10 @@ class Codebook:
         """The share of right codes; in the tier "exact" whether all are."""
         return codebook_reward
 
-    @property
-    def truth(self) -> TruthOf | None:
-        """Every code is a decision, and every symbol leads to one."""
-        return truth
+    def truth_of(self, tier: str) -> TruthOf | None:
+        """Every code is a decision, and every symbol leads to one. None with irrelevant words: no reward depends
+        on them, but the student finds its place in the list by them."""
+        return None if TIERS[tier].filler else truth
 
     def rows(
         self, tier: str, *, num: int, reference: Reference = "trace", first_seed: int = FIRST_TRAIN_SEED

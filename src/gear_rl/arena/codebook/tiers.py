@@ -50,7 +50,8 @@ class Tier:
 TIERS: dict[str, Tier] = {
     "easy": Tier(symbols=4),
     "default": Tier(symbols=12),
-    "hard": Tier(symbols=20, filler=2),
+    "hard": Tier(symbols=24),
+    "words": Tier(symbols=20, filler=2),
     "exact": Tier(symbols=4, exact=True),
     **{f"k{symbols}": Tier(symbols=symbols) for symbols in (8, 16, 32)},
 }

@@ -50,8 +50,7 @@ class Errands:
         """None: the environment counts what is settled right."""
         return None
 
-    @property
-    def truth(self) -> TruthOf | None:
+    def truth_of(self, tier: str) -> TruthOf | None:
         """The first code for every request is a decision, and every call may lead to one."""
         from gear_rl.arena.errands.truth import truth
 

@@ -52,8 +52,7 @@ class Ledger:
         """None: the environment compares balances."""
         return None
 
-    @property
-    def truth(self) -> TruthOf | None:
+    def truth_of(self, tier: str) -> TruthOf | None:
         """None: what a look-up is worth hangs on the calls that follow from it."""
         return None
 

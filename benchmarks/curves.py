@@ -1,0 +1,188 @@
+"""``benchmarks curves``: where credit matters.
+
+Whole comparisons over the number of decisions of a completion, and over the rollouts of a step while the budget
+of rollouts stays.
+"""
+
+# matplotlib is partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gear_rl.arena.split import use_of
+from gear_rl.cli.compare import run_plan_with_bar
+from gear_rl.cli.results import Cells
+from gear_rl.experiments.compare import Plan, compared, plan_of
+from gear_rl.view.picture import figure_style, write_figure
+
+METHODS = "gear,shuffled,random_onsets,rlsd,oar_g,entropy_forks"
+TASK, TOTAL = "codebook", 640
+"""The task, and the rollouts of every run."""
+DECISIONS: dict[int, str] = {4: "easy", 12: "default", 32: "k32", 8: "k8", 16: "k16"}
+"""Decisions of a completion, and the tier that has them; the ends first, so that half a curve says something."""
+ROLLOUTS = (8, 128, 32, 64)
+"""Rollouts of a step beside the 16 of every tier, in groups of 8."""
+AXES = {"decisions": "decisions per completion", "rollouts": "rollouts per step"}
+_LOOKS = {
+    "oracle": ("#1a1a1a", "^"), "gear": ("#0072b2", "o"), "rlsd": ("#d55e00", "s"), "oar_g": ("#009e73", "v"),
+    "entropy_forks": ("#cc79a7", "P"), "shuffled": ("#808080", "x"), "random_onsets": ("#808080", "+"),
+}  # fmt: skip
+_OTHERS = ("#e69f00", "#56b4e9")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One comparison of the curves.
+
+    >>> Point("default", 128).steps, Point("default", 128).folder
+    (5, 'default-128')
+    """
+
+    tier: str
+    rollouts: int
+
+    @property
+    def steps(self) -> int:
+        """As many as the budget of rollouts gives."""
+        return TOTAL // self.rollouts
+
+    @property
+    def folder(self) -> str:
+        """Where its runs lie."""
+        return f"{self.tier}-{self.rollouts}"
+
+
+def points() -> list[Point]:
+    """Every comparison, once: the middle of both curves is the same.
+
+    >>> [point.folder for point in points()][:3], len(points())
+    (['easy-16', 'default-16', 'k32-16'], 9)
+    """
+    return [Point(tier, 16) for tier in DECISIONS.values()] + [Point("default", n) for n in ROLLOUTS]
+
+
+def plans(methods: Sequence[str], seeds: int) -> Iterator[tuple[Point, Plan]]:
+    """The plan of each."""
+    for point in points():
+        options = {"task": TASK, "tier": point.tier, "steps": point.steps, "rollouts": point.rollouts}
+        yield point, plan_of(methods, seeds=seeds, **options)  # pyright: ignore[reportArgumentType]
+
+
+def curves(
+    methods: Sequence[str], seeds: int, folder: Path, *, jobs: int | None, console: Console,
+    each: Callable[[dict[str, Any]], None], command: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Run every comparison that is not there yet; ``each`` gets what there is after every one of them."""
+    found: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
+    for number, (point, plan) in enumerate(plans(methods, seeds)):
+        console.print(f"{number + 1} of {len(points())}: {point.folder}", highlight=False)
+        cells = folder / point.folder / "cells"
+        rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
+        document = compared(plan, rows, tuned, command=command)
+        found.append(_without_cells(point, document))
+        result = {
+            "task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": found,
+            "versions": document["versions"],
+        }  # fmt: skip
+        each(result)
+    return result
+
+
+def _without_cells(point: Point, document: Mapping[str, Any]) -> dict[str, Any]:
+    one = {key: value for key, value in document["comparisons"][0].items() if key != "cells"}
+    decisions = next(number for number, tier in DECISIONS.items() if tier == point.tier)
+    place = {"decisions": decisions, "rollouts": point.rollouts, "use": use_of(TASK, point.tier)}
+    return place | {"rates": document["settings"]["rates"]} | one
+
+
+def curve(result: Mapping[str, Any], axis: str) -> list[Mapping[str, Any]]:
+    """The points of one axis that are there, in its order.
+
+    >>> there = [{"decisions": 12, "rollouts": 16}, {"decisions": 4, "rollouts": 16}]
+    >>> [p["decisions"] for p in curve({"points": there}, "decisions")], len(curve({"points": there}, "rollouts"))
+    ([4, 12], 1)
+    """
+    fixed, value = ("rollouts", 16) if axis == "decisions" else ("decisions", 12)
+    return sorted((point for point in result["points"] if point[fixed] == value), key=lambda p: p[axis])
+
+
+def curves_cells(result: Mapping[str, Any]) -> Cells:
+    """The gains over GRPO as a table, a column for each method."""
+    names = [v["method"] for v in result["points"][0]["verdicts"]]
+    rows: list[tuple[str, ...]] = []
+    for axis in AXES:
+        for point in curve(result, axis):
+            verdicts = {v["method"]: v for v in point["verdicts"]}
+            place = f"{point['decisions']} decisions, {point['rollouts']} rollouts"
+            rows.append(
+                (place, _number(verdicts[names[0]]["mean"]), *(_gain(verdicts[n]) for n in names[1:]))
+            )
+    title = f"Gain over GRPO, {result['task']}, {result['total']} rollouts, {result['seeds']} seeds"
+    below = [f"{TASK}'s tiers of these curves are for choosing."]
+    return Cells(title, ("", "GRPO", *names[1:]), list(dict.fromkeys(rows)), below)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _gain(verdict: Mapping[str, Any]) -> str:
+    gain, ends = verdict["difference"], verdict["difference_interval"]
+    return (
+        "-"
+        if gain is None
+        else f"{gain:+.3f}" + ("" if ends is None else f" ({ends[0]:+.2f}, {ends[1]:+.2f})")
+    )
+
+
+def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
+    """Gain over GRPO along one axis, with intervals; ``.png`` or ``.svg``."""
+    from matplotlib.figure import Figure
+
+    there = curve(result, axis)
+    with figure_style():
+        figure: Any = Figure(figsize=(6.4, 3.8), layout="constrained")
+        plot = figure.subplots()
+        methods = [v["method"] for v in there[0]["verdicts"]][1:]
+        others = iter(_OTHERS * len(methods))
+        for n, method in enumerate(methods):
+            colour, marker = _LOOKS.get(method) or (next(others), "D")
+            shown = [(p[axis], v) for p in there for v in p["verdicts"] if v["method"] == method]
+            shown = [(x, v) for x, v in shown if v["difference"] is not None]
+            # Side by side, or the intervals of one place would hide each other.
+            places = [x * 1.025 ** (n - len(methods) / 2) for x, _ in shown]
+            plot.plot(
+                places,
+                [v["difference"] for _, v in shown],
+                color=colour,
+                marker=marker,
+                ms=5,
+                lw=1.3,
+                label=method,
+            )
+            for x, (_, v) in zip(places, shown, strict=True):
+                if v["difference_interval"] is not None:
+                    plot.plot([x, x], v["difference_interval"], color=colour, lw=1, alpha=0.5)
+        plot.axhline(0, color="#808080", lw=0.8, ls=(0, (3, 3)), zorder=0)
+        plot.set_xscale("log", base=2)
+        plot.set_xticks([p[axis] for p in there], [str(p[axis]) for p in there])
+        plot.minorticks_off()
+        plot.set_ylim(*_limits(there))
+        plot.set_xlabel(AXES[axis])
+        plot.set_ylabel("share right, difference to GRPO")
+        plot.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+        write_figure(figure, file)
+
+
+def _limits(there: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Every mean is inside, an interval of three seeds need not be."""
+    gaps = [v["difference"] for p in there for v in p["verdicts"] if v["difference"] is not None] + [0.0]
+    return min(gaps) - 0.1, max(gaps) + 0.1

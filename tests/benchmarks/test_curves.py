@@ -1,0 +1,83 @@
+"""``benchmarks curves``: which comparisons it makes, what it keeps, and that half of it is worth something."""
+
+import json
+
+import pytest
+
+from benchmarks import curves
+from gear_rl.experiments.compare import plan_of
+from support.commands import benchmark
+
+GAINS = {"uniform": 0.0, "oracle": 0.2, "gear": 0.15, "shuffled": -0.05}
+
+
+def trained(plan, rates):
+    """Cells as a comparison has them: gains above 0.5 that grow with the rate, and a little with the seed."""
+    for spec in rates:
+        after = 0.6 + GAINS[spec.name] + 0.01 * spec.seed
+        yield {
+            "task": spec.task, "tier": spec.tier, "method": spec.name, "credit": "", "seed": spec.seed,
+            "steps": spec.steps, "rate": spec.rate, "n_eval": spec.n_eval, "samples": spec.samples,
+            "accuracy_before": 0.5, "accuracy_after": after, "accuracies_before": [0.5] * spec.samples,
+            "accuracies_after": [after] * spec.samples,
+            "held_out": [], "curves": {}, "seconds": 1.0, "error": None,
+            "spec": {"engine": spec.engine},
+        }  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The plans that were run; nothing is trained."""
+    plans = []
+
+    def run(plan, folder, *, jobs, console):
+        plans.append((plan, folder))
+        if len(plans) == 3 and folder.parts[-4] == "broken":
+            raise KeyboardInterrupt
+        return list(trained(plan, plan.reported(plan.own_rates))), {}
+
+    monkeypatch.setattr(curves, "run_plan_with_bar", run)
+    return plans
+
+
+def test_every_comparison_has_the_same_budget_of_rollouts(asked, tmp_path):
+    done = benchmark(
+        "curves", "--methods", "gear", "--seeds", "3", "--runs", str(tmp_path / "a" / "b"), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {plan.steps * plan.rollouts for plan, _ in asked} == {640}
+    assert {(plan.tier, plan.rollouts) for plan, _ in asked} == {
+        ("easy", 16), ("k8", 16), ("default", 16), ("k16", 16), ("k32", 16),
+        ("default", 8), ("default", 32), ("default", 64), ("default", 128),
+    }  # fmt: skip
+    assert len({folder for _, folder in asked}) == 9
+    found = json.loads(done.stdout)
+    assert [p["decisions"] for p in curves.curve(found, "decisions")] == [4, 8, 12, 16, 32]
+    assert [p["rollouts"] for p in curves.curve(found, "rollouts")] == [8, 16, 32, 64, 128]
+    gains = {v["method"]: v["difference"] for v in found["points"][0]["verdicts"]}
+    assert gains == {"uniform": None, "oracle": pytest.approx(0.2), "gear": pytest.approx(0.15)}
+    assert "cells" not in found["points"][0] and found["points"][0]["use"] == "choosing"
+
+
+def test_what_is_done_is_kept_when_it_is_interrupted(asked, tmp_path):
+    file, plots = tmp_path / "curves.json", tmp_path / "plots"
+    words = ("--methods", "gear,shuffled", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file))
+    assert benchmark("curves", *words, "--plots", str(plots)).returncode != 0
+    found = json.loads(file.read_text())
+    assert [p["decisions"] for p in found["points"]] == [4, 12]
+    assert {path.name for path in plots.iterdir()} == {"curves_decisions.png", "curves_rollouts.png"}
+    table = curves.curves_cells(found)
+    assert table.columns == ("", "GRPO", "oracle", "gear", "shuffled")
+    assert [row[0] for row in table.rows] == ["4 decisions, 16 rollouts", "12 decisions, 16 rollouts"]
+    assert table.rows[0][1] == "0.610" and table.rows[0][4].startswith("-0.050 (")
+
+
+def test_the_tiers_have_the_decisions_that_are_said():
+    from gear_rl.arena.codebook.tiers import TIERS
+
+    assert {tier: TIERS[tier].symbols for tier in curves.DECISIONS.values()} == {
+        tier: number for number, tier in curves.DECISIONS.items()
+    }
+    assert all(
+        plan_of(["gear"], task="codebook", tier="default", seeds=1, rollouts=n) for n in curves.ROLLOUTS
+    )
