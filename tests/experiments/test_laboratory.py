@@ -1,6 +1,11 @@
 """gear score and gear compare: real runs, small ones."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,10 +13,9 @@ import torch
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.compare import verdict_table
-from gear_rl.cli.laboratory import compare
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
-from gear_rl.experiments.cells import cell_trainer, finished, run_cell
+from gear_rl.experiments.cells import _once, cell_trainer, finished, run_cell, sealed, unsealed
 from gear_rl.experiments.compare import (
     Workers,
     compared,
@@ -24,6 +28,7 @@ from gear_rl.experiments.compare import (
 from gear_rl.experiments.score import arena_material, records_of, score
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
 from gear_rl.runs.machine import quiet_libraries
+from gear_rl.runs.versions import versions
 from support.commands import gear, untouched
 
 # --- score ---------------------------------------------------------------------------------------------------
@@ -153,7 +158,7 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
 
 @pytest.mark.parametrize(
     ("words", "tier"),
-    [({"task": "sums"}, "hard"), ({"task": "ledger"}, "default"), ({"tier": "easy"}, "easy")],
+    [(["--task", "sums"], "hard"), (["--task", "ledger"], "default"), (["--tier", "easy"], "easy")],
 )
 def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
     """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
@@ -163,8 +168,8 @@ def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, wor
 
     monkeypatch.setattr("gear_rl.cli.compare.run_plan_with_bar", refused)
     # gear score's default is held by the exported faults of test_marked.py.
-    with pytest.raises(InputError, match=f"^{tier}$"):
-        compare.__wrapped__(**words)
+    done = gear("compare", *words)
+    assert done.stderr == f"gear: {tier}\n"
 
 
 PLAN = plan_of(["crpo:style=[9]"], seeds=1, steps=1, samples=3, **EASY)
@@ -197,9 +202,62 @@ def test_a_failed_or_foreign_cell_is_run_again(comparison):
     assert finished(specs[0], cells) is not None
     assert finished(specs[1], cells) is None
     other = specs_of([], seeds=1, steps=2)[0]
-    assert other.file == specs[0].file and finished(other, cells) is None, "another budget is another run"
-    (cells / "torn.json").write_text('{"spec"')
-    assert finished(other, cells) is None
+    assert other.file != specs[0].file and finished(other, cells) is None, "another budget is another run"
+    whole = (cells / specs[0].file).read_text()
+    for changed in (whole[:100], whole.replace(json.loads(whole)["spec"]["name"], "other"), "7", "[]"):
+        (cells / other.file).write_text(changed)
+        assert finished(other, cells) is None
+
+
+def test_a_cell_that_was_changed_by_hand_is_not_believed(comparison, tmp_path):
+    folder, specs, rows = comparison
+    whole = json.loads((folder / "cells" / specs[0].file).read_text())
+    (tmp_path / specs[0].file).write_text(json.dumps(whole))
+    assert finished(specs[0], tmp_path) == rows[0], "how it is laid out does not matter"
+    (tmp_path / specs[0].file).write_text(json.dumps(whole | {"accuracy_after": 0.999}))
+    assert finished(specs[0], tmp_path) is None
+
+
+def test_names_that_look_alike_have_files_of_their_own():
+    files = [spec.file for spec in specs_of(["a b=gear", "a_b=gear", "a/b=gear"], seeds=1)]
+    assert len({*files}) == 4 and not any("/" in file or " " in file for file in files)
+
+
+def test_a_start_without_a_number_is_measured_again(tmp_path):
+    file = tmp_path / "before.json"
+    file.write_bytes(sealed({"accuracies": [float("nan")]}))
+    assert _once(file, lambda: [0.5]) == [0.5] == _once(file, lambda: [0.75])
+    file.write_text(file.read_text().replace("0.5", "0.9"))
+    assert _once(file, lambda: [0.25]) == [0.25]
+
+
+def test_the_versions_are_those_of_the_runs(comparison):
+    _, _, rows = comparison
+    assert compared(PLAN, rows, {}, command="")["versions"] == versions()
+    old = [rows[0] | {"versions": versions() | {"torch": "2.9.0"}}, rows[1]]
+    assert compared(PLAN, old, {}, command="")["versions"]["torch"].startswith("2.")
+    assert "2.9.0" in compared(PLAN, old, {}, command="")["versions"]["torch"]
+
+
+def test_a_run_ends_with_the_one_who_asked_for_it(tmp_path):
+    """A comparison that is killed cannot tell its workers: each sees that nobody asks any more."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    [spec] = specs_of([], seeds=1, steps=1000)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "gear_rl.experiments.cells", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
+    )
+    with worker:
+        worker.stdin.write(json.dumps(asdict(spec)) + "\n")
+        worker.stdin.flush()
+        while worker.poll() is None and not [*tmp_path.glob("before-*.json")]:
+            time.sleep(0.1)  # it trains soon after
+        worker.stdin.close()
+        worker.wait(timeout=60)
+    assert not [*scratch.glob("gear-cell-*")] and not (tmp_path / spec.file).exists()
 
 
 def test_a_cell_has_the_accuracy_of_each_sampling(comparison):
@@ -210,7 +268,7 @@ def test_a_cell_has_the_accuracy_of_each_sampling(comparison):
         assert all(share * 8 in range(9) for share in each)
     assert rows[0]["samples"] == rows[1]["samples"] == 3
     more = specs_of([], seeds=1, steps=1)[0]
-    assert more.file == specs[0].file and finished(more, folder / "cells") is None, (
+    assert more.file != specs[0].file and finished(more, folder / "cells") is None, (
         "more samples: another run"
     )
     cell = compared(PLAN, rows, {}, command="")["comparisons"][0]["cells"][0]
@@ -252,7 +310,7 @@ def test_seeds_with_the_same_weights_draw_different_answers(drawn):
     for spec in specs:
         [file] = folder.glob(f"before-*-seed{spec.seed}-samples2.json")
         shares = [sum(outcomes) / 64 for outcomes in before[spec.seed]]
-        assert json.loads(file.read_text()) == {"accuracies": shares}
+        assert unsealed(file) == {"accuracies": shares}
 
 
 def test_the_same_seed_draws_the_same_answers_again(drawn, tmp_path):

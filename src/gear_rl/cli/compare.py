@@ -46,7 +46,7 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
     """The verdicts, for the terminal."""
     one, settings = comparison["comparisons"][0], comparison["settings"]
     table = Table(
-        title=f"{one['task']}/{one['tier']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
+        title=f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
         f"rollouts, {one['n_eval']} held-out problems, {one['samples']} sampled answers each"
     )
     told = one["ceiling"] is not None

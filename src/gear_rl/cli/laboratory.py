@@ -31,7 +31,7 @@ _OWN_TIERS = " By itself " + ", ".join(f"{task.laboratory_tier} for {task.name}"
 def add_laboratory(app: typer.Typer) -> None:
     """Add these commands to ``gear``."""
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(score)
-    app.command()(compare)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(compare)
 
 
 @user_errors
@@ -157,9 +157,27 @@ def _check_apart(context: typer.Context, data: Path | None, export: Path | None)
             )
     if export is not None and ("report" in given or "as_json" in given):
         raise InputError("--export: writes the file and scores nothing; leave out --json and --report")
+    _no_further_options(context)
+
+
+def _no_further_options(context: typer.Context) -> None:
     if context.args:
         options = [f"--{name.replace('_', '-')}" for name in context.params]
         raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
+
+
+def _own_plan(
+    context: typer.Context, config: Path | None, methods: list[str], options: dict[str, Any]
+) -> Any:
+    """The plan of a comparison on the user's own run."""
+    from gear_rl.experiments.own import plan_of_run
+    from gear_rl.runs.config import load_config
+
+    for name in ("task", "tier", "rollouts"):
+        if _is_given(context, name):
+            raise InputError(f"--{name}: is for the arena's tasks; leave it out with a run of your own")
+    show_log(logging.WARNING)
+    return plan_of_run(load_config(config, context.args), methods, **options)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -169,6 +187,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 @user_errors
 def compare(
+    context: typer.Context,
     methods: Annotated[
         str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
     ] = "gear,shuffled",
@@ -188,9 +207,21 @@ def compare(
             "own; more where the best lies at an edge. 1 takes the tier's own rate for all."
         ),
     ] = 4,
-    n_eval: Annotated[int, typer.Option(help="Held-out problems before and after each run.")] = 256,
-    samples: Annotated[int, typer.Option(help="Sampled answers to each of them, before and after.")] = 4,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one per core.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="In place of a task: the YAML file of your own run, as for gear train."),
+    ] = None,
+    n_eval: Annotated[
+        int | None,
+        typer.Option(help="Held-out problems before and after each run; 256, if there are so many."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Sampled answers to each of them, before and after; 4, of your own run 1."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default one per core, of your own run 1.")
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder: one file per run, comparison.json, report.html and plots.")
     ] = Path("runs/compare"),
@@ -204,23 +235,25 @@ def compare(
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
     compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled. So may its
     teacher: --methods live=gear:teacher_model_kind=live
+
+    In place of a task your own run: --config run.yaml, or --model M --dataset D --reward R; its other settings
+    may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.
     """
     from gear_rl.cli.compare import run_plan_with_bar, verdict_table
     from gear_rl.experiments.compare import compared, plan_of, save, split_methods
 
-    plan = plan_of(
-        split_methods(methods),
-        task=task,
-        tier=tier or _tier_of(task),
-        seeds=seeds,
-        steps=steps,
-        rollouts=rollouts,
-        rates=rates,
-        n_eval=n_eval,
-        samples=samples,
-    )
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
+    chosen = split_methods(methods)
+    options: dict[str, Any] = {"seeds": seeds, "steps": steps, "rates": rates}
+    if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
+        plan = _own_plan(context, config, chosen, options | {"n_eval": n_eval, "samples": samples})
+        jobs = jobs or 1
+    else:
+        _no_further_options(context)
+        given = {"n_eval": n_eval, "samples": samples, "rollouts": rollouts}
+        options |= {name: value for name, value in given.items() if value is not None}
+        plan = plan_of(chosen, task=task, tier=tier or _tier_of(task), **options)
     rows, tuned = run_plan_with_bar(
         plan, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console
     )

@@ -1,4 +1,4 @@
-"""One cell of a comparison: a whole training run on the arena, written to one file.
+"""One cell of a comparison: a whole training run, written to one file.
 
 As a program it is a worker: it reads specs, a line of JSON each, and says "done" after each.
 """
@@ -6,16 +6,21 @@ As a program it is a worker: it reads specs, a line of JSON each, and says "done
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import _thread
 import gc
 import json
 import logging
+import math
+import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import fmean
 from typing import Any, TextIO, cast
 
@@ -29,13 +34,13 @@ _POINTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a cell is: two cells of the same spec have the same numbers on the same machine.
+    """What a cell is: two cells of the same spec have the same numbers on the same machine and versions.
 
     >>> numbers = {"seed": 1, "steps": 9, "rollouts": 128, "n_eval": 64, "first": 0, "samples": 1}
     >>> numbers["n_between"] = 16
     >>> more = {"task": "chain", "tier": "hard", "rate": 3e-5, "engine": {}}
     >>> Spec(name="gear:alpha=1", credit={"name": "gear"}, **numbers, **more).file
-    'gear_alpha_1-3e-05-1.json'
+    'gear_alpha_1-3e-05-1-c2ff09e9.json'
     """
 
     name: str
@@ -57,23 +62,47 @@ class Spec:
     n_between: int
     """Held-out problems of the evaluations on the way."""
     engine: dict[str, Any]
-    """Settings of the engine beside the tier's own."""
+    """Settings of the engine beside the tier's own, or the run's."""
+    run: dict[str, Any] | None = None
+    """The user's own run in place of a task and tier of the arena, which are then its dataset and model."""
 
     @property
     def file(self) -> str:
-        """Its file's name."""
-        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)
-        return f"{plain}-{self.rate:g}-{self.seed}.json"
+        """Its file's name: what a reader looks for, and a digest of all that it is."""
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:60]
+        return f"{plain}-{self.rate:g}-{self.seed}-{digest(asdict(self))[:8]}.json"
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """The sha256 of what JSON makes of it.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1})
+    True
+    """
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """A file's bytes: the content and its digest, by which `unsealed` knows it again."""
+    return (json.dumps({**content, "sha256": digest(content)}, indent=1) + "\n").encode()
+
+
+def unsealed(file: Path) -> dict[str, Any] | None:
+    """The content of such a file; None if it is not there, torn, or not as it was written."""
+    try:
+        row = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    content = {key: value for key, value in cast(dict[str, Any], row).items() if key != "sha256"}
+    return content if cast(Any, row).get("sha256") == digest(content) else None
 
 
 def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
-    """The cell that lies in the folder, if it is of this spec."""
-    try:
-        row = json.loads((folder / spec.file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    same = isinstance(row, dict) and cast(Any, row).get("spec") == json.loads(json.dumps(asdict(spec)))
-    return cast(dict[str, Any], row) if same else None
+    """The cell that lies in the folder, if it is of this spec and as it was written."""
+    row = unsealed(folder / spec.file)
+    return row if row is not None and row.get("spec") == json.loads(json.dumps(asdict(spec))) else None
 
 
 def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
@@ -96,14 +125,16 @@ def failed(spec: Spec, error: str) -> dict[str, Any]:
 
 def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     """Train, evaluate, write the file at once, and return what is in it. A failure is written too, not raised."""
+    from gear_rl.runs.versions import versions
+
     begin = time.perf_counter()
     row = failed(spec, "")
     try:
         row |= _trained(spec, folder) | {"error": None}
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"
-    row["seconds"] = round(time.perf_counter() - begin, 1)
-    replace_file(folder / spec.file, (json.dumps(row, indent=1) + "\n").encode())
+    row |= {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
+    replace_file(folder / spec.file, sealed(row))
     return row
 
 
@@ -113,20 +144,23 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
     Runs of one seed begin with the same weights and draw the same answers before the first step. Two that measure
     at once write the same.
     """
-    try:
-        return [float(share) for share in json.loads(file.read_text(encoding="utf-8"))["accuracies"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        shares = measure()
-        replace_file(file, (json.dumps({"accuracies": shares}) + "\n").encode())
-        return shares
+    known = unsealed(file)
+    if known is not None and all(math.isfinite(share) for share in known["accuracies"]):
+        return known["accuracies"]
+    shares = measure()
+    replace_file(file, sealed({"accuracies": shares}))
+    return shares
 
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a cell, with the engine's settings that the spec has recorded."""
     from gear_rl.experiments.oracle import told_by
+    from gear_rl.experiments.own import own_trainer
     from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
 
+    if spec.run is not None:
+        return own_trainer(spec.run, spec, scratch)
     trainer = make_trainer(
         arena_config(
             spec.task,
@@ -149,16 +183,18 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     """The numbers of a cell: accuracies before, on the way and after, and curves of the training."""
+    from gear_rl.experiments.own import OwnTask
     from gear_rl.runs.arena import accuracies, task_of
     from gear_rl.runs.config import build_method
     from gear_rl.runs.machine import quiet_libraries, use_few_threads
 
     quiet_libraries()
-    use_few_threads()
-    task = task_of(spec.task, spec.tier)
-    problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
+    if spec.run is None:
+        use_few_threads()
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
+        task: Any = task_of(spec.task, spec.tier) if spec.run is None else OwnTask(trainer, spec.run)
+        problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
 
         def measured(count: int | None = None, samples: int = 1) -> list[float]:
             return accuracies(task, trainer, problems[:count], seed=spec.seed, samples=samples)
@@ -167,7 +203,8 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         trainer.add_callback(between)
         shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
         held_out = sha256("\n".join(shown).encode()).hexdigest()
-        stem = f"before-{held_out[:16]}-seed{spec.seed}-samples{spec.samples}"
+        own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
+        stem = f"before-{held_out[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
         before = _once(folder / f"{stem}.json", lambda: measured(samples=spec.samples))
         trainer.train()
         after = measured(samples=spec.samples)
@@ -207,12 +244,25 @@ def serve(folder: Path, answers: TextIO) -> None:
     """Run the specs that come in, one after the other, each as if it were alone.
 
     What a run leaves behind in a process (random states, caches) no other one reads: a trainer begins with its
-    own seed. Many share the seconds that torch and its like take to load.
+    own seed. Many share the seconds that torch and its like take to load. Where the one who asks is gone, the
+    run that is under way ends too.
     """
+    asked: SimpleQueue[str | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    try:
+        while (line := asked.get()) is not None:
+            run_cell(Spec(**json.loads(line)), folder)
+            gc.collect()  # trainer and callbacks hold each other
+            print("done", file=answers, flush=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(1)  # what torch and its like would say while Python shuts down helps nobody
+
+
+def _listen(asked: SimpleQueue[str | None]) -> None:
     for line in sys.stdin:
-        run_cell(Spec(**json.loads(line)), folder)
-        gc.collect()  # trainer and callbacks hold each other
-        print("done", file=answers, flush=True)
+        asked.put(line)
+    asked.put(None)
+    _thread.interrupt_main()  # into a run: its scratch folder goes with it
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from gear_rl.experiments.rates import best, grid, next_rate
 from gear_rl.files import replace_file
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method
-from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
 
-_BASELINE = "uniform"
+BASELINE = "uniform"
+"""GRPO: in every comparison."""
 CEILING = "oracle"
 """The name under which the control that knows the truth is compared."""
 RATES = 4
@@ -210,6 +210,13 @@ class Plan:
     """How many rates are tried for each method at first; 1 for the tier's own and no search."""
     n_eval: int
     samples: int
+    run: dict[str, Any] | None = None
+    """The user's own run, in place of a task of the arena."""
+
+    @property
+    def place(self) -> str:
+        """What is trained on, in words."""
+        return f"{self.task}/{self.tier}" if self.run is None else f"{self.tier} on {self.task}"
 
     @property
     def own_rates(self) -> dict[str, float]:
@@ -244,6 +251,7 @@ class Plan:
             rollouts=self.rollouts,
             rate=rate,
             engine=self.engine[method],
+            run=self.run,
             **evaluation,
         )
 
@@ -265,22 +273,18 @@ def plan_of(
     >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
     >>> list(plan.methods), plan.ceiling
     (['uniform', 'oracle', 'gear'], 'oracle')
-    >>> [spec.file for spec in plan.reported(plan.own_rates)][:4]
-    ['uniform-0.0004-0.json', 'oracle-0.0004-0.json', 'gear-0.0004-0.json', 'uniform-0.0004-1.json']
+    >>> [(spec.name, spec.rate, spec.seed) for spec in plan.reported(plan.own_rates)][2:4]
+    [('gear', 0.0004, 0), ('uniform', 0.0004, 1)]
     """
     chosen = task_of(task, tier)
     budget = chosen.budgets[tier]
-    for name, value in (("seeds", seeds), ("rates", rates), ("steps", steps), ("samples", samples)):
-        if value is not None and value < 1:
-            raise InputError(f"--{name}: {value}; give 1 or more")
-    most = len(reported(chosen.held_out))
-    if not 1 <= n_eval <= most:
-        raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
+    check_counts(seeds=seeds, rates=rates, steps=steps, samples=samples)
+    check_n_eval(n_eval, chosen.held_out)
     if rollouts is not None and (rollouts < 1 or rollouts % budget.num_generations):
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    named = {_BASELINE: {"name": _BASELINE}}
+    named = {BASELINE: {"name": BASELINE}}
     if chosen.truth_of(tier) is not None:
         named |= {CEILING: ORACLE}
     named |= parse_methods(methods)
@@ -288,7 +292,7 @@ def plan_of(
         raise InputError(
             f"--methods: {CEILING!r} needs decisions that do not depend on each other, as {task}/{tier} has not"
         )
-    engine = {name: _engine(credit) for name, credit in named.items()}
+    engine = {name: take_engine(credit) for name, credit in named.items()}
     return Plan(
         methods=named,
         engine=engine,
@@ -306,15 +310,33 @@ def plan_of(
     )
 
 
-def _engine(credit: dict[str, Any]) -> dict[str, Any]:
+def check_counts(**counts: int | None) -> None:
+    """``InputError`` for an option below 1; None is one that was not given."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise InputError(f"--{name}: {value}; give 1 or more")
+
+
+def check_n_eval(n_eval: int, held_out: range) -> None:
+    """``InputError`` where there are not so many problems to report on."""
+    most = len(reported(held_out))
+    if not 1 <= n_eval <= most:
+        raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
+
+
+def take_engine(credit: dict[str, Any], usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The engine's settings of a method; those among its own are taken out.
 
+    ``usual`` are those of the run, which win over what the method brings, not over what it was given.
+
     >>> credit = {"name": "gear", "alpha": 2.0, "teacher_model_kind": "live"}
-    >>> _engine(credit), credit
+    >>> take_engine(credit), credit
     ({'teacher_model_kind': 'live'}, {'name': 'gear', 'alpha': 2.0})
+    >>> take_engine({"name": "gear"}, usual={"teacher_model_kind": "ema"})
+    {'teacher_model_kind': 'ema'}
     """
     given = {name: credit.pop(name) for name in METHOD_SETTINGS if name in credit}
-    return engine_settings_of(build_method(credit)) | given
+    return engine_settings_of(build_method(credit)) | dict(usual or {}) | given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,8 +418,11 @@ def compared(
     from gear_rl.lab.verdict import compare
 
     cells = [Cell.from_dict(row | {"seconds": None}) for row in rows]
-    names = ("task", "tier", "steps", "rollouts", "n_eval", "samples")
-    settings: dict[str, Any] = {"use": use_of(plan.task, plan.tier)} | {n: getattr(plan, n) for n in names}
+    names = ("place", "task", "tier", "steps", "rollouts", "n_eval", "samples")
+    use = use_of(plan.task, plan.tier) if plan.run is None else "reporting"  # no default of ours knew the run
+    settings: dict[str, Any] = {"use": use} | {n: getattr(plan, n) for n in names}
+    if plan.run is not None:
+        settings["run"] = plan.run
     settings["rates"] = {
         method: {
             "rate": one.rate,
@@ -408,12 +433,25 @@ def compared(
     }
     settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
     return findings(
-        title=f"Does it help? {plan.task}/{plan.tier}, for {settings['use']}",
+        title=f"Does it help? {plan.place}, for {settings['use']}",
         command=command,
-        comparisons=[(compare(cells, _BASELINE, ceiling=plan.ceiling), cells)],
+        comparisons=[(compare(cells, BASELINE, ceiling=plan.ceiling), cells)],
         settings=settings,
-        versions=versions(),
+        versions=_versions(rows),
     )
+
+
+def _versions(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the cells ran with; where they differ, every version that one of them had.
+
+    >>> _versions([{"versions": {"torch": "2.13.0"}}, {"versions": {"torch": "2.14.0"}}, {}])
+    {'torch': '2.13.0, 2.14.0'}
+    """
+    had: dict[str, set[str]] = {}
+    for row in rows:
+        for package, version in row.get("versions", {}).items():
+            had.setdefault(package, set()).add(version)
+    return {package: ", ".join(sorted(those)) for package, those in had.items()}
 
 
 def save(comparison: dict[str, Any], folder: Path) -> None:

@@ -4,8 +4,8 @@
 # pyright: reportMissingTypeStubs=false
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from gear_rl.arena.task import TASKS, Task, get_task
 from gear_rl.errors import InputError, did_you_mean
@@ -64,8 +64,17 @@ def sampling_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
+@runtime_checkable
+class Judge(Protocol):
+    """What can say how the rollouts of a trainer do: a task of the arena, or a run of the user's."""
+
+    def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> Sequence[float | None]:
+        """The reward of one rollout per row, sampled with ``seed``; None for one that was not judged."""
+        ...
+
+
 def accuracies(
-    task: Task, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
+    task: Judge, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
 ) -> list[float]:
     """The share of the problems that are solved, in each of ``samples`` samplings of the run with that seed."""
     return [

@@ -56,6 +56,23 @@ def make_trainer(config: RunConfig) -> Any:
     return trainer
 
 
+def check_run(config: RunConfig, dataset: Any, where: str) -> None:
+    """What can be refused before a model is loaded; ``InputError`` begins with ``where``."""
+    from gear_rl.engines.trl.checks import checked_arguments
+    from gear_rl.engines.trl.config import GEARConfig
+
+    try:
+        names = [config.reward] if isinstance(config.reward, str) else config.reward or []
+        for name in names:
+            load_reward(name, config.dataset)
+        options = _options(config)
+        privileged = options.pop("privileged", None)
+        arguments = GEARConfig(**_settings(config))
+        checked_arguments(arguments, build_method(config.credit), privileged, dataset, options)
+    except (ValueError, ImportError, OSError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
 def _options(config: RunConfig) -> dict[str, Any]:
     """What the trainer calls during rollouts, as far as the configuration names it."""
     options: dict[str, Any] = {
