@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,22 +45,40 @@ def _summary_line(logs: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def _pace(seconds: float, steps: int, left: int) -> str:
+    """Seconds per step and the time left, as text; empty before the first step.
+
+    >>> _pace(90.0, 20, 800), _pace(3.0, 4, 12), _pace(0.0, 0, 9)
+    ('  4.5 s a step, 1:00:00 left', '  0.75 s a step, 0:09 left', '')
+    """
+    if steps < 1:
+        return ""
+    each = seconds / steps
+    minutes, rest = divmod(round(each * left), 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"  {each:.{2 if each < 1 else 1}f} s a step, {clock} left"
+
+
 class ProgressLine(TrainerCallback):
-    """A bar in a terminal; where output is no terminal, one plain line every tenth of the run.
+    """A bar in a terminal; where output is no terminal, one plain line every tenth of the run, with its pace.
 
     >>> from types import SimpleNamespace
     >>> line = ProgressLine(Console(file=sys.stdout))
     >>> line.note(accuracy=0.5)
     >>> state = SimpleNamespace(global_step=2, max_steps=20, is_world_process_zero=True)
     >>> line.on_log(None, state, None, {"reward": 0.25})
-    train 2/20  reward 0.25  accuracy 0.50
+    train 2/20  reward 0.25  accuracy 0.50  ... a step, ... left
     """
 
     def __init__(self, console: Console | None = None, word: str = "train") -> None:
         self.console = console or Console(file=sys.stderr)
         self.word, self._latest, self._bar, self._task = word, {}, None, None
+        self._begin = (time.perf_counter(), 0)
 
     _latest: dict[str, Any]
+    _begin: tuple[float, int]
+    """When this process began, and the steps that the run had then."""
     _bar: Progress | None
     _task: Any
 
@@ -68,6 +87,7 @@ class ProgressLine(TrainerCallback):
         self._latest.update(values)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin = time.perf_counter(), state.global_step
         if not state.is_world_process_zero or not self.console.is_terminal:
             return
         columns = (
@@ -100,7 +120,11 @@ class ProgressLine(TrainerCallback):
             every = max(1, state.max_steps // 10)
             if state.global_step % every == 0 or state.global_step in (1, state.max_steps):
                 line = f"{self.word} {state.global_step}/{state.max_steps}  {_summary_line(self._latest)}"
-                self.console.print(line, highlight=False, soft_wrap=True)
+                begin, done = self._begin
+                pace = _pace(
+                    time.perf_counter() - begin, state.global_step - done, state.max_steps - state.global_step
+                )
+                self.console.print(line + pace, highlight=False, soft_wrap=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()

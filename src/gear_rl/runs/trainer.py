@@ -15,6 +15,7 @@ from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
+from gear_rl.runs.trackers import check_trackers
 
 _OUTPUT_DIR = "runs/train"
 """Where a run without an ``output_dir`` goes."""
@@ -33,6 +34,7 @@ def make_trainer(config: RunConfig) -> Any:
     try:
         model, processing, settings = _model(config)
         settings |= _settings(config)
+        check_trackers(settings["report_to"])
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
         from gear_rl.engines.trl import GEARTrainer
