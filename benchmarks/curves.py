@@ -24,10 +24,10 @@ from gear_rl.view.picture import figure_style, write_figure
 METHODS = "gear,shuffled,random_onsets,rlsd,oar_g,entropy_forks"
 TASK, TOTAL = "codebook", 640
 """The task, and the rollouts of every run."""
-DECISIONS: dict[int, str] = {4: "easy", 12: "default", 32: "k32", 8: "k8", 16: "k16"}
-"""Decisions of a completion, and the tier that has them; the ends first, so that half a curve says something."""
-ROLLOUTS = (8, 128, 32, 64)
-"""Rollouts of a step beside the 16 of every tier, in groups of 8."""
+DECISIONS = {4: "easy", 8: "k8", 12: "default", 16: "k16", 24: "hard", 32: "k32"}
+"""Decisions of a completion, and the tier that has them."""
+_ORDER = ("easy", "default", "hard", 128, 8, 32, 64, "k32", "k8", "k16")
+"""A tier with 16 rollouts a step, or the default tier with others; what says most first, if it is interrupted."""
 AXES = {"decisions": "decisions per completion", "rollouts": "rollouts per step"}
 _LOOKS = {
     "oracle": ("#1a1a1a", "^"), "gear": ("#0072b2", "o"), "rlsd": ("#d55e00", "s"), "oar_g": ("#009e73", "v"),
@@ -61,10 +61,10 @@ class Point:
 def points() -> list[Point]:
     """Every comparison, once: the middle of both curves is the same.
 
-    >>> [point.folder for point in points()][:3], len(points())
-    (['easy-16', 'default-16', 'k32-16'], 9)
+    >>> [point.folder for point in points()][:4], len(points())
+    (['easy-16', 'default-16', 'hard-16', 'default-128'], 10)
     """
-    return [Point(tier, 16) for tier in DECISIONS.values()] + [Point("default", n) for n in ROLLOUTS]
+    return [Point(one, 16) if isinstance(one, str) else Point("default", one) for one in _ORDER]
 
 
 def plans(methods: Sequence[str], seeds: int) -> Iterator[tuple[Point, Plan]]:
@@ -125,7 +125,8 @@ def curves_cells(result: Mapping[str, Any]) -> Cells:
                 (place, _number(verdicts[names[0]]["mean"]), *(_gain(verdicts[n]) for n in names[1:]))
             )
     title = f"Gain over GRPO, {result['task']}, {result['total']} rollouts, {result['seeds']} seeds"
-    below = [f"{TASK}'s tiers of these curves are for choosing."]
+    reports = [str(p["decisions"]) for p in result["points"] if p["use"] == "reporting"]
+    below = [f"{', '.join(reports)} decisions: reports only; the others chose."] if reports else []
     return Cells(title, ("", "GRPO", *names[1:]), list(dict.fromkeys(rows)), below)
 
 
