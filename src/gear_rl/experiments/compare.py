@@ -24,8 +24,8 @@ from gear_rl.experiments.rates import best, grid, next_rate
 from gear_rl.files import replace_file
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method
-from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
+from gear_rl.versions import versions
 
 _BASELINE = "uniform"
 CEILING = "oracle"
