@@ -55,7 +55,8 @@ def load_progress(checkpoint: str, trainer: Trainer) -> None:
             synced[name].copy_(value)
     if file.exists():
         device = trainer.accelerator.device
-        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+        place: Any = "cpu" if device.type == "cpu" else device  # torch.load does not know "cpu:0"
+        state: dict[str, Any] = torch.load(file, map_location=place, weights_only=True)
         trainer._step, trainer._buffered_inputs = state["micro_batches"], state["rollouts"]
 
 
