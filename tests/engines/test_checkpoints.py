@@ -42,7 +42,12 @@ def flip(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-DAMAGES = {"deleted": None, "emptied": lambda _: b"", "cut": lambda content: content[: len(content) - 2], "flipped": flip}
+DAMAGES = {
+    "deleted": None,
+    "emptied": lambda _: b"",
+    "cut": lambda content: content[: len(content) - 2],
+    "flipped": flip,
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from gear_rl.engines.trl.checks import SHARDED
 from gear_rl.engines.trl.trainer_type import Trainer
+from gear_rl.types import CreditAssigner
 
 _MAY_CHANGE = """
     output_dir run_name project report_to disable_tqdm debug max_steps num_train_epochs resume_from_checkpoint
@@ -49,8 +51,8 @@ def configuration_of(trainer: Trainer) -> dict[str, Any]:
     values = {name: value for name, value in trainer.args.to_dict().items() if not may_change(name)}
     adapters = cast("Mapping[str, Any]", getattr(trainer.model, "peft_config", {}))
     places = ("base_model_name_or_path", "inference_mode", "revision", "peft_version")
+    values |= _credit(trainer.credit)
     values |= {
-        "credit": re.sub(r" at 0x[0-9a-f]+", "", repr(trainer.credit)),
         "model": f"{trainer.model.config.model_type}, {_size(trainer.model)} parameters",
         "lora": [{k: v for k, v in one.to_dict().items() if k not in places} for one in adapters.values()],
         "frozen weights": _frozen_weights(trainer),
@@ -89,6 +91,22 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _credit(method: CreditAssigner) -> dict[str, Any]:
+    """The method's name, and each of its settings where it is a dataclass."""
+    if not is_dataclass(method):
+        return {"credit": _address_free(method)}
+    settings = {field.name: getattr(method, field.name) for field in fields(method)}
+    plain = {
+        name: v if isinstance(v, int | float | str | None) else _address_free(v)
+        for name, v in settings.items()
+    }
+    return {"credit": method.name} | {f"credit.{name}": value for name, value in plain.items()}
+
+
+def _address_free(thing: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
 
 
 def _rows(dataset: Any) -> str:
