@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gear_rl.engines.trl.trainer_type import Trainer
 
@@ -39,7 +40,8 @@ class FiniteSteps:
         loss, self._loss = self._loss, None
         looked_at = [torch.zeros(()) if loss is None else loss]
         if norm is not None and not scaled:
-            looked_at.append(torch.as_tensor(norm).to(looked_at[0]))
+            whole = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
+            looked_at.append(whole.to(looked_at[0]))
         values = torch.stack([x.detach().float().reshape(()) for x in looked_at])
         if bool(values.isfinite().all()):
             return None
@@ -57,7 +59,7 @@ def count_rewards(trainer: Trainer, per_function: Tensor) -> None:
     each = per_function.isinf().sum(0)
     count = int(each.sum())
     trainer._metrics["train"]["gear/rewards/non_finite"].append(float(count))
-    if count and not trainer.rollouts.warned_of_rewards:
+    if count and trainer.accelerator.is_main_process and not trainer.rollouts.warned_of_rewards:
         trainer.rollouts.warned_of_rewards = True
         names = [name for name, some in zip(trainer.reward_func_names, each.tolist(), strict=True) if some]
         logger.warning(
@@ -86,7 +88,8 @@ def judge_step(trainer: Trainer, model: nn.Module, norm: Any, last_checkpoint: s
     if trainer.args.non_finite_step == SKIP:
         model.zero_grad(set_to_none=True)  # an optimizer leaves out what has no gradient
         trainer._metrics["train"]["gear/skipped_steps"].append(1.0)
-        logger.warning("step %d: not finite (%s); no weight changes in this step", step, wrong)
+        if accelerator.is_main_process:
+            logger.warning("step %d: not finite (%s); no weight changes in this step", step, wrong)
         return
     applied = trainer.sharding == "DEEPSPEED"  # its engine steps inside the backward
     state = "DeepSpeed has applied it already" if applied else "no weight was changed by it"

@@ -138,8 +138,8 @@ def save(trainer: Trainer, run: Run, own_save: Callable[[], None], trial: Any) -
         save_weights(aside, trainer.teacher, trainer.reference, trainer.args.should_save)
         save_progress(aside, trainer)
         trainer.accelerator.wait_for_everyone()
+        _name_the_best(trainer, aside, final)
         if trainer.args.should_save:
-            _name_the_best(trainer, aside, final)
             resumable = not trainer.args.save_only_model
             step = trainer.state.global_step
             seal(aside, Manifest(run=run.id, step=step, configuration=run.configuration, resumable=resumable))
@@ -168,7 +168,8 @@ def _name_the_best(trainer: Trainer, aside: Path, final: Path) -> None:
     state = trainer.state
     if state.best_model_checkpoint is not None and Path(state.best_model_checkpoint) == aside:
         state.best_model_checkpoint = str(final)
-        state.save_to_json(os.path.join(aside, _STATE))
+        if trainer.args.should_save:
+            state.save_to_json(os.path.join(aside, _STATE))
 
 
 def skip_epochs(sampler: Any, epochs: int) -> None:
