@@ -20,8 +20,8 @@ from gear_rl.runs.arena import arena_config
 from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
+from gear_rl.versions import versions
 
 BASE = "uniform"
 """Plain GRPO, which every other method is measured against."""

@@ -24,8 +24,8 @@ from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.runs.versions import versions
 from gear_rl.traits import engine_settings_of
+from gear_rl.versions import versions
 
 PARTS = ("generation", "student", "teacher", "head", "credit", "loss", "backward")
 """Where a step's time goes: sampling; of the credit a student's pass of its own, the teacher's, the head with

@@ -66,7 +66,9 @@ def test_the_newest_is_kept_though_it_is_too_large(tmp_path):
         RecordWriter(tmp_path / "r.jsonl", max_bytes=0)
 
 
-def test_a_writer_that_dies_leaves_the_old_file_whole(tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_recording_with_one_warning_and_leaves_the_old_file_whole(
+    tmp_path, monkeypatch, caplog
+):
     writer = RecordWriter(tmp_path / "r.jsonl")
     writer.write([record(0)])
 
@@ -74,8 +76,11 @@ def test_a_writer_that_dies_leaves_the_old_file_whole(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", dies)
-    with pytest.raises(OSError, match="disk full"):
-        writer.write([record(1)])
+    writer.write([record(1)])
+    monkeypatch.undo()
+    writer.write([record(2)])
+    [message] = caplog.messages
+    assert message == f"record_file: {writer.path}: disk full; nothing more is recorded, the training goes on"
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [0]
     assert os.listdir(tmp_path) == ["r.jsonl"], "no temporary file is left behind"
 
@@ -87,6 +92,46 @@ def test_a_resumed_run_drops_what_it_makes_again(tmp_path):
     assert [(r.step, r.method) for r in found] == [(0, "gear"), (1, "gear"), (2, "gear"), (3, "again")]
     RecordWriter(tmp_path / "r.jsonl").write([record(9)])
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [9]
+
+
+@pytest.mark.parametrize("torn", [1, 50, 9999])
+def test_a_torn_last_line_is_cut_and_counted(tmp_path, caplog, torn):
+    file = tmp_path / "r.jsonl"
+    RecordWriter(file).write(record(step) for step in range(3))
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole.splitlines()[0][: min(torn, len(whole) // 3 - 2)])
+    RecordWriter(file, resume_step=2).write([record(2, method="again")])
+    assert [(r.step, r.method) for r in read_records(file)] == [(0, "gear"), (1, "gear"), (2, "again")]
+    assert caplog.messages == [
+        f"record_file: the last line of {file} was torn off and is cut: 1 record is lost"
+    ]
+
+
+def test_a_last_line_without_its_end_of_line_is_kept(tmp_path, caplog):
+    file = tmp_path / "r.jsonl"
+    RecordWriter(file).write([record(0), record(1)])
+    file.write_bytes(file.read_bytes()[:-1])
+    RecordWriter(file, resume_step=2).write([record(2)])
+    assert [r.step for r in read_records(file)] == [0, 1, 2]
+    assert caplog.messages == []
+
+
+def test_a_resumed_run_says_that_the_file_is_missing(tmp_path, caplog):
+    file = tmp_path / "r.jsonl"
+    RecordWriter(file, resume_step=3).write([record(3)])
+    assert [r.step for r in read_records(file)] == [3]
+    assert caplog.messages == [f"record_file: {file} is missing; records begin at step 3"]
+
+
+def test_a_damaged_line_in_the_middle_ends_the_recording_and_nothing_is_replaced(tmp_path, caplog):
+    file = tmp_path / "r.jsonl"
+    RecordWriter(file).write([record(0), record(1)])
+    damaged = b"{" + file.read_bytes()
+    file.write_bytes(damaged)
+    RecordWriter(file, resume_step=2).write([record(2)])
+    assert file.read_bytes() == damaged
+    [message] = caplog.messages
+    assert "line 1: not JSON" in message and "nothing more is recorded" in message
 
 
 @pytest.mark.parametrize(

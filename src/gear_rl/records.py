@@ -5,6 +5,7 @@ completion; never the privileged context.
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.files import replace_file
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of the record format; a reader refuses a newer one."""
@@ -87,25 +90,29 @@ def read_records(path: str | Path) -> Iterator[Record]:
     ValueError: ...jsonl, line 1: not a credit record, it lacks advantage, credit, format, group, ids, ...
     """
     with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{place}: not JSON ({error.msg}); delete the line or make the file again"
-                ) from None
-            row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
-            missing = _REQUIRED - row.keys()
-            if missing:
-                raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
-            if row["format"] > FORMAT:
-                raise ValueError(
-                    f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"
-                )
-            yield Record(**{name: value for name, value in row.items() if name in _FIELDS})
+        yield from _records(lines, path)
+
+
+def _records(lines: Iterable[str], path: str | Path) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{place}: not JSON ({error.msg}); delete the line or make the file again"
+            ) from None
+        row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
+        missing = _REQUIRED - row.keys()
+        if missing:
+            raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
+        if row["format"] > FORMAT:
+            raise ValueError(
+                f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"
+            )
+        yield Record(**{name: value for name, value in row.items() if name in _FIELDS})
 
 
 class RecordWriter:
@@ -113,7 +120,10 @@ class RecordWriter:
 
     Every ``write`` puts the whole file in place at once, so nobody ever sees half a record. Beyond ``max_bytes``
     the oldest records go. A file that is already there is continued; records from step ``resume_step`` on are
-    dropped, since a resumed run makes them again; at step 0 it begins anew.
+    dropped, since a resumed run makes them again; at step 0 it begins anew. A last line that was torn off is cut.
+
+    No training ends because of its records: where they cannot be read or written (a full disk, a damaged line),
+    the log says so once, the file stays as it is, and nothing more is recorded.
 
     >>> import tempfile
     >>> lists = dict.fromkeys(("tokens", "ids", "mask", "turn", "segment", "credit", "weight"), [])
@@ -129,11 +139,14 @@ class RecordWriter:
             raise ValueError(f"max_bytes: {max_bytes} is too small for a record; give 1 or more")
         self.path, self.max_bytes = Path(path), max_bytes
         self._lines: list[bytes] = []
-        if self.path.exists() and resume_step > 0:
-            self._lines = [_line(record) for record in read_records(self.path) if record.step < resume_step]
+        self._stopped = False
+        if resume_step > 0:
+            self._continue(resume_step)
 
     def write(self, records: Iterable[Record]) -> None:
         """Add records; the newest is kept even if it alone is larger than the bound."""
+        if self._stopped:
+            return
         self._lines += [_line(record) for record in records]
         size = sum(map(len, self._lines))
         drop = 0
@@ -141,7 +154,50 @@ class RecordWriter:
             size -= len(self._lines[drop])
             drop += 1
         del self._lines[:drop]
-        replace_file(self.path, b"".join(self._lines))
+        try:
+            replace_file(self.path, b"".join(self._lines))
+        except OSError as error:
+            self._stop(error)
+
+    def _continue(self, resume_step: int) -> None:
+        if not self.path.exists():
+            logger.warning("record_file: %s is missing; records begin at step %d", self.path, resume_step)
+            return
+        try:
+            kept, torn = _whole_lines(self.path)
+            self._lines = [_line(r) for r in _records(kept, self.path) if r.step < resume_step]
+        except (OSError, ValueError) as error:
+            self._stop(error)
+            return
+        if torn:
+            logger.warning(
+                "record_file: the last line of %s was torn off and is cut: 1 record is lost", self.path
+            )
+
+    def _stop(self, error: Exception) -> None:
+        logger.warning(
+            "record_file: %s: %s; nothing more is recorded, the training goes on",
+            self.path,
+            str(error) or error,
+        )
+        self._stopped, self._lines = True, []
+
+
+def _whole_lines(path: Path) -> tuple[list[str], bool]:
+    """The lines of the file, and whether the last one was torn off and left out."""
+    lines = path.read_bytes().split(b"\n")
+    last = lines.pop()  # empty where the file ends with a whole line
+    torn = bool(last.strip()) and not _is_json(last)
+    whole = lines if torn else [*lines, last]
+    return [line.decode("utf-8", "replace") for line in whole], torn
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _line(record: Record) -> bytes:

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from engines import probing, tiny
+from engines import probing, resuming, tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit import passes as engine
 from gear_rl.credit.siblings import credit_beside_siblings
@@ -113,6 +113,7 @@ def main(model: str, folder: Path) -> None:
         model, reward, GEARConfig(**settings), tiny.rows(), rollout_func=two_turns, credit=Igpo()
     ).train()
     (folder / f"{rank}.json").write_text(json.dumps(found))
+    resuming.resume(model, folder / "resuming")
 
 
 if __name__ == "__main__":

@@ -161,3 +161,15 @@ def test_returns_are_compared_with_siblings_on_the_other_process(finished):
     found = padded([record.credit for record in records])
     torch.testing.assert_close(found, Igpo()(advantage_B, signals).advantage)
     assert found[:8].sum() < 0 < found[8:].sum(), "the second process's rewards are higher"
+
+
+def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished):
+    for rank in (0, 1):
+        assert equal(weights(finished, "resumed", rank), weights(finished, "whole", 0)), rank
+        assert (finished / "resuming" / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
+
+
+def test_both_refuse_another_configuration(finished):
+    for rank in (0, 1):
+        refused = json.loads((finished / f"refused-{rank}.json").read_text())
+        assert "checkpoint-2 was made with another configuration: beta 0.0 is now 0.1" in refused

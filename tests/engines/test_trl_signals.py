@@ -339,7 +339,7 @@ def test_the_reference_is_the_first_model_after_training_and_after_resuming(tiny
 
 
 def test_resuming_without_the_reference_says_so(tiny_model, tmp_path):
-    args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "resume_anyway": True}
     for probe in (Probe(), Reference()):
         trainer = GEARTrainer(
             tiny_model, tiny.vowels, GEARConfig(**tiny.settings(tmp_path, **args)), tiny.rows(), credit=probe

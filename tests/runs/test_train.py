@@ -2,6 +2,11 @@
 
 import json
 
+import pytest
+import torch
+
+from gear_rl import GEARTrainer
+from gear_rl.engines.folder import RunFolder
 from gear_rl.records import read_records
 from support.commands import gear
 
@@ -76,3 +81,97 @@ def test_the_demo_leaves_its_three_files(tmp_path):
     assert {record.method for record in records} == {credit}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "records.jsonl", "summary.json"]
     assert "held-out problems" in done.stdout
+
+
+# --- a folder holds one run ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def used(tiny_model, tmp_path_factory):
+    """A folder with a finished run of two steps, made by `gear train`, and how to call it again there."""
+    folder = tmp_path_factory.mktemp("used")
+    rows = [{"prompt": f"{i} plus {i}", "answer": str(2 * i)} for i in range(4)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "run.yaml").write_text(
+        f"model: {tiny_model}\ndataset: rows.jsonl\nreward: mine:digits\ncredit: uniform\noutput_dir: out\n"
+        "record_file: out/records.jsonl\nmax_completion_length: 4\nper_device_train_batch_size: 4\n"
+        "num_generations: 4\nsave_steps: 1\nlearning_rate: 0.01\n"
+    )
+    (folder / "mine.py").write_text(
+        "def digits(completions, **kwargs):\n"
+        "    return [float(sum(map(str.isdigit, c[0]['content']))) for c in completions]\n"
+    )
+
+    def call(*words: str):
+        return gear("train", "--config", "run.yaml", *words, cwd=folder)
+
+    done = call("--max_steps", "2")
+    assert done.returncode == 0, done.stderr
+    return folder, call
+
+
+def one_line(done, *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_a_used_folder_is_refused_and_says_what_to_do(used):
+    folder, call = used
+    before = (folder / "out" / "model.safetensors").read_bytes()
+    one_line(
+        call("--max_steps", "2"),
+        "output_dir: out holds a run already (checkpoint-1, checkpoint-2, trainer_state.json, "
+        "out/records.jsonl)",
+        "--resume_from_checkpoint latest",
+        "--overwrite",
+    )
+    assert (folder / "out" / "model.safetensors").read_bytes() == before
+    one_line(call("--overwrite", "--resume_from_checkpoint", "latest"), "--overwrite: it begins anew")
+
+
+def test_another_process_that_writes_the_folder_is_named(used):
+    folder, call = used
+    with RunFolder(folder / "out").held():
+        one_line(
+            call("--resume_from_checkpoint", "latest"), "output_dir: process", "is writing out; wait for it"
+        )
+
+
+def test_another_configuration_or_a_broken_checkpoint_is_one_line(used):
+    folder, call = used
+    one_line(
+        call("--resume_from_checkpoint", "latest", "--credit", "gear", "--beta", "0.1"),
+        "out/checkpoint-2 was made with another configuration: ",
+        "beta 0.0 is now 0.1",
+        "credit 'uniform' is now 'gear'",
+    )
+    one_line(call("--resume_from_checkpoint", "rows.jsonl"), "rows.jsonl is no folder")
+    (folder / "checkpoint-9").mkdir(exist_ok=True)
+    one_line(
+        call("--resume_from_checkpoint", "checkpoint-9"), "checkpoint-9 is no whole checkpoint: it has no"
+    )
+
+
+def test_a_run_goes_on_or_is_replaced_where_it_is_said(used):
+    folder, call = used
+    done = call("--max_steps", "3", "--resume_from_checkpoint", "latest")
+    assert done.returncode == 0, done.stderr
+    records = folder / "out" / "records.jsonl"
+    assert [record.step for record in read_records(records)] == [0] * 4 + [1] * 4 + [2] * 4
+    run = json.loads((folder / "out" / "run.json").read_text())["run"]
+    done = call("--max_steps", "1", "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert [record.step for record in read_records(records)] == [0] * 4
+    assert [path.name for path in (folder / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert json.loads((folder / "out" / "run.json").read_text())["run"] != run
+
+
+def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
+    folder, call = used
+    own = GEARTrainer._compute_loss
+    monkeypatch.setattr(GEARTrainer, "_compute_loss", lambda *args: own(*args) * torch.nan)
+    done = call("--max_steps", "1", "--output_dir", "other", "--record_file", "other/records.jsonl")
+    one_line(done, "step 1: not finite (loss nan, gradient norm nan)", "no checkpoint was saved yet")
+    assert not (folder / "other" / "model.safetensors").exists()

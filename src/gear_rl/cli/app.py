@@ -40,6 +40,9 @@ def train(
     smoke: Annotated[
         bool, typer.Option(help="Two steps with a tiny model and the recipe's smoke_rows, on any CPU.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the run that output_dir holds, and begin anew.")
+    ] = False,
 ) -> None:
     """Train with token credit. Any key of the file may follow as --KEY VALUE; they win over the file.
 
@@ -73,7 +76,7 @@ def train(
         else:
             from gear_rl.runs.trainer import train as run
 
-            trainer = run(chosen, [line])
+            trainer = run(chosen, [line], overwrite=overwrite)
             out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
 
 

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from gear_rl.runs.versions import PACKAGES, versions
+from gear_rl.versions import PACKAGES, versions
 
 _REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
 

@@ -58,7 +58,8 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: st
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
-    from gear_rl.runs.versions import machine, versions
+    from gear_rl.runs.versions import machine
+    from gear_rl.versions import versions
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)

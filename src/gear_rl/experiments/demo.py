@@ -25,8 +25,8 @@ from gear_rl.runs.arena import accuracies, arena_config, task_of
 from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.runs.versions import versions
 from gear_rl.types import CreditAssigner
+from gear_rl.versions import versions
 
 _EVAL_BATCH = 128
 """Held-out problems that are solved at a time."""

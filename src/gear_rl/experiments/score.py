@@ -23,7 +23,7 @@ from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.runs.versions import versions
+from gear_rl.versions import versions
 
 _FLOORS = ("uniform", "shuffled", "random_onsets")
 """What a method has to beat; always measured beside the others."""

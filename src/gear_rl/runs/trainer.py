@@ -12,6 +12,8 @@ from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_tas
 from gear_rl.data.objects import import_object
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
+from gear_rl.engines.checkpoints import checkpoints_in
+from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
@@ -92,32 +94,62 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return defaults | config.trainer | {"disable_tqdm": True}
 
 
-def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> Any:
-    """Run the training with further callbacks, save the model, and return the trainer."""
+def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False) -> Any:
+    """Run the training with further callbacks, save the model, and return the trainer.
+
+    ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
+    for a folder that another process writes; and for a step that is not finite.
+    """
     resume = _checkpoint(config)
+    folder, records = _folder(config), config.trainer.get("record_file")
+    _check_folder(folder, records, resume, overwrite)
     trainer = make_trainer(config)
     for callback in callbacks:
         trainer.add_callback(callback)
+    from gear_rl.engines.trl.saving import on_main, writing
+
+    def ready() -> None:
+        _check_folder(folder, records, resume, overwrite)  # another may have begun and ended meanwhile
+        if overwrite:
+            folder.clear(records)
+
     try:
-        trainer.train(resume_from_checkpoint=resume)
+        with writing(trainer):
+            on_main(trainer, ready)
+            trainer.train(resume_from_checkpoint=resume)
+            trainer.save_model()
+            trainer.save_state()
+    except FloatingPointError as error:
+        raise InputError(str(error)) from None
     except ValueError as error:
-        if not str(error).startswith("resume_from_checkpoint"):
+        if not str(error).startswith(("resume_from_checkpoint", "output_dir")):
             raise
         raise InputError(str(error)) from None
-    trainer.save_model()
-    trainer.save_state()
     return trainer
 
 
+def _folder(config: RunConfig) -> RunFolder:
+    return RunFolder(Path(str(config.trainer.get("output_dir", _OUTPUT_DIR))))
+
+
+def _check_folder(folder: RunFolder, records: str | None, resume: str | None, overwrite: bool) -> None:
+    """Refuse to mix a new run with one that is there; ``InputError`` that names what to say."""
+    if overwrite and resume is not None:
+        raise InputError("--overwrite: it begins anew, resume_from_checkpoint goes on; leave one of them out")
+    leftovers = folder.leftovers(records)
+    if leftovers and resume is None and not overwrite:
+        raise InputError(
+            f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); go on with it by "
+            "--resume_from_checkpoint latest, delete it and begin anew by --overwrite, or give another output_dir"
+        )
+
+
 def _checkpoint(config: RunConfig) -> str | None:
-    """The folder to resume from, taken out of the trainer's settings; None for a run that begins anew."""
+    """What to resume from, taken out of the trainer's settings; None for a run that begins anew."""
     resume = config.trainer.pop("resume_from_checkpoint", None)
     if resume == "latest":
-        from transformers.trainer_utils import get_last_checkpoint
-
-        folder = config.trainer.get("output_dir", _OUTPUT_DIR)
-        resume = get_last_checkpoint(folder) if os.path.isdir(folder) else None
-        if resume is None:
+        folder = _folder(config).path
+        if not checkpoints_in(folder):
             raise InputError(
                 f"resume_from_checkpoint: {folder} holds no checkpoint; leave it out to begin anew"
             )

@@ -96,6 +96,11 @@ def check_trainer(trainer: Trainer) -> None:
     peft = hasattr(trainer.model, "peft_config")
     check_sharding(str(args.teacher_model_kind), trainer.sharding, peft)
     check_reference(credit, trainer.sharding, peft)
+    if args.sync_ref_model and trainer.sharding in SHARDED and args.save_strategy != "no":
+        raise ValueError(
+            "sync_ref_model: a checkpoint holds a whole copy of the synced reference, which was never run under "
+            f"{trainer.sharding}; set it to False, or save_strategy to 'no'"
+        )
 
 
 def check_sharding(kind: str, sharding: str, peft: bool) -> None:

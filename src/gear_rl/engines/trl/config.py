@@ -22,6 +22,12 @@ _HOOKS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("model", "inputs"),
     "_save_checkpoint": ("model", "trial"),
     "_load_optimizer_and_scheduler": ("checkpoint",),
+    "_get_output_dir": ("trial",),
+    "_push_from_checkpoint": ("checkpoint_folder",),
+    "_get_train_sampler": ("dataset",),
+    "_init_training_state": ("max_steps", "num_update_steps_per_epoch", "num_train_epochs"),
+    "_get_grad_norm": ("model", "grad_norm"),
+    "training_step": ("model", "inputs", "num_items_in_batch"),
     "_calculate_rewards": ("inputs", "prompts", "completions"),
     "_get_tool_suffix_ids": ("tool_messages",),
     "_log_completion_extra": ("column", "values"),
@@ -93,6 +99,17 @@ class GEARConfig(CreditConfig, GRPOConfig):
             "(always a pass of their own)."
         },
     )
+    resume_anyway: bool = field(
+        default=False,
+        metadata={"help": "Resume from a checkpoint of another configuration; the run goes on as a new one."},
+    )
+    non_finite_step: str = field(
+        default="stop",
+        metadata={
+            "help": "What happens at a step whose loss or gradient is not finite: 'stop' the run before a weight "
+            "changes, or 'skip' the step."
+        },
+    )
 
     def __post_init__(self) -> None:
         GRPOConfig.__post_init__(self)
@@ -113,5 +130,7 @@ class GEARConfig(CreditConfig, GRPOConfig):
             raise ValueError(f"tool_max_chars: {self.tool_max_chars}; give 1 or more, or None for no limit")
         if self.student_pass not in ("auto", "own"):
             raise ValueError(f"student_pass: {self.student_pass!r} is not one of auto, own")
+        if self.non_finite_step not in ("stop", "skip"):
+            raise ValueError(f"non_finite_step: {self.non_finite_step!r} is not one of stop, skip")
         if self.temperature <= 0:
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")

@@ -56,6 +56,7 @@ class RolloutState:
     """Where records go instead of the record file."""
     writer: RecordWriter | None = None
     warned_of_positions: bool = False
+    warned_of_rewards: bool = False
 
     def begin(self, rows: list[dict[str, Any]]) -> None:
         """A new batch of rollouts of these rows."""

@@ -6,6 +6,7 @@ and replaces the advantages ``(B,)`` by ``(B, T)``. It knows no method: it is gi
 """
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.credit.batch import RolloutBatch
@@ -23,6 +23,8 @@ from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
+from gear_rl.engines.checkpoints import UNFINISHED
+from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.batch import rollout_batch
 from gear_rl.engines.trl.checks import SHARDED, check_trainer, checked_arguments
@@ -30,12 +32,14 @@ from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.distillation import attach, loss_with_distillation
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.evaluation import evaluate
+from gear_rl.engines.trl.finite import FiniteSteps, count_rewards, judge_step
 from gear_rl.engines.trl.hooks import captured, makes_old_pass, shares, warn_of_positions
 from gear_rl.engines.trl.late import ROW, LateCredit, may_wait
+from gear_rl.engines.trl.saving import Run, begin, save, skip_epochs, writing
 from gear_rl.engines.trl.solve import solve
 from gear_rl.engines.trl.state import RolloutState
 from gear_rl.engines.trl.tool_calls import parse_tool_calls
-from gear_rl.engines.trl.weights import load_weights, save_weights
+from gear_rl.engines.trl.weights import load_progress, load_weights
 from gear_rl.signals.contexts import PrivilegedFunction
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
@@ -44,6 +48,7 @@ from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.types import CreditAssigner
 
+logger = logging.getLogger(__name__)
 Truth = Callable[[RolloutBatch, Engine], Tensor]
 """The true advantage of every token, (B, T): for a laboratory's control, which sets ``trainer.truth``."""
 
@@ -65,6 +70,7 @@ class GEARTrainer(GRPOTrainer):
     ValueError: train_dataset: method 'gear' compares the student with a teacher that sees the ground truth, ...
     """
 
+    run: Run | None
     args: GEARConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     model: Any  # pyright: ignore[reportIncompatibleVariableOverride]
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -94,6 +100,9 @@ class GEARTrainer(GRPOTrainer):
         self.rollouts = RolloutState()
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
+        self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir))), None
+        self.writes_aside, self.finite_steps = False, FiniteSteps()
+        self._sampler: Any = None
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)
         if processing is not None and (options.get("tools") or options.get("environment_factory")):
             parse_tool_calls(processing)
@@ -161,6 +170,8 @@ class GEARTrainer(GRPOTrainer):
         self.rollouts.messages, self.rollouts.ids = completions, ids
         whole = self.rollouts.whole_rows(inputs)
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
+        if self.model.training:
+            count_rewards(self, per_function)
         self.rollouts.judge(per_function, self.reward_weights, cast(int, self.num_generations_eval))
         return per_function
 
@@ -200,15 +211,78 @@ class GEARTrainer(GRPOTrainer):
             return cast(LateCredit, self.rollouts.late).loss(self, model, inputs, super()._compute_loss)
         return loss_with_distillation(self, model, inputs, super()._compute_loss)
 
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **options: Any) -> Any:
+        """TRL's training, in a folder that no other process writes meanwhile.
+
+        ``resume_from_checkpoint`` is a checkpoint's folder, or True or "latest" for the newest whole one of the
+        run whose folder ``output_dir`` is; those that are passed over are named in the log. ``ValueError`` for a
+        checkpoint that is not whole, or was made with another configuration (``resume_anyway`` goes on as a new
+        run). ``FloatingPointError`` before a step whose loss or gradient is not finite (``non_finite_step``). A
+        finished run that is resumed does nothing.
+        """
+        with writing(self):
+            self.run, checkpoint = begin(self, resume_from_checkpoint)
+            self.rollouts.writer = None  # what it continues is read again
+            return super().train(checkpoint, *more, **options)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        save_weights(folder, self.teacher, self.reference, self.args.should_save)
+        save(
+            self, cast(Run, self.run), lambda: super(GEARTrainer, self)._save_checkpoint(model, trial), trial
+        )
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self.writes_aside else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self.writes_aside:  # only what is whole goes to the hub
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             load_weights(checkpoint, self.ready_teacher(), self.ready_reference())
+            if cast(Run, self.run).same:  # rollouts of other settings may not even fit
+                load_progress(checkpoint, self)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        arguments = (max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial)
+        epochs, steps = super()._init_training_state(*arguments)
+        skip_epochs(self._sampler, epochs)
+        if self.state.global_step >= max_steps:
+            # Transformers would train one step more before it looks.
+            logger.warning(
+                "resume_from_checkpoint: the run is finished (step %d of %d), so nothing is trained; raise "
+                "max_steps or num_train_epochs to go on",
+                self.state.global_step,
+                max_steps,
+            )
+            return num_train_epochs, 0
+        return epochs, steps
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """TRL's step on one micro-batch; its loss is looked at before the weights change."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.finite_steps.add(loss)
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        judge_step(self, model, norm, None if self.run is None else self.run.last_checkpoint)
+        return norm
 
     # --- the credit step ------------------------------------------------------------------------------------
 

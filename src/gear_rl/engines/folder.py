@@ -1,0 +1,107 @@
+"""The folder of a run: one process writes it, and it says which run it holds.
+
+Knows no trainer.
+"""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from filelock import FileLock, Timeout
+
+from gear_rl.engines.checkpoints import UNFINISHED, checkpoints_in
+from gear_rl.files import replace_file
+
+logger = logging.getLogger(__name__)
+
+_FILE, _LOCK, _FINISHED = "run.json", ".lock", "trainer_state.json"
+
+
+class RunFolder:
+    """The folder that a run writes to.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     folder = RunFolder(Path(name))
+    ...     with folder.held():
+    ...         run = folder.begin()
+    ...     RunFolder(Path(name)).run == run
+    True
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / _LOCK, timeout=0)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """No other process writes the folder meanwhile; may be nested. The lock dies with this process.
+
+        ``ValueError`` that names the folder and the process that has it. Where the file system has no locks, the
+        log says so, and nothing is held.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            facts = self._facts()
+            raise ValueError(
+                f"output_dir: process {facts.get('pid', '?')} on {facts.get('host', 'this machine')} is writing "
+                f"{self.path}; wait for it, end it, or give another output_dir"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            logger.warning(
+                "output_dir: %s cannot be locked (%s); let no other process write it", self.path, error
+            )
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @property
+    def run(self) -> str | None:
+        """The run whose folder it is; None where nobody has said so."""
+        return self._facts().get("run")
+
+    def begin(self, run: str | None = None) -> str:
+        """Say that ``run`` (None: a new one) is being written here by this process; returns its id."""
+        run = uuid.uuid4().hex[:16] if run is None else run
+        facts = {"run": run, "pid": os.getpid(), "host": socket.gethostname()}
+        replace_file(self.path / _FILE, (json.dumps(facts) + "\n").encode())
+        return run
+
+    def leftovers(self, record_file: str | None) -> list[str]:
+        """What a new run in this folder would mix with or replace: checkpoints, a finished model, records.
+
+        >>> RunFolder(Path("nowhere")).leftovers(None)
+        []
+        """
+        names = [path.name for path in reversed(checkpoints_in(self.path))]
+        names += [_FINISHED] if (self.path / _FINISHED).exists() else []
+        if record_file is not None and Path(record_file).is_file() and Path(record_file).stat().st_size:
+            names.append(str(record_file))
+        return names
+
+    def clear(self, record_file: str | None) -> None:
+        """Delete the leftovers of the run before."""
+        for path in (*checkpoints_in(self.path), self.path / UNFINISHED):
+            shutil.rmtree(path, ignore_errors=True)
+        (self.path / _FINISHED).unlink(missing_ok=True)
+        if record_file is not None and Path(record_file).is_file():
+            Path(record_file).unlink()
+
+    def _facts(self) -> dict[str, Any]:
+        try:
+            facts: Any = json.loads((self.path / _FILE).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return cast(dict[str, Any], facts) if isinstance(facts, dict) else {}

@@ -1,0 +1,195 @@
+"""Folders of checkpoints and of runs, without a trainer: what holds, what is passed over, and who may write."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gear_rl.engines import checkpoints
+from gear_rl.engines.checkpoints import (
+    MANIFEST,
+    UNFINISHED,
+    BrokenCheckpointError,
+    Manifest,
+    checked,
+    checkpoints_in,
+    move_into_place,
+    newest_whole,
+    rotate,
+    seal,
+)
+from gear_rl.engines.folder import RunFolder
+
+FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"moments", "deep/rng_state_1.pth": b"numbers"}
+
+
+def checkpoint(folder, step, run="mine", **facts):
+    path = folder / f"checkpoint-{step}"
+    for name, content in FILES.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    seal(path, Manifest(run=run, step=step, configuration={"seed": 1, "rate": 1e-3}, **facts))
+    return path
+
+
+def flip(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+
+
+DAMAGES = {
+    "deleted": None,
+    "emptied": lambda _: b"",
+    "cut": lambda content: content[: len(content) - 2],
+    "flipped": flip,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+def test_any_damage_to_any_file_is_found_and_the_one_before_is_taken(tmp_path, caplog, name, damage):
+    before, newest = checkpoint(tmp_path, 2), checkpoint(tmp_path, 10)
+    assert newest_whole(tmp_path, "mine")[0] == newest
+    if DAMAGES[damage] is None:
+        (newest / name).unlink()
+    else:
+        (newest / name).write_bytes(DAMAGES[damage]((newest / name).read_bytes()))
+    with pytest.raises(BrokenCheckpointError, match=re.escape(name)):
+        checked(newest)
+    with caplog.at_level(logging.WARNING):
+        path, manifest = newest_whole(tmp_path, "mine")
+    assert path == before and manifest.step == 2 and manifest.configuration == {"seed": 1, "rate": 1e-3}
+    assert "checkpoint-10 is passed over" in caplog.text and name in caplog.text
+
+
+def test_a_flip_anywhere_in_a_manifest_is_found(tmp_path):
+    path = checkpoint(tmp_path, 2)
+    whole = (path / MANIFEST).read_bytes()
+    for place in range(0, len(whole), 7):
+        (path / MANIFEST).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if json_of(path) != json.loads(whole):  # else a space became another
+            with pytest.raises(BrokenCheckpointError):
+                checked(path)
+
+
+def json_of(path):
+    try:
+        return json.loads((path / MANIFEST).read_bytes())
+    except ValueError:
+        return None
+
+
+def test_what_is_no_checkpoint_of_this_run_is_named(tmp_path, caplog):
+    checkpoint(tmp_path, 7, run="another")
+    checkpoint(tmp_path, 8, resumable=False)
+    (tmp_path / "checkpoint-99999").mkdir()
+    (tmp_path / "checkpoint-x").mkdir()
+    checkpoint(tmp_path, 6).rename(tmp_path / "checkpoint-60")
+    with pytest.raises(ValueError, match="holds no whole checkpoint of this run") as error:
+        newest_whole(tmp_path, "mine")
+    for why in (
+        "checkpoint-99999: it has no manifest.json",
+        "checkpoint-60: it is of step 6",
+        "checkpoint-8: it was saved with save_only_model",
+        "checkpoint-7: it is of another run",
+    ):
+        assert why in str(error.value)
+    assert newest_whole(tmp_path, None)[1].run == "another", "where nobody knows whose folder it is"
+    assert checkpoints_in(tmp_path)[0].name == "checkpoint-99999"
+
+
+def test_a_newer_format_is_refused(tmp_path, monkeypatch):
+    path = checkpoint(tmp_path, 1, format=2)
+    with pytest.raises(BrokenCheckpointError, match="has format 2, this version reads 1"):
+        checked(path)
+    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    assert checked(path).format == 2
+
+
+def test_files_that_came_later_do_no_harm(tmp_path):
+    path = checkpoint(tmp_path, 1)
+    (path / "notes.txt").write_text("mine")
+    assert "notes.txt" not in checked(path).files
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced_at_once(tmp_path):
+    checkpoint(tmp_path, 3, run="former")
+    aside = checkpoint(tmp_path / UNFINISHED, 3)
+    move_into_place(aside, tmp_path / "checkpoint-3")
+    assert checked(tmp_path / "checkpoint-3").run == "mine"
+    assert os.listdir(tmp_path) == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (None, None, [1, 2, 3, 4]),
+        (0, None, [1, 2, 3, 4]),
+        (1, None, [4]),
+        (2, None, [3, 4]),
+        (1, 1, [1, 4]),
+        (2, 1, [1, 4]),
+        (3, 1, [1, 3, 4]),
+        (1, 4, [4]),
+    ],
+)
+def test_the_oldest_of_this_run_go_but_not_the_newest_nor_the_best(tmp_path, keep, best, left):
+    for step in (1, 2, 3, 4):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 99, run="another")
+    (tmp_path / "checkpoint-98").mkdir()
+    rotate(tmp_path, "mine", keep, best and str(tmp_path / f"checkpoint-{best}"))
+    assert [int(path.name[11:]) for path in reversed(checkpoints_in(tmp_path))] == [*left, 98, 99]
+    assert not (tmp_path / UNFINISHED).exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from gear_rl.engines.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+with folder.held():
+    folder.begin()
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_lock_names_who_has_it_and_dies_with_its_process(tmp_path):
+    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(ValueError, match=rf"output_dir: process {holder.pid} on .* {tmp_path}"),
+            RunFolder(tmp_path).held(),
+        ):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with RunFolder(tmp_path).held():
+        pass
+
+
+def test_leftovers_are_what_a_new_run_would_lose(tmp_path):
+    folder, records = RunFolder(tmp_path), tmp_path / "records.jsonl"
+    with folder.held():
+        folder.begin()
+    assert folder.leftovers(str(records)) == [], "a run that was killed at once left nothing to lose"
+    records.touch()
+    assert folder.leftovers(str(records)) == []
+    records.write_text("{}\n")
+    checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 9)
+    (tmp_path / "trainer_state.json").touch()
+    (tmp_path / "mine.txt").touch()
+    names = ["checkpoint-9", "checkpoint-10", "trainer_state.json"]
+    assert folder.leftovers(str(records)) == [*names, str(records)]
+    assert folder.leftovers(None) == names
+    folder.clear(str(records))
+    assert folder.leftovers(str(records)) == []
+    assert (tmp_path / "mine.txt").exists()
