@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-processors test-verl install-verl bench pages docs docs-serve check format picture clean
+.PHONY: help install demo test test-processors test-verl install-verl campaign bench pages docs docs-serve check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -67,6 +67,9 @@ install-verl: $(VENV_VERL)/.project ## Make the virtual environment with verl, v
 
 test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the CPU, and test what came out
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
+
+campaign: $(VENV)/.dev ## Kill, corrupt and fuzz runs many times over: what is lost, what changes silently
+	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out docs/results/campaign.json $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
 	$(BIN)/python -m benchmarks methods --out docs/results/method_costs.json $(ARGS)

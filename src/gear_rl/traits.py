@@ -5,7 +5,7 @@ An engine reads a trait through these functions and never compares names. Knows 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from gear_rl.types import CreditAssigner
@@ -168,3 +168,21 @@ def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
             "to values"
         )
     return dict(cast(Mapping[str, Any], settings))
+
+
+def method_settings(method: CreditAssigner) -> dict[str, Any]:
+    """Name and settings of a method, as a run's ``credit`` has them; a method inside it likewise.
+
+    Of an object that is no dataclass only the name: it has no settings that anyone could know.
+
+    >>> from gear_rl.methods import Shuffled
+    >>> settings = method_settings(Shuffled())
+    >>> settings["name"], settings["of"]["name"]
+    ('shuffled', 'gear')
+    """
+    found: dict[str, Any] = {"name": method.name}
+    if is_dataclass(method) and not isinstance(method, type):
+        for field in fields(method):
+            value = getattr(method, field.name)
+            found[field.name] = method_settings(value) if isinstance(value, CreditAssigner) else value
+    return found

@@ -28,7 +28,7 @@ from gear_rl.experiments.compare import (
 from gear_rl.experiments.score import arena_material, records_of, score
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.runs.versions import versions
+from gear_rl.versions import versions
 from support.commands import gear, untouched
 
 # --- score ---------------------------------------------------------------------------------------------------

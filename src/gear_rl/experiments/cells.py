@@ -125,7 +125,7 @@ def failed(spec: Spec, error: str) -> dict[str, Any]:
 
 def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     """Train, evaluate, write the file at once, and return what is in it. A failure is written too, not raised."""
-    from gear_rl.runs.versions import versions
+    from gear_rl.versions import versions
 
     begin = time.perf_counter()
     row = failed(spec, "")

@@ -25,7 +25,6 @@ from gear_rl.files import replace_file
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method
 from gear_rl.traits import engine_settings_of
-from gear_rl.versions import versions
 
 BASELINE = "uniform"
 """GRPO: in every comparison."""

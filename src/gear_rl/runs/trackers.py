@@ -7,11 +7,8 @@ from gear_rl.errors import InputError
 
 EXTRA = ("tensorboard", "trackio", "wandb")
 """What ``gear-rl[trackers]`` brings."""
-_MODULES = {
-    name: (name,)
-    for name in ("mlflow", "swanlab", "clearml", "codecarbon", "dvclive", "neptune", "trackio", "wandb")
-}
-_MODULES |= {"tensorboard": ("tensorboard", "tensorboardX"), "comet_ml": ("comet_ml",)}
+_OTHERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab")
+_MODULES = {name: (name,) for name in (*EXTRA, *_OTHERS)} | {"tensorboard": ("tensorboard", "tensorboardX")}
 
 
 def check_trackers(report_to: str | Sequence[str] | None) -> None:

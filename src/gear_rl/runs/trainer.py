@@ -17,6 +17,7 @@ from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
+from gear_rl.runs.resolved import write_run
 from gear_rl.runs.trackers import check_trackers
 
 _OUTPUT_DIR = "runs/train"
@@ -112,6 +113,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool =
         _check_folder(folder, records, resume, overwrite)  # another may have begun and ended meanwhile
         if overwrite:
             folder.clear(records)
+        write_run(config, trainer)
 
     try:
         with writing(trainer):
@@ -119,6 +121,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool =
             trainer.train(resume_from_checkpoint=resume)
             trainer.save_model()
             trainer.save_state()
+            trainer.create_model_card(dataset_name=config.dataset)
     except FloatingPointError as error:
         raise InputError(str(error)) from None
     except ValueError as error:

@@ -27,6 +27,7 @@ from gear_rl.engines.checkpoints import UNFINISHED
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.batch import rollout_batch
+from gear_rl.engines.trl.card import save_card
 from gear_rl.engines.trl.checks import SHARDED, check_trainer, checked_arguments
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.distillation import attach, loss_with_distillation
@@ -231,6 +232,12 @@ class GEARTrainer(GRPOTrainer):
         save(
             self, cast(Run, self.run), lambda: super(GEARTrainer, self)._save_checkpoint(model, trial), trial
         )
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
+    ) -> None:
+        """Write ``README.md`` into ``output_dir``: method, settings, data, versions, how to load the model."""
+        save_card(self, model_name, dataset_name, tags)
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)

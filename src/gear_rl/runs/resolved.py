@@ -1,0 +1,36 @@
+"""The run of a folder, as one file that runs it again: all that was given, and what the method brought."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gear_rl.credit.config import METHOD_SETTINGS
+from gear_rl.files import replace_file
+from gear_rl.runs.config import RunConfig
+from gear_rl.traits import method_settings
+
+RUN_FILE = "gear.yaml"
+
+
+def resolved(config: RunConfig, trainer: Any) -> dict[str, Any]:
+    """The configuration with all settings of the method, and those of the engine that it brought.
+
+    Defaults of TRL are left to TRL. Values are as YAML and JSON have them: a tuple is a list.
+    """
+    own = config.model_dump(exclude_none=True)
+    name = config.credit if isinstance(config.credit, str) else config.credit.get("name", trainer.credit.name)
+    own["credit"] = {**method_settings(trainer.credit), "name": name}
+    brought = {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
+    given = {key: value for key, value in config.trainer.items() if key != "resume_from_checkpoint"}
+    return json.loads(json.dumps({**own, **brought, **given}, default=str))
+
+
+def write_run(config: RunConfig, trainer: Any) -> Path:
+    """Write it into the trainer's folder: ``gear train --config FOLDER/gear.yaml --output_dir OTHER`` runs it."""
+    path = Path(str(trainer.args.output_dir)) / RUN_FILE
+    text = f"# gear train --config {path} --output_dir OTHER runs this again.\n"
+    text += yaml.safe_dump(resolved(config, trainer), sort_keys=False, allow_unicode=True)
+    replace_file(path, text.encode())
+    return path

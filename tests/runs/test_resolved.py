@@ -1,0 +1,29 @@
+"""A run's folder holds the file that runs it again."""
+
+import yaml
+
+from gear_rl.runs.config import build_method, load_config
+from gear_rl.runs.resolved import RUN_FILE
+from support.commands import gear
+
+WORDS = ("--model", "arena", "--dataset", "arena/chain/easy", "--reward", "arena", "--max_steps", "1")
+SMALL = ("--per_device_train_batch_size", "8", "--num_generations", "8", "--max_completion_length", "8")
+
+
+def test_what_it_says_is_what_was_run(tmp_path):
+    folder = tmp_path / "run"
+    words = (*WORDS, *SMALL, "--credit", "shuffled", "--credit.of.alpha", "2.5", "--credit.of.name", "gear")
+    done = gear("train", *words, "--output_dir", str(folder), "--save_strategy", "no")
+    assert done.returncode == 0, done.stderr
+    found = yaml.safe_load((folder / RUN_FILE).read_text())
+    assert found["credit"]["of"]["alpha"] == 2.5 and found["credit"]["of"]["onset_rule"] == "peak"
+    assert found["teacher_model_kind"] == "base", "what the method brought is said"
+    again = load_config(folder / RUN_FILE)
+    first = load_config(None, words)
+    assert build_method(again.credit) == build_method(first.credit)
+    assert first.trainer.items() <= again.trainer.items()
+    assert {**again.model_dump(), "credit": 0} == {**first.model_dump(), "credit": 0}
+    card = (folder / "README.md").read_text()
+    assert "`shuffled`" in card and "arena/chain/easy" in card
+    done = gear("train", "--config", str(folder / RUN_FILE), "--output_dir", str(tmp_path / "b"), "--dry-run")
+    assert done.returncode == 0 and "alpha: 2.5" in done.stdout
