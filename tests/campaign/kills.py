@@ -17,8 +17,7 @@ def kills(scratch: Path, n: int, seed: int, say: Callable[[int], None]) -> dict[
     """``n`` runs that are killed, every second one inside a write; ``say`` gets how many are done."""
     model = tiny.save(scratch / "model")
     whole = scratch / "whole"
-    changes = counted(whole, partial(train, model, whole, False), scratch / "whole.log")
-    seconds = forked(partial(train, model, scratch / "timed", False), scratch / "timed.log").seconds
+    changes, seconds = counted(whole, partial(train, model, whole, False), scratch / "whole.log")
     expected = whole.with_suffix(".weights").read_text()
     draws, outcomes, faults = rng(seed, "kills"), Counter[str](), list[str]()
     for i in range(n):

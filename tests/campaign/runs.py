@@ -116,8 +116,8 @@ def dying_at(folder: Path, number: int, work: Callable[[], None]) -> Callable[[]
     return killed
 
 
-def counted(folder: Path, work: Callable[[], None], log: Path) -> int:
-    """How many changes of files in the folder ``work`` makes; it runs to its end."""
+def counted(folder: Path, work: Callable[[], None], log: Path) -> tuple[int, float]:
+    """How many changes of files in the folder ``work`` makes on its way to its end, and its seconds."""
     counts = folder.with_suffix(".count")
 
     def count() -> None:
@@ -137,7 +137,7 @@ def counted(folder: Path, work: Callable[[], None], log: Path) -> int:
     ended = forked(count, log)
     if ended.code:
         raise RuntimeError(f"the run by itself fails:\n{ended.said}")
-    return int(counts.read_text())
+    return int(counts.read_text()), ended.seconds
 
 
 def torn_lines(records: Path) -> int:
