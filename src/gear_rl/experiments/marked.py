@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.arena.task import DEFAULT_TASK, TASKS, Case, all_tasks
+from gear_rl.data.lines import Unreadable, numbered_lines
 from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
-from gear_rl.data.sources import Unreadable, numbered_lines
 from gear_rl.data.spans import token_span
 from gear_rl.engines.trl.replay import prompt_tokens
 from gear_rl.errors import InputError, did_you_mean
@@ -124,8 +124,6 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
         why = f"no privileged context for the teacher; fill one of {columns}"
     if why is None and correct is not None and not correct.strip():
         why = "correct is empty; leave it out, or write a right completion"
-    if why is None and not _is_unicode(row):
-        why = "holds half a surrogate pair, which is no character"
     if why is not None or context is None or isinstance(span, str):
         return str(why)
     prompt: Any = row["prompt"]
@@ -185,14 +183,6 @@ def _span(value: Any, completion: str, where: str) -> tuple[int, int] | str:
     if start < 0 or end > len(completion):
         return f"fault: from {start} to {end}, but the completion has {len(completion)} characters"
     return start, end
-
-
-def _is_unicode(row: Mapping[str, Any]) -> bool:
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def marked_material(

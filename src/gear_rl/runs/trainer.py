@@ -112,6 +112,7 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
     folder = Path(str(config.trainer.get("output_dir", _OUTPUT_DIR)))
     common: dict[str, Any] = {
         "columns": config.columns,
+        "csv_types": config.csv_types,
         "chat": config.chat,
         "quarantine": folder / "quarantine.jsonl",
     }
