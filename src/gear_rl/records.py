@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.files import replace_file
+from gear_rl.record_check import record_fault
+from gear_rl.strict_json import parse_json
 
 FORMAT = 1
 """Version of the record format; a reader refuses a newer one."""
@@ -92,15 +94,16 @@ def read_records(path: str | Path) -> Iterator[Record]:
                 continue
             place = f"{path}, line {number}"
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{place}: not JSON ({error.msg}); delete the line or make the file again"
-                ) from None
+                row = parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}; delete the line or make the file again") from None
             row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
             missing = _REQUIRED - row.keys()
             if missing:
                 raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
+            fault = record_fault(row)
+            if fault is not None:
+                raise ValueError(f"{place}: not a credit record, {fault}; make the file again")
             if row["format"] > FORMAT:
                 raise ValueError(
                     f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"

@@ -16,6 +16,7 @@ from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.files import check_output
 
 TASKS = all_tasks()
 _TASK_HELP = (
@@ -81,6 +82,8 @@ def score(
     from gear_rl.experiments.compare import parse_methods, split_methods
 
     _check_apart(context, data, export)
+    if data is not None and report is not None:
+        _check_report(report, data)
     show_log(logging.WARNING)  # every method's trainer would say the same
     tier = tier or _tier_of(task)
     if export is not None:
@@ -160,6 +163,13 @@ def _check_apart(context: typer.Context, data: Path | None, export: Path | None)
     if context.args:
         options = [f"--{name.replace('_', '-')}" for name in context.params]
         raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
+
+
+def _check_report(report: Path, data: Path) -> None:
+    try:
+        check_output(report, [data], "--report")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
