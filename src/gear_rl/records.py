@@ -58,7 +58,7 @@ class Record:
     signals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """What the forward passes saw, in nats; empty where no pass was run (zero advantage)."""
     fallback: str | None = None
-    """Why the completion kept its GRPO advantage: ``no_context``, ``non_finite`` or ``no_token``; else None."""
+    """Why the completion kept its GRPO advantage (``gear_rl.credit.fallbacks.FALLBACKS``); else None."""
     context: str | None = None
     """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
     tools: dict[str, int] = field(default_factory=dict[str, int])

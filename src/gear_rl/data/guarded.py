@@ -55,10 +55,11 @@ def rollouts_fault(value: Any) -> str | None:
     >>> rollouts_fault({"prompt_ids": [[1]], "completion_ids": [[]], "logprobs": [[]]})
     'no token for completion 0; give at least one, such as the end of the sequence'
     """
+    kind = type(value).__name__
     found = cast(dict[str, Any], value) if isinstance(value, dict) else {}
     for key in ("prompt_ids", "completion_ids", "logprobs"):
         if key not in found:
-            return f"{type(value).__name__} without {key!r}; return prompt_ids, completion_ids and logprobs"
+            return f"{kind} without {key!r}; return prompt_ids, completion_ids and logprobs"
     for i, ids in enumerate(found["completion_ids"]):
         if not len(ids):
             return f"no token for completion {i}; give at least one, such as the end of the sequence"

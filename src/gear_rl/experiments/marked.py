@@ -21,6 +21,7 @@ from gear_rl.experiments.score import REPLAY, Material
 from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, wrong_contexts
+from gear_rl.signals.forwards import max_positions
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, privileged_context, render
 
 EXAMPLE = (
@@ -329,7 +330,7 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
             beside = prompt_tokens(trainer, prompt) + len(ids(context))
     except Exception as error:  # a chat template may raise what it likes
         return f"prompt: cannot be shown to the teacher ({error})"
-    places: Any = getattr(trainer.model.config, "max_position_embeddings", None)
+    places = max_positions(trainer.model.config)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
             return f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}"
