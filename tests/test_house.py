@@ -12,7 +12,17 @@ import gear_rl
 from gear_rl.arena.task import all_tasks
 
 ROOT = Path(gear_rl.__file__).parent
-GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "versions"}
+GROUND = {
+    "types",
+    "traits",
+    "tensor",
+    "errors",
+    "files",
+    "environments",
+    "records",
+    "versions",
+    "strict_json",
+}
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs", "experiments"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
@@ -22,7 +32,9 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "errors": set[str](),
     "files": set[str](),
     "environments": set[str](),
-    "records": {"files"},
+    "records": {"files", "record_check", "strict_json"},
+    "record_check": set[str](),
+    "strict_json": set[str](),
     "versions": set[str](),
     "methods": GROUND,
     "signals": GROUND,

@@ -1,7 +1,10 @@
 """The one error that a user is meant to read: what is wrong, where, and how to correct it."""
 
 import difflib
+import sys
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(Exception):
@@ -26,3 +29,16 @@ def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:
         return f"did you mean {' or '.join(near)}?"
     rest = f", ... ({len(known) - show} more)" if len(known) > show else ""
     return f"choose from {', '.join(known[:show])}{rest}"
+
+
+def raised(error: BaseException) -> str:
+    """What an error of the user's own code says, and the deepest line of it, libraries aside.
+
+    >>> raised(ValueError("no answer\\nmore"))
+    'ValueError: no answer'
+    """
+    words = type(error).__name__ + "".join(f": {line}" for line in str(error).splitlines()[:1])
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = (sys.prefix, sys.base_prefix, "<")
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
+    return f"{words} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else words

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.files import replace_file
+from gear_rl.record_check import record_fault
+from gear_rl.strict_json import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class Record:
     signals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """What the forward passes saw, in nats; empty where no pass was run (zero advantage)."""
     fallback: str | None = None
-    """Why the completion kept its GRPO advantage: ``no_context``, ``non_finite`` or ``no_token``; else None."""
+    """Why the completion kept its GRPO advantage (``gear_rl.credit.fallbacks.FALLBACKS``); else None."""
     context: str | None = None
     """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
     tools: dict[str, int] = field(default_factory=dict[str, int])
@@ -99,15 +101,16 @@ def _records(lines: Iterable[str], path: str | Path) -> Iterator[Record]:
             continue
         place = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{place}: not JSON ({error.msg}); delete the line or make the file again"
-            ) from None
+            row = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}; delete the line or make the file again") from None
         row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
         missing = _REQUIRED - row.keys()
         if missing:
             raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
+        fault = record_fault(row)
+        if fault is not None:
+            raise ValueError(f"{place}: not a credit record, {fault}; make the file again")
         if row["format"] > FORMAT:
             raise ValueError(
                 f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"

@@ -12,6 +12,7 @@ import torch
 from engines import tiny
 from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import too_long, warn_of_long
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import assign, for_loss, prepare, step
@@ -226,3 +227,61 @@ def test_a_wrong_setting_is_named():
 def test_a_batch_whose_parts_disagree_is_refused(tokenizer, changes, message):
     with pytest.raises(ValueError, match=message):
         batch(tokenizer, **changes)
+
+
+def test_a_context_beyond_the_bound_is_not_shown_and_its_completion_keeps_its_advantage(
+    model, tokenizer, caplog
+):
+    long = "is 7 " * 200
+    warn_of_long.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        rollouts = batch(tokenizer, contexts=("is 3", "is 3", long, "is 7"))
+        result, engine = run(model, tokenizer, Gear(), rollouts, max_privileged_tokens=50)
+        run(model, tokenizer, Gear(), rollouts, max_privileged_tokens=50)
+    assert result.fallback_B["long_context"].tolist() == [False, False, True, False]
+    assert result.trusted_B.tolist() == [False, False, False, True]
+    row = result.credit.advantage[2]
+    assert row[rollouts.completions.mask[2]].unique().tolist() == pytest.approx([0.7])
+    assert engine.logged["gear/fallback/long_context"] == 1.0
+    assert caplog.text.count("more tokens than the teacher may be shown") == 1, "once, not at every step"
+    # The others see what they saw, and are scored as without their long sibling.
+    alone, _ = run(model, tokenizer, Gear(), batch(tokenizer, contexts=("is 3", "is 3", " ", "is 7")))
+    assert torch.equal(result.credit.advantage[3], alone.credit.advantage[3])
+    unbound, _ = run(model, tokenizer, Gear(), rollouts, max_privileged_tokens=None)
+    assert not unbound.fallback_B["long_context"].any()
+
+
+@pytest.mark.parametrize("how", ["render", "splice"])
+def test_prompt_context_and_completion_fit_into_the_models_positions(model, tokenizer, how):
+    rollouts = batch(tokenizer, contexts=("is 3", "is 3", "is 7 " * 40, "is 7"))
+    config = CreditConfig(teacher_prompt=how).resolved(Gear())
+    engine = PlainEngine(tokenizer, model, config)
+    longest = max(len(prompt) for prompt in rollouts.student.attention_BP)
+    for places, fits in ((longest + 400, True), (longest + 130, False)):
+        engine.max_positions = places
+        plan = prepare(rollouts, Gear(), engine, config)
+        assert plan.fallback_B["long_context"].tolist() == [False, False, not fits, False]
+        lengths = plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)
+        assert (int(lengths.max()) > longest + 130) == fits
+        assert (plan.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
+
+
+def test_a_megabyte_is_not_tokenised_to_find_that_it_is_too_long(model, tokenizer):
+    read = []
+
+    class Counting:
+        pad_token_id, decode = 0, tokenizer.decode
+
+        def __call__(self, text, **options):
+            read.append(len(text))
+            return tokenizer(text, **options)
+
+    engine = PlainEngine(Counting())
+    config = CreditConfig(max_privileged_tokens=100)
+    megabyte = "is 7 " * 200_000
+    assert too_long([megabyte, None, "is 7", megabyte], engine, config) == [True, False, False, True]
+    assert read == [800], "its beginning, once"
+    # Few tokens may be many characters: then all of it counts.
+    assert too_long(["is 7 " * 60], engine, CreditConfig(max_privileged_tokens=299)) == [
+        len(tokenizer("is 7 " * 60)["input_ids"]) > 299
+    ]

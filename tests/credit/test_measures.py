@@ -27,6 +27,7 @@ def test_two_completions_by_hand():
     found = finished({name: value.item() for name, value in sums.items()}, largest.item(), seconds=0.25)
     assert found == {
         "gear/fallback/no_context": 0.0,
+        "gear/fallback/long_context": 0.0,
         "gear/fallback/non_finite": 1.0,
         "gear/fallback/no_token": 0.0,
         "gear/fallbacks": 1.0,

@@ -201,7 +201,7 @@ def test_a_column_of_another_name_is_kept_from_reset_too(tiny_model, tmp_path, m
             return "nothing"
 
     canary = secrets.token_hex(16)
-    dataset = tiny.rows().rename_column("privileged_context", "gold").map(lambda row: {"gold": canary})
+    dataset = tiny.rows().map(lambda row: {"gold": canary, "privileged_context": canary})
     settings = tiny.settings(tmp_path, max_steps=1, privileged_column="gold", max_tool_calling_iterations=1)
     trainer = GEARTrainer(
         tiny_model,
@@ -215,6 +215,6 @@ def test_a_column_of_another_name_is_kept_from_reset_too(tiny_model, tmp_path, m
     trainer.train()
     decode = trainer.processing_class.decode
     assert told
-    assert all("gold" not in names and "answer" in names for names in told)
+    assert all(not names & {"gold", "privileged_context"} and "answer" in names for names in told)
     assert all(canary not in decode(ids) for ids in watch.generated_from)
     assert all(canary in decode(ids) for ids in watch.teacher)

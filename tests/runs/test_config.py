@@ -58,7 +58,7 @@ def test_a_placebos_method_has_settings_too():
         (["--learnin_rate", "1"], "learnin_rate: no such setting; did you mean learning_rate?"),
         (["--learning_rate", "fast"], "learning_rate: 'fast' is not right: Input should be a valid number"),
         (["--max_steps", "1.5"], "max_steps: 1.5 is not right: Input should be a valid integer"),
-        (["--dataset", "[]"], r"dataset: \[\] is not right: Input should be a valid string"),
+        (["--chat", "[]"], r"chat: \[\] is not right: Input should be a valid boolean"),
         (["--max_steps"], "--max_steps: its value is missing"),
         (["max_steps"], "'max_steps': expected --key value"),
         (["--model.name", "x"], "--model.name: model has no settings of its own"),
@@ -212,8 +212,9 @@ def test_bad_files_of_every_kind_are_named(tmp_path):
         )
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "a"}\n{"prompt": "é"}'.encode("latin-1"))
     assert len(load_rows(str(tmp_path / "latin.jsonl"), chat=True)) == 1
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(InputError, match="is no saved dataset"):
-        load_rows(str(tmp_path), chat=True)
+        load_rows(str(tmp_path / "nothing"), chat=True)
     both = write(tmp_path, "both.jsonl", '{"prompt": "a", "answer": "1", "gold": "2"}')
     with pytest.raises(InputError, match=r"columns.answer: .* has a column of that name already"):
         load_rows(both, columns={"answer": "gold"}, chat=True)

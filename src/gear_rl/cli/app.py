@@ -1,6 +1,7 @@
 """The commands. Heavy imports live inside them, so that ``gear --help`` answers at once."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
-from gear_rl.cli.console import error_console, out_console, show_log, user_errors
+from gear_rl.cli.console import DEBUG, error_console, out_console, show_log, user_errors
 from gear_rl.cli.export import export_app
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.plan import plan
 from gear_rl.cli.report import report
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
 
 app = typer.Typer(
     name="gear",
@@ -24,6 +26,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+@app.callback()
+def _every_command(
+    debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks of errors; as {DEBUG}=1.")] = False,
+) -> None:
+    """Token-level credit for GRPO: train, look where the credit went, and doubt it."""
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
 TASKS = all_tasks()
 _NAMES = " or ".join(task.name for task in TASKS)
 _arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
@@ -211,6 +224,7 @@ def view(
         if html is not None:
             from gear_rl.view.html import save_html
 
+            check_output(html, files, "--html")
             with error_console.status(f"packing the records into {html} ..."):
                 count = save_html(files, html, title=" and ".join(str(path) for path in files))
             out_console.print(f"wrote {html} ({count} records)", highlight=False)
@@ -228,6 +242,7 @@ def view(
         else:
             from gear_rl.view.picture import save_picture
 
+            check_output(picture, files, "--picture")
             save_picture(chosen, picture)
             out_console.print(f"wrote {picture}", highlight=False)
     except ValueError as error:

@@ -1,9 +1,15 @@
-"""Where the commands write, and what they print of an error that the user can correct."""
+"""Where the commands write, what they print of an error that the user can correct, and how a signal ends them."""
 
 import logging
-from collections.abc import Callable
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -11,10 +17,26 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from gear_rl.errors import InputError
+from gear_rl.view.terminal import visible
 
 out_console, error_console = Console(), Console(stderr=True)
 """Results go to the first, everything else to the second."""
 P = ParamSpec("P")
+DEBUG = "GEAR_DEBUG"
+"""With this variable of the environment errors keep their traceback; ``gear --debug`` sets it."""
+_READERS = ("pyarrow", "datasets", "huggingface_hub", "safetensors")
+"""Libraries that read what the user names: whatever they raise, a file or a place is to blame."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception: temporary folders go and children end on its way up."""
+
+
+class _VisibleFormatter(logging.Formatter):
+    """A log line quotes what stands in files: nothing in it steers the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(visible, super().format(record).split("\n")))
 
 
 def show_log(level: int = logging.INFO) -> None:
@@ -24,22 +46,88 @@ def show_log(level: int = logging.INFO) -> None:
     quiet_libraries()
     log = logging.getLogger("gear_rl")
     log.setLevel(level)
-    log.handlers = [RichHandler(console=error_console, show_path=False, show_time=False, show_level=False)]
+    handler = RichHandler(console=error_console, show_path=False, show_time=False, show_level=False)
+    handler.setFormatter(_VisibleFormatter())
+    log.handlers = [handler]
     log.propagate = False
 
 
 def user_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """The command; an ``InputError`` is printed as one line, and the exit code is 2."""
+    """The command; what the user can correct is printed as one line, and the exit code is 2.
+
+    That is an ``InputError``, an error of the operating system (a full disk, a permission), and what libraries
+    that read files raise. Interrupted it ends with 130, terminated with 143, one line each.
+    """
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
-        except InputError as error:
-            error_console.print(f"[bold red]gear:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+            with _terminating():
+                command(*args, **kwargs)
+        except (KeyboardInterrupt, _Terminated) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            error_console.print(f"gear: {'interrupted' if interrupted else 'terminated'}", highlight=False)
+            raise typer.Exit(130 if interrupted else 143) from None
+        except BrokenPipeError:
+            # Whoever read the output wants no more of it; Python would complain again when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except Exception as error:
+            line = one_line(error)
+            if line is None:
+                raise
+            if os.environ.get(DEBUG):
+                _print_traceback(error)
+            error_console.print(f"[bold red]gear:[/] {escape(line)}", soft_wrap=True, highlight=False)
             raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            error_console.print("gear: interrupted", highlight=False)
-            raise typer.Exit(130) from None
 
     return run
+
+
+def one_line(error: Exception) -> str | None:
+    """What a user is told of an error that he can correct; None for one of ours, which keeps its traceback.
+
+    >>> one_line(InputError("--steps: 0; give 1 or more")), one_line(PermissionError(13, "Denied", "a.txt"))
+    ('--steps: 0; give 1 or more', 'a.txt: Denied (gear --debug ... says where)')
+    >>> one_line(KeyError("ours"))
+    """
+    if isinstance(error, InputError):
+        return visible(str(error))
+    more = "(gear --debug ... says where)"
+    if isinstance(error, OSError) and error.strerror:
+        names = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return visible(f"{names}: {error.strerror} {more}" if names else f"{error.strerror} {more}")
+    if isinstance(error, EOFError):
+        return visible(f"a file or the input ended too early: {str(error) or 'nothing is left'} {more}")
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _READERS:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return visible(f"{first} {more}")
+    return None
+
+
+def _print_traceback(error: BaseException) -> None:
+    """The whole story: errors that were translated into others are shown too."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__suppress_context__ = False
+        link = link.__cause__ or link.__context__
+    traceback.print_exception(error, file=sys.stderr)
+
+
+@contextmanager
+def _terminating() -> Generator[None]:
+    """While it is open, SIGTERM is an exception; where somebody else handles it already it is left alone."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the second time at once
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

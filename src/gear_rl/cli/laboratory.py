@@ -16,6 +16,7 @@ from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.files import check_output
 
 TASKS = all_tasks()
 _TASK_HELP = (
@@ -81,6 +82,8 @@ def score(
     from gear_rl.experiments.compare import parse_methods, split_methods
 
     _check_apart(context, data, export)
+    if data is not None and report is not None:
+        _check_report(report, data)
     show_log(logging.WARNING)  # every method's trainer would say the same
     tier = tier or _tier_of(task)
     if export is not None:
@@ -178,6 +181,13 @@ def _own_plan(
             raise InputError(f"--{name}: is for the arena's tasks; leave it out with a run of your own")
     show_log(logging.WARNING)
     return plan_of_run(load_config(config, context.args), methods, **options)
+
+
+def _check_report(report: Path, data: Path) -> None:
+    try:
+        check_output(report, [data], "--report")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

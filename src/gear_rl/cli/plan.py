@@ -3,7 +3,6 @@
 Heavy imports live inside the command, so that ``gear --help`` answers at once.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,8 @@ from gear_rl.cli.console import user_errors
 from gear_rl.cli.plan_tables import plan_cells
 from gear_rl.cli.results import AsJson, Out, command_line, deliver
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
+from gear_rl.strict_json import parse_json
 
 
 @user_errors
@@ -53,6 +54,8 @@ def plan(
     from gear_rl.lab.plan import Step, architecture, planned
 
     try:
+        if out is not None:
+            check_output(out, [calibration], "--out")
         step = Step(
             prompts=prompts,
             group=group,
@@ -80,7 +83,7 @@ def _error_of(calibration: Path) -> dict[str, Any] | None:
     if not calibration.exists():
         return None
     try:
-        result = json.loads(calibration.read_text(encoding="utf-8"))
+        result = parse_json(calibration.read_text(encoding="utf-8"))
         return {"step": result["error_step"], "ratio": result["error_ratio"], "machine": result["machine"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(

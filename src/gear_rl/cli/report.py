@@ -1,6 +1,5 @@
 """``gear report``: the page of a comparison, from its JSON file."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -8,6 +7,8 @@ import typer
 
 from gear_rl.cli.console import out_console, user_errors
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
+from gear_rl.strict_json import parse_json
 
 
 @user_errors
@@ -15,16 +16,22 @@ def report(
     files: Annotated[list[Path], typer.Argument(help="comparison.json of `gear compare`, one or several.")],
 ) -> None:
     """Make report.html beside the JSON file of each comparison; `gear compare` writes both."""
+    from jinja2 import TemplateError
+
     from gear_rl.lab.report import save_report
 
     for file in files:
         page = file.with_name("report.html")
+        if not file.is_file():
+            raise InputError(f"{file} is no file; give the comparison.json of a `gear compare`")
         try:
-            comparison = json.loads(file.read_text(encoding="utf-8"))
+            comparison = parse_json(file.read_text(encoding="utf-8"))
             if not isinstance(comparison, dict):
                 raise ValueError("holds no JSON object")
+            check_output(page, [file], "report.html")
             save_report(cast(dict[str, Any], comparison), page)
-        except (OSError, ValueError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
+            # A document that somebody edited may lack anything.
             message = f"{file}: {error}; give the comparison.json of a `gear compare`"
             raise InputError(message) from None
         out_console.print(f"wrote {page}", highlight=False, soft_wrap=True)

@@ -89,6 +89,12 @@ class CreditConfig:
         "group), 'feedback' (what a reward function logged as \"feedback\", else the tools' answers), "
         "'function'. None for the method's own, else environment, row.",
     )
+    max_privileged_tokens: int | None = _setting(
+        16384,
+        "Longest privileged context in tokens; a completion with a longer one keeps its GRPO advantage "
+        "(gear/fallback/long_context), as does one that would not fit into the model's positions with prompt and "
+        "context. None for the positions alone.",
+    )
     success_reward: float | None = _setting(
         None,
         "Reward from which a rollout counts as a success (siblings, feedback, pass@k). None for the "
@@ -232,6 +238,8 @@ class CreditConfig:
         check_template(
             self.template, ("{privileged_context}",) if spliced else ("{prompt}", "{privileged_context}")
         )
+        if self.max_privileged_tokens is not None and self.max_privileged_tokens < 1:
+            raise ValueError(f"max_privileged_tokens: {self.max_privileged_tokens}; give 1 or more, or None")
         if self.teacher_skip_first_tokens < 0:
             raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
 

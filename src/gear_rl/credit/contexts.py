@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from gear_rl.credit.batch import RolloutBatch
@@ -37,6 +38,19 @@ class Contexts:
     texts: Sequence[str | None]
     wrong: Sequence[str | None] | None = None
     """Wrong contexts, where a contrast is set."""
+
+    def without(self, left_out: Sequence[bool]) -> "Contexts":
+        """The same, as if some rollouts had none.
+
+        >>> Contexts(sources=["row", "row"], texts=["a", "b"]).without([True, False]).texts
+        [None, 'b']
+        """
+
+        def of(values: Sequence[str | None]) -> list[str | None]:
+            return [None if out else value for value, out in zip(values, left_out, strict=True)]
+
+        wrong = None if self.wrong is None else of(self.wrong)
+        return Contexts(sources=of(self.sources), texts=of(self.texts), wrong=wrong)
 
 
 def needs_context(method: CreditAssigner) -> bool:
@@ -100,9 +114,14 @@ def contexts_of(
 
 def teacher_prompts(
     batch: RolloutBatch, engine: Engine, config: CreditConfig, contexts: Sequence[str | None]
-) -> Prompts:
-    """What the teacher is shown, one prompt per rollout; a rollout without context is shown the student's."""
+) -> tuple[Prompts, list[bool]]:
+    """What the teacher is shown, one prompt per rollout; and whether its context was too long to be shown.
+
+    A rollout without context, or with one that is too long, is shown the student's prompt.
+    """
     tokenizer, student = engine.tokenizer, batch.student
+    long = too_long(contexts, engine, config)
+    contexts = [None if over else text for text, over in zip(contexts, long, strict=True)]
     if config.teacher_prompt == "splice":
         own = [
             int_list(ids[kept.bool()]) for ids, kept in zip(student.ids_BP, student.attention_BP, strict=True)
@@ -116,7 +135,43 @@ def teacher_prompts(
         ]
         template_kwargs = cast(Mapping[str, Any] | None, config.teacher_chat_template_kwargs)
         prompts = [TeacherPrompt(tuple(ids)) for ids in engine.render(shown, template_kwargs)]
-    return left_padded(prompts, pad_id=cast(int, tokenizer.pad_token_id), device=student.ids_BP.device)
+    places = cast(int | None, getattr(engine, "max_positions", None))
+    for b, length in enumerate(int_list(batch.completions.attention.sum(-1))):
+        if places is not None and contexts[b] and len(prompts[b].ids) + length > places:
+            long[b] = True
+            prompts[b] = TeacherPrompt(tuple(int_list(student.ids_BP[b][student.attention_BP[b].bool()])))
+    made = left_padded(prompts, pad_id=cast(int, tokenizer.pad_token_id), device=student.ids_BP.device)
+    return made, long
+
+
+def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfig) -> list[bool]:
+    """Which contexts have more tokens than ``max_privileged_tokens`` or the model's positions.
+
+    A megabyte is not tokenised to find that out: its beginning alone has more tokens than are allowed.
+    """
+    limits = (config.max_privileged_tokens, cast(int | None, getattr(engine, "max_positions", None)))
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    known: dict[str, bool] = {}
+    for text in contexts:
+        if text and limit is not None and text not in known:
+            # No token is shorter than a byte.
+            known[text] = len(text.encode("utf-8", "surrogatepass")) > limit and (
+                (len(text) > 8 * limit and len(_plain_ids(engine, text[: 8 * limit])) > limit)
+                or len(_plain_ids(engine, text)) > limit
+            )
+    return [known.get(text or "", False) for text in contexts]
+
+
+@lru_cache(maxsize=64)
+def warn_of_long(limit: int | None, places: int | None) -> None:
+    """Once for each pair of limits: later steps would only repeat it, and a metric counts."""
+    logger.warning(
+        "a privileged context has more tokens than the teacher may be shown (max_privileged_tokens %s; positions "
+        "of the model, which also hold prompt and completion: %s). Its completions keep their GRPO advantage; "
+        "gear/fallback/long_context counts them",
+        "None" if limit is None else limit,
+        "unknown" if places is None else places,
+    )
 
 
 def answer_ids(engine: Engine, config: CreditConfig, contexts: Sequence[str | None]) -> list[list[int]]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, TokenSignals
 
-FALLBACKS = ("no_context", "non_finite", "no_token")
-"""Why a completion keeps its GRPO advantage: no privileged context, a NaN or Inf signal, no trained token."""
+FALLBACKS = ("no_context", "long_context", "non_finite", "no_token")
+"""Why a completion keeps its GRPO advantage: no privileged context or one that is too long to be shown, a NaN or
+Inf signal, no trained token."""
 
 
 def finite_rows(signals: TokenSignals) -> Tensor:

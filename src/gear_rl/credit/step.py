@@ -21,6 +21,7 @@ from gear_rl.credit.contexts import (
     source_metrics,
     sources_of,
     teacher_prompts,
+    warn_of_long,
 )
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
@@ -31,7 +32,7 @@ from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.credit.signals import collect, judged
 from gear_rl.signals.contexts import PrivilegedFunction, skipping_first
 from gear_rl.signals.score import Prompts, needs_teacher
-from gear_rl.tensor.lists import float_list
+from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.traits import Scheduled, distillation_of, is_additive
 from gear_rl.types import Credit, CreditAssigner, TokenSignals, signal_of
 
@@ -49,9 +50,9 @@ def step(
     """The credit of a batch of rollouts, logged and recorded.
 
     ``config`` is ``resolved`` for the method. ``privileged`` is the user's function for the source "function".
-    Every process must call this. A completion without privileged context, without trained tokens, or with a
-    non-finite signal keeps its GRPO advantage. Raises ``ValueError`` for a signal that the engine cannot
-    compute, and for a method that gives ``distill_weight`` without a ``distillation``.
+    Every process must call this. A completion without privileged context or with one that is too long, without
+    trained tokens, or with a non-finite signal keeps its GRPO advantage. Raises ``ValueError`` for a signal that
+    the engine cannot compute, and for a method that gives ``distill_weight`` without a ``distillation``.
     """
     begin = time.perf_counter()
     plan = prepare(batch, method, engine, config, privileged)
@@ -83,12 +84,19 @@ def prepare(
             # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
             shown.append(contexts.wrong)
         missing = torch.zeros_like(fallback_B["no_token"])
+        long = torch.zeros_like(missing)
         for texts in shown:
             missing |= torch.tensor([text is None for text in texts], device=mask.device)
-            teachers.append(teacher_prompts(batch, engine, config, [text or "" for text in texts]))
+            prompts, over = teacher_prompts(batch, engine, config, [text or "" for text in texts])
+            long |= torch.tensor(over, device=mask.device)
+            teachers.append(prompts)
         fallback_B["no_context"] = missing & mask.any(-1)
+        fallback_B["long_context"] = long & ~missing & mask.any(-1)
+        if long.any():
+            warn_of_long(config.max_privileged_tokens, getattr(engine, "max_positions", None))
+            contexts = contexts.without([bool(out) for out in int_list(long.long())])
     reads = bool(method.needs) or distillation_of(method) is not None
-    scored_B = mask.any(-1) & ~fallback_B["no_context"] & reads
+    scored_B = mask.any(-1) & ~fallback_B["no_context"] & ~fallback_B["long_context"] & reads
     if not is_additive(method):
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
         scored_B = scored_B & (advantage_B != 0)

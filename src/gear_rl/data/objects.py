@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, raised
 
 
 def import_object(path: str, where: str) -> Any:
@@ -15,6 +15,8 @@ def import_object(path: str, where: str) -> Any:
     3.0
     """
     module_name, _, attribute = path.partition(":")
+    if not attribute or not all(module_name.split(".")):
+        raise InputError(f"{where}: {path!r} names no object; write package.module:object")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -23,6 +25,8 @@ def import_object(path: str, where: str) -> Any:
         raise InputError(
             f"{where}: cannot import {module_name!r} ({error}); check the name and the folder"
         ) from None
+    except Exception as error:
+        raise InputError(f"{where}: importing {module_name!r} fails: {raised(error)}") from error
     if not hasattr(module, attribute):
         raise InputError(
             f"{where}: {module_name!r} has no {attribute!r}; {did_you_mean(attribute, dir(module))}"

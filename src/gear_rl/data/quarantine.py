@@ -24,20 +24,27 @@ class Quarantine:
     def __init__(self, name: str, split: str, path: Path | None) -> None:
         self.name, self.split, self.path = name, split, path
         self.reasons = Counter[str]()
+        self.first: str | None = None
+        """Where the first row that is left out stands."""
+        self.lines: list[int] | None = None
+        """The line of each row, where they come from a text file."""
         self._seen: set[str] = set()
         self._written: set[str] | None = None
 
-    def add(self, index: int, row: Mapping[str, Any], reason: str) -> bool:
+    def add(self, index: int, row: Mapping[str, Any], reason: str, line: int | None = None) -> bool:
         """Set a row aside; False if it was already, as in the second epoch of a stream."""
+        number = self.lines[index] if line is None and self.lines is not None else line
         entry = {"dataset": self.name, "split": self.split, "row": index, "reason": reason, "values": row}
-        line = json.dumps(entry, ensure_ascii=False, default=repr)
-        line = line.encode("utf-8", "replace").decode("utf-8")
-        if line in self._seen:
+        entry |= {} if number is None else {"line": number}
+        self.first = self.first or (f"row {index}" if number is None else f"line {number}")
+        text = json.dumps(entry, ensure_ascii=False, default=repr)
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        if text in self._seen:
             return False
-        self._seen.add(line)
+        self._seen.add(text)
         self.reasons[reason] += 1
         if self.path is not None and os.environ.get("RANK", "0") == "0":
-            self._write(line, self.path)
+            self._write(text, self.path)
         return True
 
     def _write(self, line: str, path: Path) -> None:
@@ -54,9 +61,13 @@ class Quarantine:
         """One warning with the number of rows of each reason; nothing where all rows are used."""
         count = self.reasons.total()
         if count:
-            why = ", ".join(f"{number} {reason}" for reason, number in self.reasons.most_common())
+            why = ", ".join(f"{number} {reason}" for reason, number in self.reasons.most_common(5))
+            why += f", ... {len(self.reasons) - 5} other reasons" if len(self.reasons) > 5 else ""
             of, where = f" of {total}" if total is not None else "", f"; see {self.path}" if self.path else ""
-            log.warning("dataset: %d%s rows of %s are left out (%s)%s", count, of, self.name, why, where)
+            log.warning(
+                "dataset: %d%s rows of %s are left out (%s; the first at %s)%s",
+                *(count, of, self.name, why, self.first, where),
+            )
 
 
 class Gate:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.data.columns import mapped_dataset, mapped_rows
+from gear_rl.data.kinds import as_dataset
+from gear_rl.data.lines import Unreadable
 from gear_rl.data.prompts import checksum, prompt_fault
 from gear_rl.data.quarantine import Gate, Quarantine
 from gear_rl.data.sources import (
     NO_ROWS,
     Rows,
-    Unreadable,
-    first_line,
     generated,
     is_generated,
     read,
@@ -32,6 +32,7 @@ def load_rows(
     split: str = "train",
     config: str | None = None,
     columns: dict[str, str] | None = None,
+    csv_types: dict[str, str] | None = None,
     chat: bool,
     stream: bool = False,
     held_out: int | float | None = None,
@@ -42,12 +43,14 @@ def load_rows(
 
     Rows without a usable prompt are left out, counted in one warning, and written to ``quarantine``. With
     ``held_out`` the held-out rows are left out as well. ``limit`` takes the first rows of what remains. With
-    ``stream`` rows are read when they are needed, and ``limit`` makes a dataset of fixed size of them.
+    ``stream`` rows are read when they are needed, and ``limit`` makes a dataset of fixed size of them. The cells
+    of a CSV file are text, but for the columns that ``csv_types`` declares (``{"level": "int"}``).
 
     >>> load_rows("arena/chain/easy", chat=True, limit=2)[0]["answer"]
     '43'
     """
-    wanted = _Wanted(name, split, config, columns or {}, chat, stream, quarantine, limit, held_out)
+    types = csv_types or {}
+    wanted = _Wanted(name, split, config, columns or {}, types, chat, stream, quarantine, limit, held_out)
     return wanted.parts()[0]
 
 
@@ -58,6 +61,7 @@ def load_splits(
     eval_split: str = "test",
     config: str | None = None,
     columns: dict[str, str] | None = None,
+    csv_types: dict[str, str] | None = None,
     chat: bool,
     stream: bool = False,
     held_out: int | float | None = None,
@@ -76,7 +80,8 @@ def load_splits(
     >>> [len(part) for part in load_splits("arena/chain/easy", chat=True, held_out=8, limit=32)]
     [32, 8]
     """
-    wanted = _Wanted(name, split, config, columns or {}, chat, stream, quarantine, limit, held_out)
+    types = csv_types or {}
+    wanted = _Wanted(name, split, config, columns or {}, types, chat, stream, quarantine, limit, held_out)
     if held_out is None:
         return wanted.parts()
     _check_held_out(held_out)
@@ -96,6 +101,7 @@ class _Wanted:
     split: str
     config: str | None
     columns: dict[str, str]
+    csv_types: dict[str, str]
     chat: bool
     stream: bool
     quarantine: Path | None
@@ -117,9 +123,7 @@ class _Wanted:
         if self.limit is not None:
             kept = kept.take(self.limit)
             if self.stream and not is_generated(self.name):
-                import datasets
-
-                kept = datasets.Dataset.from_list(list(kept))
+                kept = as_dataset(list(kept), self.name)
         return _as_chat(kept, self.chat), None if out is None else _as_chat(out, self.chat)
 
     def _read(self, aside: Quarantine) -> Any:
@@ -127,13 +131,20 @@ class _Wanted:
         if is_generated(self.name):
             rows = generated(self.name, self.split, self.limit)
         else:
-            rows = read(self.name, self.config, self.split, self.stream)
+            rows = read(self.name, self.config, self.split, self.stream, self.csv_types)
         if not isinstance(rows, list):
             return mapped_dataset(rows, self.name, self.columns)
-        rows, broken = _readable(cast(list[Any], rows), aside)
-        if not rows:
-            raise InputError(f"dataset: {self.name} {NO_ROWS}{broken}")
-        return mapped_rows(rows, self.name, self.columns)
+        readable: list[tuple[int, dict[str, Any]]] = []
+        for number, row in cast(list[tuple[int, Any]], rows):
+            if isinstance(row, Unreadable):
+                aside.add(number, {"line": row.text}, row.reason, line=number)
+            else:
+                readable.append((number, row))
+        if not readable:
+            why = f"; {aside.first}: {next(iter(aside.reasons))}" if aside.first else ""
+            raise InputError(f"dataset: {self.name} {NO_ROWS}{why}")
+        aside.lines = [number for number, _ in readable]
+        return mapped_rows([row for _, row in readable], self.name, self.columns)
 
     def _divide(self, rows: Any, aside: Quarantine) -> tuple[Any, Any | None]:
         """Check every prompt, and divide rows that are all there."""
@@ -150,7 +161,8 @@ class _Wanted:
                 )
         if isinstance(rows, list):
             # Together, so that both parts have the same columns and types.
-            rows = _dataset([cast(Rows, rows)[index] for index in places], self.name)
+            lines = [cast(list[int], aside.lines)[index] for index in places]
+            rows = as_dataset([cast(Rows, rows)[index] for index in places], self.name, lines)
             position = {index: new for new, index in enumerate(places)}
             train, test = [position[index] for index in train], [position[index] for index in test]
         kept = rows if len(train) == len(rows) else rows.select(train)
@@ -204,27 +216,6 @@ class _Wanted:
                 f"dataset: no row of {name} can be used: {why}" if why else f"dataset: {name} {NO_ROWS}"
             )
         return parts[0], parts[1] if self.held_out is not None else None
-
-
-def _readable(lines: list[Any], aside: Quarantine) -> tuple[Rows, str]:
-    """The rows alone, with what is none set aside; and the first of those in words, for a file without a row."""
-    broken = [line for line in lines if isinstance(line, Unreadable)]
-    for line in broken:
-        aside.add(line.number, {"line": line.text}, line.reason)
-    words = f"; line {broken[0].number}: {broken[0].reason}" if broken else ""
-    return [line for line in lines if not isinstance(line, Unreadable)], words
-
-
-def _dataset(rows: Rows, name: str) -> Any:
-    import datasets
-
-    try:
-        return datasets.Dataset.from_list(rows)
-    except Exception as error:
-        raise InputError(
-            f"dataset: {name}: a column holds values of different kinds; write them alike "
-            f"({first_line(error)})"
-        ) from None
 
 
 def _edge(places: Mapping[int, float], count: int) -> float:

@@ -1,26 +1,28 @@
 """Where rows come from: the arena, reasoning-gym, verifiers, files, folders and the hub. Reads; checks nothing.
 
-Reading is the ``datasets`` library's; the error messages are ours.
+Text files are read by ``lines``, everything else by the ``datasets`` library; the error messages are ours.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
+from gear_rl.data.lines import Unreadable, read_lines
 from gear_rl.errors import InputError, did_you_mean
 
 log = logging.getLogger(__name__)
 
 NO_ROWS = "has no rows; give at least as many as one batch takes"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_TEXT_KINDS = (".jsonl", ".json", ".csv")
+"""What we read ourselves: ``datasets`` would guess at numbers, dates and missing values."""
 _SAVED_MARKS = ("dataset_dict.json", "state.json")
 """One of these files lies in every folder that ``save_to_disk`` wrote."""
 _GENERATED = (4096, 512)
@@ -62,20 +64,23 @@ def generated(name: str, split: str, limit: int | None) -> Any:
     return Dataset.from_list(made)
 
 
-def read(name: str, config: str | None, split: str, stream: bool) -> Any:
-    """The rows of a file, a folder or a hub dataset: a list for JSON lines, else a dataset or a stream.
+def read(
+    name: str, config: str | None, split: str, stream: bool, csv_types: Mapping[str, str] | None = None
+) -> Any:
+    """The rows of a file, a folder or a hub dataset: a list for text files, else a dataset or a stream.
 
-    The list also holds what is no row (``Unreadable``).
+    The list holds pairs of a line's number and the row, or what is no row (``Unreadable``). ``csv_types`` say
+    which columns of a CSV file are no text.
 
     >>> read("missing.jsonl", None, "train", stream=False)
     Traceback (most recent call last):
     gear_rl.errors.InputError: dataset: missing.jsonl does not exist
     """
-    path = Path(name)
+    path, types = Path(name), dict(csv_types or {})
     if path.suffix in FILE_KINDS or path.is_file():
-        return _file(path, stream)
+        return _file(path, stream, types)
     if path.is_dir():
-        return _folder(path, config, split, stream)
+        return _folder(path, config, split, stream, types)
     try:
         return _load(name, config, split, stream)
     except Exception as error:
@@ -107,58 +112,20 @@ def splits_of(name: str, config: str | None) -> list[str]:
         raise InputError(f"dataset: the splits of {name!r} could not be read: {first_line(error)}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A line of a JSON lines file that is no row."""
-
-    number: int
-    """From 1."""
-    reason: str
-    text: str
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any] | Unreadable]:
-    """The rows of a JSON lines file, and what stands between them; blank lines are passed over."""
-    return (line for _, line in numbered_lines(path))
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | Unreadable]]:
-    """The same, each with the number of its line, from 1.
-
-    >>> from tempfile import NamedTemporaryFile
-    >>> with NamedTemporaryFile() as file:
-    ...     _ = file.write(b'{"prompt": "2 + 2"}\\n\\n3\\n'), file.flush()
-    ...     [*numbered_lines(Path(file.name))]
-    [(1, {'prompt': '2 + 2'}),
-     (3, Unreadable(number=3, reason='expected an object, found int', text='3\\n'))]
-    """
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors="backslashreplace")
-            if not text.strip():
-                continue
-            try:
-                raw.decode()
-                row = json.loads(text)
-            except UnicodeDecodeError:
-                yield number, Unreadable(number, "not UTF-8 text", text)
-                continue
-            except json.JSONDecodeError as error:
-                yield number, Unreadable(number, f"not JSON ({error.msg}, column {error.colno})", text)
-                continue
-            if isinstance(row, dict):
-                yield number, cast(dict[str, Any], row)
-            else:
-                yield number, Unreadable(number, f"expected an object, found {type(row).__name__}", text)
-
-
-def _rows_of_stream(path: Path) -> Iterator[dict[str, Any]]:
+def _rows_of_stream(paths: list[Path], csv_types: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The rows alone; each other line is a warning, since a stream cannot return it."""
-    for line in _lines(path):
-        if isinstance(line, Unreadable):
-            log.warning("dataset: %s, line %d: %s; left out", path, line.number, line.reason)
-        else:
-            yield line
+    for path in paths:
+        for _, line in read_lines(path, csv_types):
+            if isinstance(line, Unreadable):
+                _warn_of(path, line)
+            else:
+                yield line
+
+
+@lru_cache(maxsize=4096)
+def _warn_of(path: Path, line: Unreadable) -> None:
+    """Once, though a stream is read from its beginning again and again."""
+    log.warning("dataset: %s, line %d: %s; left out", path, line.number, line.reason)
 
 
 def first_line(error: BaseException) -> str:
@@ -199,13 +166,15 @@ def _tried(make: Callable[[], Rows]) -> Rows:
 
 
 def _load(name: str, config: str | None, split: str, stream: bool) -> Any:
-    """The one way to the hub; a local folder goes the same way."""
+    """The one way to the hub. A CSV column is text there too, unless the dataset's card declares another type."""
     import datasets
 
-    return datasets.load_dataset(name, config, split=split, streaming=stream)
+    builder: Any = datasets.load_dataset_builder(name, config)
+    text: dict[str, Any] = {"dtype": str, "keep_default_na": False} if builder.name == "csv" else {}
+    return datasets.load_dataset(name, config, split=split, streaming=stream, **text)
 
 
-def _folder(path: Path, config: str | None, split: str, stream: bool) -> Any:
+def _folder(path: Path, config: str | None, split: str, stream: bool, csv_types: dict[str, str]) -> Any:
     import datasets
 
     if any((path / mark).is_file() for mark in _SAVED_MARKS):
@@ -215,14 +184,20 @@ def _folder(path: Path, config: str | None, split: str, stream: bool) -> Any:
         loaded = loaded[split] if isinstance(loaded, dict) else loaded
         return loaded.to_iterable_dataset() if stream else loaded
     try:
+        builder: Any = datasets.load_dataset_builder(str(path), config)
+        files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
+        if builder.config.features is None and files and all(file.suffix in _TEXT_KINDS for file in files):
+            return _text_files(files, stream, csv_types)
         return _load(str(path), config, split, stream)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"dataset: {path} is no saved dataset, and datasets cannot load the folder: {first_line(error)}"
         ) from None
 
 
-def _file(path: Path, stream: bool) -> Any:
+def _file(path: Path, stream: bool, csv_types: dict[str, str]) -> Any:
     import datasets
 
     if not path.exists():
@@ -232,13 +207,25 @@ def _file(path: Path, stream: bool) -> Any:
         raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
     if path.stat().st_size == 0:
         raise InputError(f"dataset: {path} {NO_ROWS}")
-    if path.suffix == ".jsonl":
-        if stream:
-            return datasets.IterableDataset.from_generator(_rows_of_stream, gen_kwargs={"path": path})
-        return list(_lines(path))
+    if path.suffix in _TEXT_KINDS:
+        return _text_files([path], stream, csv_types)
     try:
         return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=stream)
     except Exception as error:
         raise InputError(
             f"dataset: {path} cannot be read as {kind}: {first_line(error.__cause__ or error)}"
         ) from None
+
+
+def _text_files(paths: list[Path], stream: bool, csv_types: dict[str, str]) -> Any:
+    import datasets
+
+    if stream:
+        given = {"paths": paths, "csv_types": csv_types}
+        return datasets.IterableDataset.from_generator(_rows_of_stream, gen_kwargs=given)
+    numbered = [(path, *line) for path in paths for line in read_lines(path, csv_types)]
+    return [(number, _of_file(path, line) if len(paths) > 1 else line) for path, number, line in numbered]
+
+
+def _of_file(path: Path, line: dict[str, Any] | Unreadable) -> dict[str, Any] | Unreadable:
+    return replace(line, reason=f"{path.name}: {line.reason}") if isinstance(line, Unreadable) else line

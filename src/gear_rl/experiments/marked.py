@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.arena.task import DEFAULT_TASK, TASKS, Case, all_tasks
+from gear_rl.data.lines import Unreadable, numbered_lines
 from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
-from gear_rl.data.sources import Unreadable, numbered_lines
 from gear_rl.data.spans import token_span
 from gear_rl.engines.trl.replay import prompt_tokens
 from gear_rl.errors import InputError, did_you_mean
@@ -21,6 +21,7 @@ from gear_rl.experiments.score import REPLAY, Material
 from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, wrong_contexts
+from gear_rl.signals.forwards import max_positions
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, privileged_context, render
 
 EXAMPLE = (
@@ -124,8 +125,6 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
         why = f"no privileged context for the teacher; fill one of {columns}"
     if why is None and correct is not None and not correct.strip():
         why = "correct is empty; leave it out, or write a right completion"
-    if why is None and not _is_unicode(row):
-        why = "holds half a surrogate pair, which is no character"
     if why is not None or context is None or isinstance(span, str):
         return str(why)
     prompt: Any = row["prompt"]
@@ -185,14 +184,6 @@ def _span(value: Any, completion: str, where: str) -> tuple[int, int] | str:
     if start < 0 or end > len(completion):
         return f"fault: from {start} to {end}, but the completion has {len(completion)} characters"
     return start, end
-
-
-def _is_unicode(row: Mapping[str, Any]) -> bool:
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def marked_material(
@@ -339,7 +330,7 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
             beside = prompt_tokens(trainer, prompt) + len(ids(context))
     except Exception as error:  # a chat template may raise what it likes
         return f"prompt: cannot be shown to the teacher ({error})"
-    places: Any = getattr(trainer.model.config, "max_position_embeddings", None)
+    places = max_positions(trainer.model.config)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
             return f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}"

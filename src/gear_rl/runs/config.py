@@ -14,18 +14,19 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.runs.plain_yaml import parse_word, parse_yaml
+from gear_rl.strict_json import check_characters
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
-_MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
+_MAPPINGS = ("credit", "lora", "columns", "csv_types", "eval_dataset", "environment")
 """Keys of ours that may hold settings of their own."""
 
 
@@ -55,6 +56,9 @@ class RunConfig(BaseModel):
     eval_split: str = Field(default="test", description="Split of a hub eval dataset.")
     columns: dict[str, str] = Field(
         default_factory=dict, description="New name: column of the dataset, as in {prompt: question}."
+    )
+    csv_types: dict[str, Literal["int", "float", "bool"]] = Field(
+        default_factory=dict, description="Columns of CSV files that are no text, as in {level: int}."
     )
     chat: bool = Field(default=True, description="Wrap a plain text prompt into one user message.")
     reward: str | list[str] | None = Field(
@@ -90,28 +94,6 @@ class RunConfig(BaseModel):
     """Filled from the keys that are not ours: the fields of GEARConfig."""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 where it matters here: ``no`` is a word (``save_strategy: no``) and ``1e-4`` is a number."""
-
-    # Copied, so that nobody else's YAML changes; a resolver is a tag and the pattern that calls for it.
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
-        for first, resolvers in cast(Any, yaml.SafeLoader).yaml_implicit_resolvers.items()
-    }
-
-
-cast(Any, _Loader).add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-cast(Any, _Loader).add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def _yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)  # a SafeLoader: plain data only
-
-
 def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), *, types: Mapping[str, Any] | None = None
 ) -> RunConfig:
@@ -125,16 +107,19 @@ def load_config(
     gear_rl.errors.InputError: --config: missing.yaml does not exist
     """
     values = {} if path is None else _read_yaml(Path(path))
-    for key, value in parse_overrides(overrides):
+    trainer_types = trainer_settings() if types is None else types
+    for key, text, value in _read_overrides(overrides):
         first = key.partition(".")[0]
         if first != key and first in RunConfig.model_fields and first not in _MAPPINGS:
             raise InputError(f"--{key}: {first} has no settings of its own; write --{first} VALUE")
-        _put(values, key, value)
+        field = RunConfig.model_fields.get(key)
+        # `--run_name 007`: what a text setting is given stays as it stands, unless it is null or quoted.
+        is_text = (trainer_types.get(key) if field is None else field.annotation) in (str, str | None)
+        _put(values, key, text if is_text and not isinstance(value, str | bool | None) else value)
     own = {
         name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"
     }
     trainer = {name: value for name, value in values.items() if name not in own}
-    trainer_types = trainer_settings() if types is None else types
     if trainer.get("resume_from_checkpoint") is True:
         trainer["resume_from_checkpoint"] = "latest"
     for name, value in trainer.items():
@@ -155,7 +140,9 @@ def load_config(
             raise InputError(
                 f"{field}: missing; give it in the file or as --{field} VALUE ({hint})"
             ) from None
-        raise InputError(f"{field}: {first['input']!r} is not right: {first['msg']}") from None
+        raise InputError(f"{field}: {_shown(first['input'])} is not right: {first['msg']}") from None
+    for name, value in own.items():
+        _check_kept(name, value, getattr(config, name))
     config.trainer = trainer
     if config.environment is None and _is_for_agents(config.dataset):
         config.environment = "arena"
@@ -170,12 +157,17 @@ def _is_for_agents(dataset: str) -> bool:
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
-    """``--key value`` and ``--key=value`` pairs; values are read as YAML, dashes in a key as underscores.
+    """``--key value`` and ``--key=value`` pairs; values as ``parse_word``, dashes in a key as underscores.
 
     >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true", "--save_strategy", "no"])
     [('credit.alpha', 0.5), ('use_vllm', True), ('save_strategy', 'no')]
     """
-    pairs: list[tuple[str, Any]] = []
+    return [(key, value) for key, _, value in _read_overrides(words)]
+
+
+def _read_overrides(words: Sequence[str]) -> list[tuple[str, str, Any]]:
+    """Every key with its value as it stands, and as it is read."""
+    pairs: list[tuple[str, str, Any]] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -187,9 +179,10 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
                 raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
             text = rest.pop(0)
         try:
-            pairs.append((key.replace("-", "_"), _yaml(text)))
-        except yaml.YAMLError:
-            pairs.append((key.replace("-", "_"), text))
+            check_characters(text)
+            pairs.append((key.replace("-", "_"), text, parse_word(text)))
+        except ValueError as error:
+            raise InputError(f"--{key}: {error}") from None
     return pairs
 
 
@@ -209,15 +202,56 @@ def trainer_settings() -> dict[str, Any]:
 def checked(name: str, value: Any, hint: Any) -> Any:
     """The value as a value of the type ``hint``, ``"1e-4"`` as a number included; else ``InputError``.
 
+    What would silently become another value is an error too: true for a number, 010, NaN.
+
     >>> checked("learning_rate", "1e-4", float)
     0.0001
+    >>> checked("learning_rate", True, float)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: learning_rate: True is not right: true or false is no number
     """
     try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        found = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:
-        raise InputError(f"{name}: {value!r} is not right: {error.errors()[0]['msg']}") from None
+        why = error.errors()[0]["msg"]
+        why += "; write it in quotes" if "valid string" in why and isinstance(value, int | float) else ""
+        raise InputError(f"{name}: {_shown(value)} is not right: {why}") from None
     except Exception:
         return value  # a type that pydantic cannot build a check for; the trainer checks it
+    _check_kept(name, value, found)
+    return found
+
+
+def _check_kept(name: str, value: Any, found: Any) -> None:
+    """Raise ``InputError`` where a number was made of what is none; what lies inside is looked at too."""
+    if isinstance(found, dict) and isinstance(value, dict):
+        for key, inner in cast(dict[Any, Any], value).items():
+            _check_kept(f"{name}.{key}", inner, cast(dict[Any, Any], found).get(key))
+    elif isinstance(found, list | tuple) and isinstance(value, list | tuple):
+        for i, pair in enumerate(zip(cast(list[Any], value), cast(list[Any], found), strict=False)):
+            _check_kept(f"{name}.{i}", *pair)
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        zeros = isinstance(value, str) and re.match(r"\s*[-+]?0\d", value)
+        why = (
+            "true or false is no number"
+            if isinstance(value, bool)
+            else "a number does not begin with 0"
+            if zeros
+            else "NaN is no number to work with"
+            if found != found
+            else None
+        )
+        if why is not None:
+            raise InputError(f"{name}: {_shown(value)} is not right: {why}")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message, of bounded length."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "a value that holds itself"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> CreditAssigner:
@@ -333,13 +367,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"--config: {path} {'is no file' if path.exists() else 'does not exist'}")
     try:
-        values: Any = _yaml(path.read_text(encoding="utf-8"))
+        values: Any = parse_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
-    except yaml.YAMLError as error:
-        mark: Any = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{path}{line}: not YAML ({getattr(error, 'problem', error)})") from None
+    except ValueError as error:
+        raise InputError(f"{path}{', ' if str(error).startswith('line') else ': '}{error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
     for key in cast(dict[Any, Any], values):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
+from gear_rl.data.guarded import context_fault, guarded, rollouts_fault
 from gear_rl.data.objects import import_object
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
@@ -83,9 +84,10 @@ def _options(config: RunConfig) -> dict[str, Any]:
     options: dict[str, Any] = {
         "environment_factory": load_environment(config),
         "tools": [_function(path, "tools") for path in config.tools] or None,
-        "rollout_func": _function(config.rollout_func, "rollout_func"),
-        "privileged": _function(config.privileged, "privileged"),
     }
+    for name, fault in (("rollout_func", rollouts_fault), ("privileged", context_fault)):
+        path: str | None = getattr(config, name)
+        options[name] = None if path is None else guarded(_function(path, name), name, path, fault)
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -166,6 +168,7 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
     folder = Path(str(config.trainer.get("output_dir", _OUTPUT_DIR)))
     common: dict[str, Any] = {
         "columns": config.columns,
+        "csv_types": config.csv_types,
         "chat": config.chat,
         "quarantine": folder / "quarantine.jsonl",
     }

@@ -153,6 +153,30 @@ def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu"
     return bool((there - here).square().sum() > _MOVED**2 * here.square().sum())
 
 
+def max_positions(config: Any) -> int | None:
+    """How many tokens a model's configuration says it can tell apart by place; None where it says nothing.
+
+    Rotary positions may be stretched: then it is their original number times the factor.
+
+    >>> from types import SimpleNamespace
+    >>> max_positions(SimpleNamespace(max_position_embeddings=1024))
+    1024
+    >>> yarn = {"factor": 4.0, "original_max_position_embeddings": 32768}
+    >>> max_positions(SimpleNamespace(max_position_embeddings=32768, rope_parameters=yarn))
+    131072
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    places: Any = getattr(text, "max_position_embeddings", None)
+    if not isinstance(places, int):
+        return None
+    stretched: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
+    scaling = cast(dict[str, Any], stretched) if isinstance(stretched, dict) else {}
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings", places)
+    if isinstance(factor, int | float) and isinstance(original, int):
+        return max(places, int(factor * original))
+    return places
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT).
 

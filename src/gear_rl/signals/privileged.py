@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content``, and whatever else the template reads."""
@@ -148,19 +148,30 @@ def _filled_content(content: Any, context: str, template: str) -> Any:
 
 
 def context_text(value: Any) -> str | None:
-    """A privileged context as text; None for nothing and for blank text.
+    """A privileged context as text; None for nothing, for blank text and for NaN, which tables have for nothing.
 
-    A number becomes its digits, a list of messages their contents, any other value its JSON.
+    A number becomes its digits, a list of messages their contents, any other value its JSON, without the keys
+    that hold null: a dataset fills them in where another row has them.
 
     >>> context_text([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), context_text(" ")
     ('a\\nb', None)
+    >>> context_text(True), context_text(float("nan")), context_text({"x": 1, "y": None})
+    ('true', None, '{"x": 1}')
     """
-    if isinstance(value, str | int | float):
-        text = str(value)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        text = str(value) if value == value else ""  # NaN alone is not itself
     else:
         items: list[Any] = [*value] if isinstance(value, list) else []
         if items and all(isinstance(item, Mapping) and "content" in item for item in items):
             text = "\n".join(str(message["content"]) for message in items)
         else:
-            text = json.dumps(value, ensure_ascii=False) if value else ""
+            given = value is not None and value not in ("", [], {})
+            text = json.dumps(_without_null(value), ensure_ascii=False, default=str) if given else ""
     return text if text.strip() else None
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[str, Any], value).items()
+        return {name: _without_null(inner) for name, inner in pairs if inner is not None}
+    return [_without_null(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value

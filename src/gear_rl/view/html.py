@@ -8,19 +8,18 @@ import base64
 import hashlib
 import json
 import math
-import os
 import tempfile
 import zlib
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
 
+from gear_rl.files import replacing
 from gear_rl.records import Record, read_records
 from gear_rl.view.packed import Laid, floats, laid_out, pack
 from gear_rl.view.terminal import BLUE, ORANGE, number, shortened, visible
@@ -118,9 +117,8 @@ def save_html(
         raise ValueError("no record file to show; name one or more, such as runs/demo/records.jsonl")
     paths, out = [Path(path) for path in paths], Path(out)
     index, onsets = _Index(), _Onsets()
-    out.parent.mkdir(parents=True, exist_ok=True)
     # The index stands before the data, so that the page can list the records while the rest still loads.
-    with _replacing(out) as page, tempfile.TemporaryFile(dir=out.parent) as data:
+    with replacing(out) as page, tempfile.TemporaryFile(dir=None if _is_special(out) else out.parent) as data:
         total = 0
         for place, path in enumerate(paths):
             before = total
@@ -144,6 +142,11 @@ def save_html(
             page.write(chunk)
         page.write(tail.encode())
     return total
+
+
+def _is_special(path: Path) -> bool:
+    """A terminal or a pipe: beside it nothing can be written."""
+    return path.exists() and not path.is_file()
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -216,17 +219,3 @@ def _finite(value: float | None) -> float | None:
     """The number to six digits; None where it is none that JSON can hold."""
     exact = number(value)
     return float(f"{exact:.6g}") if math.isfinite(exact) else None
-
-
-@contextmanager
-def _replacing(path: Path) -> Generator[BinaryIO, None, None]:
-    """A file that takes the place of ``path`` when all went well, and leaves nothing when not."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -127,9 +127,12 @@ def rollout_panel(record: Record) -> Panel:
     if record.truncated:
         facts += " · cut off"
     shown = by_turn(record)
+    ends = shown.prompt
+    if len(ends) > 2 * PROMPT_CHARACTERS:  # the middle is left out below; it need not be made visible first
+        ends = ends[:PROMPT_CHARACTERS] + ends[-PROMPT_CHARACTERS:]
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
     body = Group(
-        Text(shortened(visible(shown.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
+        Text(shortened(visible(ends), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
         Text(),
         credit_text(shown, turns=has_turns(record)),
         Text(),
@@ -165,7 +168,9 @@ def visible(text: str) -> str:
     >>> visible("a\\n\\x1b[31m")
     'a⏎␛[31m'
     """
-    return "".join(map(_visible, text))
+    # Whole lines at a time where nothing is to be shown: prompts may be megabytes.
+    lines = (line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n"))
+    return "⏎".join(lines)
 
 
 def shortened(text: str, characters: int) -> str:

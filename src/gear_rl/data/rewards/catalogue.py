@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
+from gear_rl.data.guarded import guarded_reward
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
 
@@ -34,7 +35,7 @@ def load_reward(name: str, dataset: str = "arena") -> Callable[..., list[float |
         reward = import_object(name, "reward")
         if not callable(reward):
             raise InputError(f"reward: {name} is {type(reward).__name__}, not a function")
-        return cast(Callable[..., list[float | None]], reward)
+        return guarded_reward(cast(Callable[..., list[float | None]], reward), name)
     theirs = _trl_rewards()
     if name not in theirs:
         choices = [*OUR_REWARDS, *theirs]

@@ -13,6 +13,7 @@ from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
 from gear_rl.engines.trl.checks import SHARDED, gathered_head
 from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.records import Record, RecordWriter
+from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.score import StudentStates, TeacherStates
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ class TRLEngine:
     @property
     def tokenizer(self) -> Tokenizer:
         return cast(Tokenizer, self.trainer._tokenizer)
+
+    @property
+    def max_positions(self) -> int | None:
+        return max_positions(unwrapped(self.trainer.model).config)
 
     @property
     def rank(self) -> int:

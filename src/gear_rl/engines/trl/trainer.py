@@ -124,8 +124,8 @@ class GEARTrainer(GRPOTrainer):
         shown = inputs
         if getattr(self, "environment_factories", None) is not None:
             # TRL hands every column to the environment's reset(), whose text the student sees.
-            hidden = self.args.privileged_column or PRIVILEGED_COLUMNS[0]
-            shown = [{name: value for name, value in row.items() if name != hidden} for row in inputs]
+            hidden = (self.args.privileged_column, PRIVILEGED_COLUMNS[0])
+            shown = [{name: value for name, value in row.items() if name not in hidden} for row in inputs]
         self.rollouts.begin(inputs)
         self.tool_guard.begin()
         if self.model.training and needs_student(self.credit.needs) and makes_old_pass(self) and shares(self):

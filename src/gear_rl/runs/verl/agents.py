@@ -20,7 +20,7 @@ class ConfiguredLoop(EnvironmentLoop):
         settings = read_settings(section_of(trainer_config.config))
         self.environment = settings.environment
         self.time_limit, self.max_chars = settings.tool_time_limit, settings.tool_max_chars
-        self.hidden_columns = (settings.config.privileged_column or PRIVILEGED_CONTEXT,)
+        self.hidden_columns = (settings.config.privileged_column or PRIVILEGED_CONTEXT, PRIVILEGED_CONTEXT)
         super().__init__(trainer_config, *args, **options)
 
     def factory(self, row: Mapping[str, Any]) -> Callable[[], Any]:

@@ -1,0 +1,23 @@
+"""A small part of the fuzzing campaign; the whole of it is ``python tests/campaign/fuzz.py``."""
+
+import pytest
+
+from campaign.fuzz import fuzz, lines_of
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fuzz(inputs=600, seed=1)
+
+
+def test_nothing_raises_and_nothing_changes_silently(found):
+    total = found["total"]
+    assert total["inputs"] >= 600
+    assert (total["tracebacks"], total["silent_changes"], total["wrongly_refused"]) == (0, 0, 0), "\n".join(
+        lines_of(found)
+    )
+
+
+def test_every_kind_was_kept_and_refused_so_that_both_were_tried(found):
+    for name, row in found["kinds"].items():
+        assert row["kept"] and row["refused"], (name, row)
