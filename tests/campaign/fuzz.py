@@ -355,7 +355,10 @@ def _is_number(word: str, value: float) -> bool:
     except ValueError:
         return word.endswith(".") and Fraction(word[:-1]) == value
     padded = word.isdigit() and word.startswith("0") and len(word) > 1  # as 010, which means 8 to some
-    return not padded and (exact == value or float(exact) == value)
+    try:
+        return not padded and (exact == value or float(exact) == value)
+    except OverflowError:
+        return False
 
 
 def _is_spelt(word: str, value: object) -> bool:

@@ -164,6 +164,7 @@ def test_a_list_that_is_none_is_refused(text):
         ("max_steps: 1:30", "max_steps: '1:30' is not right"),
         ("max_steps: 010", "max_steps: '010' is not right: a number does not begin with 0"),
         ("learning_rate: .nan", "learning_rate: nan is not right: NaN is no number"),
+        (f"temperature: '{'9' * 400}'", "temperature: .* is not right: it is beyond what a number holds"),
         ("temperature: 1e999", "line 4: 1e999 is beyond what a number holds"),
         (f"seed: {'9' * 5000}", r"line 4: 9+\.\.\. is too large for a whole number"),
         (f"lora: {'[' * 20_000}", "run.yaml: nested too deeply"),

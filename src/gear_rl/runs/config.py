@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import math
 import re
 import textwrap
 import types
@@ -239,6 +240,8 @@ def _check_kept(name: str, value: Any, found: Any) -> None:
             if zeros
             else "NaN is no number to work with"
             if found != found
+            else "it is beyond what a number holds"
+            if found in (math.inf, -math.inf) and "inf" not in str(value).lower()
             else None
         )
         if why is not None:
