@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from campaign import corruption as damage
+from campaign import fuzz as fuzzing
 from campaign import kills as killing
 from gear_rl.files import replace_file
 from gear_rl.runs.versions import machine
@@ -27,6 +28,7 @@ Part = Callable[[Path, Callable[[int], None]], dict[str, Any]]
 
 def campaign(
     kills: Annotated[int, typer.Option(help="Runs that are killed and resumed.")] = 100,
+    fuzz: Annotated[int, typer.Option(help="Fuzzed inputs.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only this part (may be repeated).")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON here.")] = None,
@@ -36,6 +38,7 @@ def campaign(
         "writers": (1, lambda folder, say: killing.writers(folder)),
         "corruption": (None, lambda folder, say: damage.corruption(folder, seed, say)),
         "kills": (kills, lambda folder, say: killing.kills(folder, kills, seed, say)),
+        "fuzz": (None, lambda folder, say: _fuzzed(fuzz, seed)),
     }
     for name in only or ():
         if name not in parts:
@@ -43,7 +46,7 @@ def campaign(
                 f"{name!r} is no part; choose from {', '.join(parts)}", param_hint="--only"
             )
     logging.getLogger("gear_rl").setLevel(logging.ERROR)  # every damaged checkpoint would be said
-    found: dict[str, Any] = {"command": f"make campaign ARGS='--kills {kills} --seed {seed}'"}
+    found: dict[str, Any] = {"command": f"make campaign ARGS='--kills {kills} --fuzz {fuzz} --seed {seed}'"}
     with tempfile.TemporaryDirectory(prefix="gear-campaign-") as name, Progress(console=console) as bar:
         for title in only or parts:
             total, run = parts[title]
@@ -65,6 +68,23 @@ def campaign(
         console.print(fault, markup=False, highlight=False)
     raise typer.Exit(1 if faults else 0)
 
+
+def _fuzzed(inputs: int, seed: int) -> dict[str, Any]:
+    """The fuzzing, in the words of the other parts."""
+    found = fuzzing.fuzz(inputs, seed)
+    outcomes = {
+        f"{kind}: {what.replace('_', ' ')}": row[what]
+        for kind, row in found["kinds"].items()
+        for what in ("kept", "refused", *_FAULTS)
+    }
+    faults = [f"{kind}: {example}" for kind, row in found["kinds"].items() for example in row["examples"]]
+    faults += [
+        f"{kind}: {row[what]} {what}" for kind, row in found["kinds"].items() for what in _FAULTS if row[what]
+    ]
+    return {"n": found["total"]["inputs"], "outcomes": outcomes, "faults": faults}
+
+
+_FAULTS = ("tracebacks", "silent_changes", "wrongly_refused")
 
 if __name__ == "__main__":
     typer.run(campaign)
