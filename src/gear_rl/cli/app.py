@@ -13,8 +13,10 @@ from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.export import export_app
 from gear_rl.cli.laboratory import add_laboratory
+from gear_rl.cli.model import model
 from gear_rl.cli.plan import plan
 from gear_rl.cli.report import report
+from gear_rl.cli.teacher import teacher
 from gear_rl.errors import InputError
 
 app = typer.Typer(
@@ -332,6 +334,8 @@ def check(
 
 
 add_laboratory(app)
+app.command()(model)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(teacher)
 app.command()(plan)
 app.command()(report)
 

@@ -15,6 +15,7 @@ from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
+from gear_rl.runs.models import resolve_model
 
 _OUTPUT_DIR = "runs/train"
 """Where a run without an ``output_dir`` goes."""
@@ -182,7 +183,7 @@ def _function(path: str | None, where: str) -> Any:
 
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     if config.model not in ("arena", *(f"arena/{name}" for name in TASKS)):
-        return config.model, None, {}
+        return resolve_model(config.model), None, {}
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 
     use_few_threads()

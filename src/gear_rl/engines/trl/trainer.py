@@ -21,6 +21,7 @@ from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.engine import Engine
+from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
 from gear_rl.engines.tools import ToolGuard
@@ -92,6 +93,7 @@ class GEARTrainer(GRPOTrainer):
         self.reference: Teacher | None = None
         self.truth: Truth | None = None
         self.rollouts = RolloutState()
+        self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)
@@ -257,6 +259,7 @@ class GEARTrainer(GRPOTrainer):
         if self.truth is not None:
             batch = replace(batch, true_advantage=self.truth(batch, engine))
         plan = prepare(batch, self.credit, engine, self.args, self.privileged)
+        self.teacher_check(plan, engine, self.args)
         if may_wait(self, plan, GEARTrainer):
             self.rollouts.late = LateCredit(self, plan, output, begin)
             return output["advantages"]
