@@ -1,11 +1,11 @@
-"""Word problems: their arithmetic, their parts, and where a wrong completion goes wrong."""
+"""Word problems: their arithmetic, and their parts."""
 
 import re
 
 import pytest
 
 from gear_rl.data.rows import load_rows
-from gear_rl.data.word_problems import decisions, first_wrong_number, reward, word_problems
+from gear_rl.data.word_problems import reward, word_problems
 from gear_rl.errors import InputError
 
 
@@ -36,24 +36,3 @@ def test_it_is_a_dataset_by_name():
         InputError, match="dataset: 'sums' is no template of word problems; choose from changes"
     ):
         load_rows("word-problems/sums", chat=True, limit=1)
-
-
-@pytest.mark.parametrize(
-    ("completion", "span"),
-    [
-        ("17 + 8 = 25. 25 - 4 = 21. The answer is 21.", None),  # right
-        ("17 + 8 = 26. 26 - 4 = 22. The answer is 22.", "6"),  # the first of what follows from it
-        ("17 + 8 = 35. 35 - 4 = 31. The answer is 31.", "3"),
-        ("17 + 8 = 2. 2 - 4 = 21. The answer is 21.", "2"),  # a digit is missing: the last one that is there
-        ("17 + 8 = 25. 25 - 4 = 21. The answer is 20.", "0"),
-        ("17 plus 8 is 26. The answer is 22.", None),  # other words: nobody knows what was meant
-    ],
-)
-def test_the_first_wrong_digit_is_found(completion, span):
-    found = first_wrong_number(completion, "17 + 8 = 25. 25 - 4 = 21. The answer is 21.")
-    assert (found and completion[slice(*found)]) == span
-
-
-def test_results_are_the_decisions():
-    text = "17 + 8 = 26. 26 - 4 =22. The answer is 22."
-    assert [text[slice(*span)] for span in decisions(text)] == ["26", "22"]

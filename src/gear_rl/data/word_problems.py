@@ -62,35 +62,6 @@ def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -
     return [float(bool(said) and said[-1] == str(right)) for said, right in zip(found, answer, strict=True)]
 
 
-def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None:
-    """Where the first number stands that is not the solution's; None where there is none, or the wording differs.
-
-    Of a number that begins alike the first digit that differs: digits are decided one after the other.
-
-    >>> first_wrong_number("7 + 8 = 16. The answer is 16.", "7 + 8 = 15. The answer is 15.")
-    (9, 10)
-    >>> first_wrong_number("It is 15.", "7 + 8 = 15. The answer is 15.")
-    """
-    ours, right = (list(re.finditer(r"\d+", text)) for text in (completion, solution))
-    if re.sub(r"\d+", "#", completion.strip()) != re.sub(r"\d+", "#", solution.strip()):
-        return None
-    for one, other in zip(ours, right, strict=True):
-        if one[0] != other[0]:
-            pairs = zip(one[0], other[0], strict=False)
-            same = next((j for j, (a, b) in enumerate(pairs) if a != b), min(len(one[0]), len(other[0])) - 1)
-            return one.start() + same, one.start() + same + 1
-    return None
-
-
-def decisions(completion: str) -> list[tuple[int, int]]:
-    """Where the results stand, which the model decides: the numbers after ``=``, as characters.
-
-    >>> decisions("7 + 8 = 16. The answer is 16.")
-    [(8, 10)]
-    """
-    return [match.span(1) for match in re.finditer(r"=\s*(\d+)", completion)]
-
-
 def _endless(rng: random.Random, template: str | None) -> Iterator[tuple[str, _Problem]]:
     names = [template] if template is not None else list(_TEMPLATES)
     while True:

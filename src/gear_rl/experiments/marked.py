@@ -59,6 +59,8 @@ class Marked:
     completion: str
     start: int
     end: int
+    decisions: tuple[tuple[int, int], ...]
+    """Characters that the model decided, so that the form does not say what stands there; empty where unknown."""
     other: str
     """The completion that is better: ``correct``, else the privileged context itself."""
     other_from: str
@@ -117,6 +119,7 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
     completion = _text(row["completion"], f"{where}: completion")
     correct = None if row.get("correct") is None else _text(row["correct"], f"{where}: correct")
     span = _span(row["fault"], completion, f"{where}: fault")
+    decided = _decisions(row.get("decisions"), completion, f"{where}: decisions")
     why = prompt_fault(row["prompt"]) or (span if isinstance(span, str) else None)
     context = privileged_context(row, run.trainer.get("privileged_column"))
     if why is None and context is None:
@@ -142,6 +145,7 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
         completion=completion,
         start=span[0],
         end=span[1],
+        decisions=decided,
         other=other,
         other_from=other_from,
     )
@@ -185,6 +189,17 @@ def _span(value: Any, completion: str, where: str) -> tuple[int, int] | str:
     if start < 0 or end > len(completion):
         return f"fault: from {start} to {end}, but the completion has {len(completion)} characters"
     return start, end
+
+
+def _decisions(value: Any, completion: str, where: str) -> tuple[tuple[int, int], ...]:
+    """The spans of a line's decisions; none where it says nothing of them."""
+    spans: list[tuple[int, int]] = []
+    for mark in cast(list[Any], value if isinstance(value, list) else [] if value is None else [value]):
+        span = _span(mark, completion, where)
+        if isinstance(span, str):
+            raise InputError(f"{where}: {span}")
+        spans.append(span)
+    return tuple(spans)
 
 
 def _is_unicode(row: Mapping[str, Any]) -> bool:
@@ -350,7 +365,9 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
     fault = token_span(tokenizer, one.completion, wrong, one.start, one.end)
     if not fault or not other:
         return "fault: the tokenizer does not say which tokens the marked characters are"
-    return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault)
+    spans = [token_span(tokenizer, one.completion, wrong, *span) or range(0) for span in one.decisions]
+    choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
+    return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)
 
 
 def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
@@ -363,6 +380,7 @@ def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
             faulty=case.faulty,
             right=case.right,
             fault=case.fault,
+            choices=case.choices,
         )
         for case, text in zip(cases, others, strict=True)
         if text is not None
