@@ -20,7 +20,7 @@ def test_three_contexts_that_could_change_places_stand_out_half_the_time():
     assert stands_out(own, second, third).mean() == pytest.approx(0.5, abs=0.03)
     near = second + 0.3 * torch.randn(4000, 30)
     assert stands_out(own, second, near).mean() > 0.95
-    assert stands_out(second, own, near).mean() < 0.1
+    assert stands_out(second, own, near).mean() < 0.2
 
 
 def test_the_two_others_are_other_texts():
