@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-processors test-verl install-verl campaign bench pages docs docs-serve check format picture clean
+.PHONY: help install demo test test-lm test-processors test-verl install-verl campaign bench pages docs docs-serve check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -35,6 +35,10 @@ demo: $(VENV)/.trl ## Train a small language model with GEAR on this machine, in
 
 test: $(VENV)/.dev ## Run every test, on two processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-lm: $(VENV)/.dev ## Fetch a pretrained model of 135M weights, and run the tests that need one: minutes
+	$(BIN)/gear model smollm2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m lm $(ARGS)
 
 # What a last bit could change: kernels, signals, thresholds, placebos, tables that documents show.
 SENSITIVE ?= tests/tensor tests/methods tests/signals tests/lab \

@@ -1,7 +1,7 @@
 """The record file: one JSON line per completion, everything that is needed to see where its credit went.
 
 Written by any engine, read by the viewer and the laboratory, offline and later. Holds the student's prompt and
-completion; never the privileged context.
+completion, and what the teacher was shown: whoever may not see the privileged context may not see the file.
 """
 
 import json
@@ -31,7 +31,7 @@ class Record:
     ...     segment=[0], reward=1.0, advantage=0.5, credit=[0.5], weight=[1 / 3],
     ... )
     >>> record.to_json()[98:]
-    '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"context":null,"tools":{},"truncated":false,"format":1}'
+    '"segment":[0],"reward":1.0,"advantage":0.5,"credit":[0.5],"weight":[0.333333],"signals":{},"fallback":null,"context":null,"teacher_prompt":null,"tools":{},"truncated":false,"format":1}'
     """
 
     step: int
@@ -64,6 +64,9 @@ class Record:
     """Why the completion kept its GRPO advantage (``gear_rl.credit.fallbacks.FALLBACKS``); else None."""
     context: str | None = None
     """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
+    teacher_prompt: str | None = None
+    """What the teacher was shown, privileged context included, decoded; None where it was shown nothing of its
+    own."""
     tools: dict[str, int] = field(default_factory=dict[str, int])
     """Tool calls that the completion made (``calls``), and how many failed of which kind."""
     truncated: bool = False
@@ -76,7 +79,7 @@ class Record:
 
 
 _FIELDS = {f.name for f in fields(Record)}
-_REQUIRED = _FIELDS - {"signals", "fallback", "context", "tools", "truncated"}
+_REQUIRED = _FIELDS - {"signals", "fallback", "context", "teacher_prompt", "tools", "truncated"}
 
 
 def read_records(path: str | Path) -> Iterator[Record]:

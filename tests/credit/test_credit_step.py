@@ -108,6 +108,8 @@ def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, 
     assert torch.equal(for_loss(rollouts, result.credit), result.credit.advantage)
     assert engine.logged["gear/scored"] == 2.0 and engine.logged["gear/context/row"] == 4.0
     assert [record.context for record in engine.records] == ["answer"] * 4
+    for record, context in zip(engine.records, ("is 3", "is 3", "is 7", "is 7"), strict=True):
+        assert context in record.teacher_prompt and context not in record.prompt
     assert engine.records[2].credit == pytest.approx(
         result.credit.advantage[2][rollouts.completions.mask[2]].tolist()
     )

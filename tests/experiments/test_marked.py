@@ -72,6 +72,15 @@ def test_characters_a_message_and_a_correct_completion(tmp_path):
     assert one.row["prompt"] == "1 + 1"
 
 
+def test_decisions_are_spans_too(tmp_path):
+    [one] = read(tmp_path, GOOD | {"decisions": [{"start": 10, "end": 12}, {"text": "= 50"}]}).marked
+    assert [one.completion[slice(*span)] for span in one.decisions] == ["52", "= 50"]
+    assert read(tmp_path, GOOD).marked[0].decisions == ()
+    for wrong, said in [([3], "3 marks nothing"), ([{"text": "77"}], "'77' stands 0 times")]:
+        with pytest.raises(InputError, match=f"line 1: decisions: .*{said}"):
+            read(tmp_path, GOOD | {"decisions": wrong})
+
+
 def test_lines_keep_their_numbers_and_n_counts_those_that_can_be_used(tmp_path):
     bad = GOOD | {"fault": {"start": 3, "end": 3}}
     found = read(tmp_path, "", bad, GOOD, "", bad, GOOD, "no JSON is read any more", n=2)
@@ -310,7 +319,20 @@ def test_without_another_context_the_control_says_nothing(tiny_model, tmp_path):
         found, _ = score({"uniform": {"name": "uniform"}}, material)
     assert (found["methods"][UNINFORMED]["n"], found["methods"][UNINFORMED]["auc"]) == (0, None)
     assert found["methods"]["divergence"]["n"] == 1
+    assert found["methods"]["divergence"]["with_choices"] == 0, "nobody said where something is decided"
     assert score_table(found).row_count == len(found["methods"])
+
+
+def test_among_the_decisions_of_a_line_there_is_a_second_auc(tiny_model, tmp_path):
+    row = ROWS[0] | {"completion": "2 and 1 plus 1 is 3", "fault": {"text": "3"}}
+    marks = [{"start": 0, "end": 1}, {"text": "is 3"}]
+    with untouched(None):
+        quiet_libraries()
+        material = marked_material(written(tmp_path, row | {"decisions": marks}, row), tiny_model)
+        found, _ = score({"uniform": {"name": "uniform"}}, material)
+    oracle = found["methods"]["oracle"]
+    assert (oracle["n"], oracle["with_choices"], oracle["auc_choices"]) == (2, 1, 1.0)
+    assert found["methods"]["uniform"]["auc_choices"] == 0.5
 
 
 def test_two_large_models_never_stand_side_by_side(tiny_model, tmp_path, monkeypatch):
@@ -406,5 +428,5 @@ def test_the_page_shows_what_its_commands_print(tmp_path):
 def test_the_page_shows_a_line_of_the_format_and_every_field():
     section = PAGE.split("## Your own completions")[1]
     assert f"```json\n{EXAMPLE}\n```" in section
-    for name in ("prompt", "completion", "fault", "correct", *PRIVILEGED_COLUMNS):
+    for name in ("prompt", "completion", "fault", "correct", "decisions", *PRIVILEGED_COLUMNS):
         assert f"`{name}`" in section

@@ -146,6 +146,8 @@ def test_text_is_shown_and_line_breaks_stay():
     assert [found["words"][w] for w in found["word"]] == ["a⇥b\n", "␛[31m", "\\u202e\\ud800", ""]
     assert found["prompt"] == "x\ny␇"
     assert found["whole"] == ""
+    told = record(4, tokens=tokens, teacher_prompt="x\nit is \x07")
+    assert decoded(zlib.decompress(pack(laid_out(told))))["teacher"] == "x\nit is ␇"
 
 
 def test_a_token_that_comes_again_is_stored_once():
@@ -161,7 +163,7 @@ def test_turns_are_laid_out_and_the_tokens_of_the_policy_are_not_touched():
     assert found["boxes"] == [[0, 2, 1]]
     assert found["credit"] == [0.5, 0.5, 0.0, 0.25, 0.125]
     assert found["prompt"] == "who?"
-    assert found["whole"] == agent().prompt
+    assert found["whole"] == agent().prompt and found["teacher"] == ""
     assert found["turns"] is True
 
 

@@ -146,6 +146,15 @@ def test_a_newline_is_shown_and_ends_the_line_after_the_bracket():
     assert credit_text(record).plain == "a⟦bc⏎⟧⟨1.5⟩\nd"
 
 
+def test_what_student_and_teacher_were_shown_stands_there_as_it_was(record):
+    shown = "<|im_start|>user\n" + "long " * 200 + "[bold]?\x1b<|im_end|>"
+    told = replace(record, prompt=shown, teacher_prompt=shown + "it is -1")
+    out = printed(rollout_panel(told, prompts=True))
+    assert out.count("<|im_start|>user") == 2 and out.count("[bold]?␛<|im_end|>") == 2
+    assert "it is -1" in out and "it is -1" not in printed(rollout_panel(told))
+    assert "the teacher was shown nothing" in printed(rollout_panel(record, prompts=True))
+
+
 @pytest.mark.parametrize("field", ["tokens", "prompt", "method", "fallback"])
 def test_model_text_reaches_no_terminal_as_a_command(record: Record, field: str):
     evil = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202eabc[red]x[/red]\u2028\ud800"

@@ -14,8 +14,10 @@ from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import DEBUG, error_console, out_console, show_log, user_errors
 from gear_rl.cli.export import export_app
 from gear_rl.cli.laboratory import add_laboratory
+from gear_rl.cli.model import model
 from gear_rl.cli.plan import plan
 from gear_rl.cli.report import report
+from gear_rl.cli.teacher import teacher
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
 
@@ -206,6 +208,9 @@ def view(
         typer.Option(help="Which record, from 0 (may be repeated); else an instructive one."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="In the terminal: all that student and teacher were shown.")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with every record, for any browser, instead.")
     ] = None,
@@ -238,7 +243,7 @@ def view(
         chosen = [records[wanted] for wanted in number] if number else [choose(records)]
         if picture is None:
             for record in chosen:
-                out_console.print(rollout_panel(record))
+                out_console.print(rollout_panel(record, prompts))
         else:
             from gear_rl.view.picture import save_picture
 
@@ -350,6 +355,8 @@ def check(
 
 
 add_laboratory(app)
+app.command()(model)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(teacher)
 app.command()(plan)
 app.command()(report)
 

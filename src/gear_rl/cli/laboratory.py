@@ -71,7 +71,8 @@ def score(
 
     A line of --data is a problem: prompt, what the teacher sees (privileged_context, solution, answer or
     ground_truth), a completion, and its faulty span: {"start": 10, "end": 12} in characters, or a text that
-    stands there once. If you have a better completion, give it as correct. For example:
+    stands there once. If you have a better completion, give it as correct. With decisions, a list of such spans
+    (the results of a sum), there is a second AUC, among them alone: which decision was wrong. For example:
 
     {"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40",
     "completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}

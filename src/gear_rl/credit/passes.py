@@ -6,7 +6,7 @@ those that do not.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
 from gear_rl.signals.confidence import answer_confidence, confidence_batches
 from gear_rl.signals.contexts import contrasted, skipping_first
+from gear_rl.signals.forwards import head_of
 from gear_rl.signals.prefix import shared_prompts
 from gear_rl.signals.saliency import (
     SALIENCY_SIGNALS,
@@ -63,6 +64,8 @@ class ModelPasses:
     largest: Callable[[int], int] = _same
     """The largest of the numbers that all processes call this with: where weights are sharded, every process
     must run as many forwards as the one that has most."""
+    teacher_model: nn.Module | None = None
+    """Another model, over the same vocabulary, that is the teacher in place of this one with other weights."""
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
     """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
     share_prompts: bool = True
@@ -96,17 +99,23 @@ class ModelPasses:
         if not needs_teacher(request.needs):
             return None
         [teacher] = request.teachers
-        return teacher_states(
-            self.model,
+        return self._teacher_states(request, teacher, 0)
+
+    def _teacher_states(self, request: ForwardRequest, teacher: Prompts, count: int) -> TeacherStates:
+        other = self.teacher_model
+        states = teacher_states(
+            self.model if other is None else other,
             request.completions,
             teacher,
             temperature=self.temperature,
-            teacher_weights=self._lent_weights,
+            teacher_weights=self._lent_weights if other is None else None,
             head_context=self.head_context,
             row_B=request.scored_B,
             batch_size=self.batch_size,
+            num_batches=count,
             share_prompts=self.share_prompts,
         )
+        return states if other is None else replace(states, head=head_of(other, self.temperature))
 
     def _compared(
         self,
@@ -125,6 +134,8 @@ class ModelPasses:
             needs = (*needs, "student_logprob")  # what a log-ratio of 0 is measured from
         needs = tuple(name for name in needs if signal_of(name).made_by == "passes")
         shown: Sequence[Prompts | TeacherStates | None] = request.teachers or [None]
+        if self.teacher_model is not None and teacher is None and needs_teacher(needs):
+            shown = [self._teacher_states(request, prompts, count) for prompts in request.teachers]
         passes = [
             score(
                 self.model,

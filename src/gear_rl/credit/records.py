@@ -17,7 +17,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     """One record per completion: its tokens without padding, and what the method read and gave.
 
     Signals are left out where nothing was scored. A cut-off completion that the engine masked as a whole has no
-    tokens left. Holds the student's prompt, never the privileged context.
+    tokens left. Holds the student's prompt, and the teacher's where a context was found.
     """
     batch, credit, signals = plan.batch, result.credit, result.signals
     weight = weights(credit, batch.advantage_B, signals.mask)
@@ -32,6 +32,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     tools = batch.tool_counts or [none] * len(batch.messages)
     prompts = zip(batch.student.ids_BP, batch.student.attention_BP.bool(), strict=True)
     texts = [tokenizer.decode(_values(ids[kept])) for ids, kept in prompts]
+    shown_to_teacher = _teacher_texts(plan, tokenizer)
     records: list[Record] = []
     for b, kept in enumerate(batch.completions.attention.bool() | signals.mask):
         ids = _values(batch.completions.ids[b][kept])
@@ -53,11 +54,21 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 signals={name: _values(signals.get(name)[b][kept]) for name in shown if result.scored_B[b]},
                 fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
                 context=plan.sources[b],
+                teacher_prompt=shown_to_teacher[b],
                 tools=dict(tools[b]),
                 truncated=bool(batch.truncated) and batch.truncated[b],
             )
         )
     return records
+
+
+def _teacher_texts(plan: CreditPlan, tokenizer: Tokenizer) -> list[str | None]:
+    """What the teacher was shown of each rollout; None without a teacher or a context."""
+    if not plan.teachers:
+        return [None] * len(plan.sources)
+    own = plan.teachers[0]
+    prompts = zip(own.ids_BP, own.attention_BP.bool(), plan.sources, strict=True)
+    return [None if source is None else tokenizer.decode(_values(ids[kept])) for ids, kept, source in prompts]
 
 
 def _values(x: Tensor) -> list[Any]:

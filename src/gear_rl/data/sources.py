@@ -37,7 +37,7 @@ def is_generated(name: str) -> bool:
     >>> is_generated("arena"), is_generated("reasoning-gym/chain_sum"), is_generated("openai/gsm8k")
     (True, True, False)
     """
-    return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers")
+    return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers", "word-problems")
 
 
 def generated(name: str, split: str, limit: int | None) -> Any:
@@ -57,6 +57,12 @@ def generated(name: str, split: str, limit: int | None) -> Any:
         train = split == "train"
         count = limit or _GENERATED[0 if train else 1]
         made = _tried(lambda: reasoning_gym.rows(rest, num=count, held_out=not train))
+    elif family == "word-problems":
+        from gear_rl.data.word_problems import word_problems
+
+        part = "train" if split == "train" else "test"
+        count = limit or _GENERATED[0 if split == "train" else 1]
+        made = _tried(lambda: word_problems(part, count, rest or None))
     else:
         from gear_rl.data.adapters import verifiers
 

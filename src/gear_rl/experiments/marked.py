@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.arena.task import DEFAULT_TASK, TASKS, Case, all_tasks
+from gear_rl.arena.task import DEFAULT_TASK, Case, all_tasks
 from gear_rl.data.lines import Unreadable, numbered_lines
 from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
@@ -20,6 +20,8 @@ from gear_rl.errors import InputError, did_you_mean
 from gear_rl.experiments.score import REPLAY, Material
 from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
+from gear_rl.runs.machine import machine_defaults
+from gear_rl.runs.trainer import is_arena
 from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, wrong_contexts
 from gear_rl.signals.forwards import max_positions
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, privileged_context, render
@@ -33,8 +35,6 @@ _REWARD = "replayed_reward"
 """The column that says what a replayed completion earns: 0 the faulty one, 1 the other."""
 BATCH = 8
 """Completions through the model at a time, where the user does not say."""
-_ARENA = ("arena", *(f"arena/{task}" for task in TASKS))
-"""Names of the arena's own models."""
 REPORTED = 10
 """Lines set aside that are reported one by one; the others are counted."""
 _OWN = ("model", "dataset", "reward", "credit", "output_dir", "max_steps", *REPLAY)
@@ -60,6 +60,8 @@ class Marked:
     completion: str
     start: int
     end: int
+    decisions: tuple[tuple[int, int], ...]
+    """Characters that the model decided, so that the form does not say what stands there; empty where unknown."""
     other: str
     """The completion that is better: ``correct``, else the privileged context itself."""
     other_from: str
@@ -118,6 +120,7 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
     completion = _text(row["completion"], f"{where}: completion")
     correct = None if row.get("correct") is None else _text(row["correct"], f"{where}: correct")
     span = _span(row["fault"], completion, f"{where}: fault")
+    decided = _decisions(row.get("decisions"), completion, f"{where}: decisions")
     why = prompt_fault(row["prompt"]) or (span if isinstance(span, str) else None)
     context = privileged_context(row, run.trainer.get("privileged_column"))
     if why is None and context is None:
@@ -141,6 +144,7 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
         completion=completion,
         start=span[0],
         end=span[1],
+        decisions=decided,
         other=other,
         other_from=other_from,
     )
@@ -184,6 +188,17 @@ def _span(value: Any, completion: str, where: str) -> tuple[int, int] | str:
     if start < 0 or end > len(completion):
         return f"fault: from {start} to {end}, but the completion has {len(completion)} characters"
     return start, end
+
+
+def _decisions(value: Any, completion: str, where: str) -> tuple[tuple[int, int], ...]:
+    """The spans of a line's decisions; none where it says nothing of them."""
+    spans: list[tuple[int, int]] = []
+    for mark in cast(list[Any], value if isinstance(value, list) else [] if value is None else [value]):
+        span = _span(mark, completion, where)
+        if isinstance(span, str):
+            raise InputError(f"{where}: {span}")
+        spans.append(span)
+    return tuple(spans)
 
 
 def marked_material(
@@ -251,7 +266,8 @@ class _Lines:
         update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
         config = self.run.model_copy(update=update)
         config.trainer = {
-            "per_device_train_batch_size": 64 if self.run.model in _ARENA else BATCH,
+            **machine_defaults(pretrained=not is_arena(self.run.model), full=False),
+            "per_device_train_batch_size": 64 if is_arena(self.run.model) else BATCH,
             "gradient_accumulation_steps": 1,
             "save_strategy": "no",
             **self.run.trainer,
@@ -340,7 +356,9 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
     fault = token_span(tokenizer, one.completion, wrong, one.start, one.end)
     if not fault or not other:
         return "fault: the tokenizer does not say which tokens the marked characters are"
-    return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault)
+    spans = [token_span(tokenizer, one.completion, wrong, *span) or range(0) for span in one.decisions]
+    choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
+    return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)
 
 
 def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
@@ -353,6 +371,7 @@ def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
             faulty=case.faulty,
             right=case.right,
             fault=case.fault,
+            choices=case.choices,
         )
         for case, text in zip(cases, others, strict=True)
         if text is not None

@@ -40,10 +40,10 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    model: str = Field(description="'arena', a hub name, or a local folder.")
+    model: str = Field(description="'arena', a hub name, a local folder, or smollm2 (gear model smollm2).")
     dataset: str = Field(
         description="'arena', 'arena/TIER' or 'arena/ledger/TIER'; a .jsonl, .json, .parquet or .csv file; a "
-        "folder; 'reasoning-gym/NAME'; or a hub name."
+        "folder; 'reasoning-gym/NAME'; 'word-problems'; or a hub name."
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")
     dataset_split: str = Field(default="train", description="Split of a hub dataset.")

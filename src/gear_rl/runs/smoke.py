@@ -256,7 +256,7 @@ def _plainest(schema: Mapping[str, Any]) -> Any:
 
 def _is_local(dataset: str) -> bool:
     first = dataset.partition("/")[0]
-    return first in ("arena", "reasoning-gym") or Path(dataset).exists()
+    return first in ("arena", "reasoning-gym", "word-problems") or Path(dataset).exists()
 
 
 def _checked(trainer: Any) -> str:

@@ -15,9 +15,11 @@ from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.engines.checkpoints import checkpoints_in
 from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
+from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import write_run
 from gear_rl.runs.trackers import check_trackers
 
@@ -39,6 +41,8 @@ def make_trainer(config: RunConfig) -> Any:
         model, processing, settings = _model(config)
         settings |= _settings(config)
         check_trackers(settings["report_to"])
+        if not isinstance(model, str):
+            settings.pop("model_init_kwargs", None)  # it is loaded already
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
         from gear_rl.engines.trl import GEARTrainer
@@ -93,8 +97,13 @@ def _options(config: RunConfig) -> dict[str, Any]:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; transformers' own bar is switched off, since the command has one."""
-    defaults = {"output_dir": _OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine_defaults()}
-    return defaults | config.trainer | {"disable_tqdm": True}
+    adapter = config.lora is not None or is_adapter(resolve_model(config.model))
+    machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
+    defaults = {"output_dir": _OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine}
+    settings = defaults | config.trainer | {"disable_tqdm": True}
+    if settings.get("teacher_model") is not None:
+        settings["teacher_model"] = resolve_model(str(settings["teacher_model"]), "teacher_model")
+    return settings
 
 
 def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False) -> Any:
@@ -237,9 +246,18 @@ def _function(path: str | None, where: str) -> Any:
     return function
 
 
+def is_arena(model: str) -> bool:
+    """Whether a name means one of the arena's own models.
+
+    >>> is_arena("arena"), is_arena("arena/of/mine")
+    (True, False)
+    """
+    return model in ("arena", *(f"arena/{name}" for name in TASKS))
+
+
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    if config.model not in ("arena", *(f"arena/{name}" for name in TASKS)):
-        return config.model, None, {}
+    if not is_arena(config.model):
+        return _pretrained(config)
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 
     use_few_threads()
@@ -251,6 +269,23 @@ def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
         "teacher_prompt_template": TEMPLATE,
     }
     return model, tokenizer, settings
+
+
+def _pretrained(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
+    """A name that TRL loads itself; of an adapter's folder the model, whose adapter goes on being trained."""
+    from gear_rl.engines.models import load_causal_lm, load_tokenizer
+
+    use_few_threads(pretrained=True)
+    name = resolve_model(config.model)
+    if not is_adapter(name):
+        return name, None, {}
+    if config.lora is not None:
+        raise InputError(
+            f"lora: {config.model} is an adapter already, which goes on being trained with its own settings; "
+            "leave lora out, or merge the adapter into its model first (docs/training.md)"
+        )
+    options = _settings(config).get("model_init_kwargs") or {}
+    return load_causal_lm(name, options, trained=True), load_tokenizer(name), {}
 
 
 def _lora(arguments: dict[str, Any] | None) -> Any:

@@ -6,6 +6,23 @@ import sys
 from pathlib import Path
 
 
+def processor() -> dict[str, str]:
+    """What Linux says of the last core; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor itself multiplies in bfloat16 (AVX-512 or AMX, ARMv8.6), as far as Linux says.
+
+    Where it does not, torch can all the same, several times slower than in float32.
+    """
+    facts = processor()
+    flags = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
 def machine() -> str:
     """This machine in words, without its name; also how large a core's L2 cache is, on which tiles depend.
 
@@ -16,8 +33,7 @@ def machine() -> str:
 
     from gear_rl.tensor.tiles import l2_bytes
 
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in info.splitlines())}
+    facts = processor()
     flags = facts.get("flags", "").split()
     units = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     words = [facts.get("model name", platform.machine()), f"{os.cpu_count()} cores"]

@@ -319,7 +319,7 @@ class _Scorer:
         batch: Int[Tensor, " N"],
         keep: Bool[Tensor, "N W"],
         student: Float[Tensor, "M D"] | None,
-        teacher: Float[Tensor, "M D"] | None,
+        teacher: Float[Tensor, "M E"] | None,
     ) -> dict[str, Float[Tensor, "N T"]]:
         asked = self.completions.ids if self.completions.asked is None else self.completions.asked
         token = asked[batch][:, : keep.shape[1]][keep]

@@ -84,6 +84,7 @@ def pack(laid: Laid) -> bytes:
         "full": full,
         "fallback": _name(record.fallback),
         "context": _name(record.context),
+        "teacher": _lines(record.teacher_prompt or ""),
         "tools": {visible(kind): count for kind, count in record.tools.items()},
         "truncated": record.truncated,
     }

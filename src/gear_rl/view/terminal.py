@@ -108,11 +108,11 @@ def credit_text(record: Record, turns: bool = False) -> Text:
     return text
 
 
-def rollout_panel(record: Record) -> Panel:
+def rollout_panel(record: Record, prompts: bool = False) -> Panel:
     """One rollout in a frame: prompt, coloured completion, legend, and what was made of its reward.
 
-    Long prompts lose their middle; turns and tool answers have lines of their own. Nothing in the record is read
-    as markup.
+    Long prompts lose their middle; turns and tool answers have lines of their own. With ``prompts`` what student
+    and teacher were shown stands there as it was, line by line. Nothing in the record is read as markup.
     """
     reward = "none" if record.reward is None else f"{record.reward:g}"
     facts = f"reward {reward} · advantage {number(record.advantage):+.3g}"
@@ -131,8 +131,11 @@ def rollout_panel(record: Record) -> Panel:
     if len(ends) > 2 * PROMPT_CHARACTERS:  # the middle is left out below; it need not be made visible first
         ends = ends[:PROMPT_CHARACTERS] + ends[-PROMPT_CHARACTERS:]
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
+    asked = [Text(shortened(visible(ends), PROMPT_CHARACTERS), _QUIET, overflow="fold")]
+    if prompts:
+        asked = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
     body = Group(
-        Text(shortened(visible(ends), PROMPT_CHARACTERS), _QUIET, overflow="fold"),
+        *asked,
         Text(),
         credit_text(shown, turns=has_turns(record)),
         Text(),
@@ -140,6 +143,14 @@ def rollout_panel(record: Record) -> Panel:
         Text(facts),
     )
     return Panel(body, title=title, title_align="left", border_style="bright_black")
+
+
+def _whole(who: str, prompt: str | None) -> list[Text]:
+    """All that somebody was shown, with its own line breaks."""
+    if prompt is None:
+        return [Text(f"the {who} was shown nothing of its own")]
+    lines = "\n".join(map(visible, prompt.split("\n")))
+    return [Text(f"the {who} was shown:"), Text(lines, _QUIET, overflow="fold")]
 
 
 def choose(records: Iterable[Record]) -> Record:

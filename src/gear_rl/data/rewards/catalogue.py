@@ -12,7 +12,7 @@ from gear_rl.data.guarded import guarded_reward
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
 
-OUR_REWARDS = ("arena", "math", "tool_calls", "tool_calls_exact", "reasoning-gym")
+OUR_REWARDS = ("arena", "math", "tool_calls", "tool_calls_exact", "reasoning-gym", "word-problems")
 """Rewards that have a name here, beside those of ``trl.rewards`` and ``verifiers/NAME``."""
 
 
@@ -71,6 +71,10 @@ def _our_reward(name: str, dataset: str) -> Callable[..., list[float | None]]:
         from gear_rl.data.adapters.reasoning_gym import reasoning_gym_reward
 
         return reasoning_gym_reward
+    if name == "word-problems":
+        from gear_rl.data.word_problems import reward
+
+        return cast(Callable[..., list[float | None]], reward)
     from gear_rl.data.rewards.tool_calls import tool_call_exact, tool_call_reward
 
     return tool_call_reward if name == "tool_calls" else tool_call_exact

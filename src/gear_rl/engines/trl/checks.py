@@ -63,6 +63,8 @@ def checked_arguments(
             "teacher_prompt: 'render' cannot repeat the prompt that a rollout_func builds itself; set it to "
             "'splice'"
         )
+    if args.teacher_model is not None:
+        check_teacher_model(credit, given.teacher_model_kind)
     check_importance_level(credit, args.loss_type, args.importance_sampling_level)
     check_signs(credit, args.loss_type, args.off_policy_mask_threshold)
     sources = sources_of(args, privileged)
@@ -83,6 +85,11 @@ def check_trainer(trainer: Trainer) -> None:
             "language model, or use credit 'uniform'"
         )
     check_groups(credit, args, trainer.num_generations)
+    if args.teacher_model is not None and trainer.sharding in SHARDED:
+        raise ValueError(
+            f"teacher_model: {args.teacher_model!r} stands whole on every process, which was never run under "
+            f"{trainer.sharding}; use one process or DDP, or leave it out"
+        )
     if distillation_of(credit) is not None:
         plugin: Any = getattr(state, "deepspeed_plugin", None)
         check_distillation(
@@ -118,6 +125,26 @@ def check_sharding(kind: str, sharding: str, peft: bool) -> None:
         raise ValueError(
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
             "use 'live', or 'base' with a PEFT adapter"
+        )
+
+
+def check_teacher_model(credit: CreditAssigner, kind: str | None) -> None:
+    """Refuse another model as teacher where its weights would not be what the method reads; ``ValueError``.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> check_teacher_model(Gear(), "live")
+    Traceback (most recent call last):
+    ValueError: teacher_model_kind: 'live' says whose weights the teacher has, and so does teacher_model; ...
+    """
+    if kind is not None:
+        raise ValueError(
+            f"teacher_model_kind: {kind!r} says whose weights the teacher has, and so does teacher_model; leave "
+            "one of them out"
+        )
+    if distillation_of(credit) is not None:
+        raise ValueError(
+            f"teacher_model: credit {credit.name!r} distils its teacher in the loss, which was never run with "
+            "another model; leave it out, or take a method that reweights, such as 'gear'"
         )
 
 

@@ -90,6 +90,20 @@ class GEARConfig(CreditConfig, GRPOConfig):
     eval_greedy: bool = field(
         default=True, metadata={"help": "Solve each evaluation problem once more without sampling."}
     )
+    teacher_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "A model whose weights the teacher has in place of the student's: a folder (of an adapter "
+            "too) or a hub name, over the same vocabulary. None for `teacher_model_kind`."
+        },
+    )
+    teacher_check_steps: int = field(
+        default=5,
+        metadata={
+            "help": "Steps between two checks that the teacher reads its own privileged context "
+            "(gear/teacher/informed): a few completions are scored with another row's too. 0 for none."
+        },
+    )
     student_pass: str = field(
         default="auto",
         metadata={
@@ -128,6 +142,8 @@ class GEARConfig(CreditConfig, GRPOConfig):
             raise ValueError(f"tool_time_limit: {self.tool_time_limit}; give seconds, or None for no limit")
         if self.tool_max_chars is not None and self.tool_max_chars < 1:
             raise ValueError(f"tool_max_chars: {self.tool_max_chars}; give 1 or more, or None for no limit")
+        if self.teacher_check_steps < 0:
+            raise ValueError(f"teacher_check_steps: {self.teacher_check_steps}; give 0 or more")
         if self.student_pass not in ("auto", "own"):
             raise ValueError(f"student_pass: {self.student_pass!r} is not one of auto, own")
         if self.non_finite_step not in ("stop", "skip"):

@@ -87,6 +87,7 @@ class TRLEngine:
             batch_size=args.credit_batch_size or args.per_device_train_batch_size,
             seed=args.seed,
             largest=int if self.in_loss else self._largest,
+            teacher_model=trainer.teacher_model,
             head_context=gathered_head,
             share_prompts=trainer.sharding not in SHARDED,
         )

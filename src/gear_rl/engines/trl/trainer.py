@@ -21,10 +21,12 @@ from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.engine import Engine
+from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
 from gear_rl.engines.checkpoints import UNFINISHED
 from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.batch import rollout_batch
 from gear_rl.engines.trl.card import save_card
@@ -96,9 +98,12 @@ class GEARTrainer(GRPOTrainer):
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self.teacher: Teacher | None = None
+        self.teacher_model: nn.Module | None = None
+        self.continues_adapter = hasattr(model, "peft_config")
         self.reference: Teacher | None = None
         self.truth: Truth | None = None
         self.rollouts = RolloutState()
+        self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
         self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir))), None
@@ -110,6 +115,11 @@ class GEARTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         self.control_tokens = control_pattern(self._tokenizer)
         check_trainer(self)
+        if args.teacher_model is not None and needs_context(credit):
+            options = {"dtype": str(self.model.dtype).removeprefix("torch.")}
+            vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
+            teacher = load_frozen_teacher(args.teacher_model, options, self._tokenizer, vocabulary)
+            self.teacher_model = teacher.to(self.accelerator.device)
         self.add_callback(_FollowStudent(self))
 
     # --- hooks of TRL ---------------------------------------------------------------------------------------
@@ -296,11 +306,15 @@ class GEARTrainer(GRPOTrainer):
     def ready_teacher(self) -> Teacher:
         """The teacher's weights, made on first use: before the first step."""
         if self.teacher is None:
-            if needs_context(self.credit):
+            if needs_context(self.credit) and self.teacher_model is None:
                 kind = cast(TeacherKind, self.args.teacher_model_kind)
                 rate = cast(float, self.args.teacher_update_rate)
                 steps = cast(int, self.args.teacher_sync_steps)
-                self.teacher = make_teacher(kind, self.model, rate, steps)
+                if kind == "base" and self.continues_adapter and self.sharding not in SHARDED:
+                    # Without the adapter it would be another model than the one that the run began with.
+                    self.teacher = CopyTeacher(self.model)
+                else:
+                    self.teacher = make_teacher(kind, self.model, rate, steps)
             else:
                 self.teacher = LiveTeacher()  # a copy of the weights that nobody reads would only cost memory
         return self.teacher
@@ -338,6 +352,7 @@ class GEARTrainer(GRPOTrainer):
         if self.truth is not None:
             batch = replace(batch, true_advantage=self.truth(batch, engine))
         plan = prepare(batch, self.credit, engine, self.args, self.privileged)
+        self.teacher_check(plan, engine, self.args)
         if may_wait(self, plan, GEARTrainer):
             self.rollouts.late = LateCredit(self, plan, output, begin)
             return output["advantages"]

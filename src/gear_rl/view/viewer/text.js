@@ -151,7 +151,7 @@ function legend(record, full) {
   return node;
 }
 
-// The prompt: what the user said, and behind a switch all that the student was shown.
+// The prompt: what the user said, and behind switches all that the student and the teacher were shown.
 function promptNodes(record, beside) {
   const head = make("div", "heading");
   head.append(make("h2", "", "Prompt"), ...beside);
@@ -159,11 +159,12 @@ function promptNodes(record, beside) {
   const text = make("p", "question");
   write(text, record.prompt || "(empty)");
   nodes.push(text);
-  if (record.whole) {
+  const folded = [["all that the student was shown", record.whole], ["what the teacher was shown", record.teacher]];
+  for (const [title, shown] of folded.filter(([, shown]) => shown)) {
     const details = make("details");
     const whole = make("p", "question");
-    write(whole, record.whole);
-    details.append(make("summary", "", "all that the student was shown"), whole);
+    write(whole, shown);
+    details.append(make("summary", "", title), whole);
     nodes.push(details);
   }
   return nodes;

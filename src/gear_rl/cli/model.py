@@ -1,0 +1,27 @@
+"""``gear model``: fetch a small pretrained model, once."""
+
+from typing import Annotated
+
+import typer
+
+from gear_rl.cli.console import error_console, out_console, user_errors
+
+
+@user_errors
+def model(
+    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct (Apache-2.0).")],
+) -> None:
+    """Fetch a small pretrained model, also where no model hub is reached, and print its folder.
+
+    It is kept in the cache folder ($GEAR_CACHE, else ~/.cache/gear-rl), and its short name then works wherever a
+    model is named: gear train --model smollm2, gear score --model smollm2, gear teacher --model smollm2.
+    """
+    from gear_rl.runs.machine import quiet_libraries
+    from gear_rl.runs.models import fetch_model
+
+    quiet_libraries()
+
+    def say(text: str) -> None:
+        error_console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    out_console.print(str(fetch_model(name, say)), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,53 @@
+"""``gear teacher``: is the teacher of a run informed?"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gear_rl.cli.console import error_console, out_console, show_log, user_errors
+
+
+@user_errors
+def teacher(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Option(help="A folder, a hub name, smollm2 (gear model smollm2), or arena.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Rows with a privileged context, as --dataset of gear train.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="In their place: the file of a gear train run.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="As in gear train: does the teacher know right completions from wrong?")
+    ] = None,
+    n: Annotated[int, typer.Option(help="Rows, from the first.")] = 32,
+    samples: Annotated[int, typer.Option(help="Completions that are sampled for each row.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+) -> None:
+    """Is the teacher informed? Samples completions and scores the same ones under their own privileged context,
+    under two other rows', and under none; nothing is trained.
+
+    Any context changes what a model thinks likely. Where the teacher reads it, the row's own context stands out
+    from others'; and, with a reward, right completions gain more from it than wrong ones.
+
+    Settings may follow as in gear train: --privileged_column answer, --max_completion_length 64,
+    --teacher_model PATH, --columns.prompt question.
+    """
+    from gear_rl.cli.score import scoring_bar
+    from gear_rl.experiments.teacher import examine, teacher_config
+    from gear_rl.lab.informed import as_dict, sentences
+
+    show_log(logging.WARNING)
+    run = teacher_config(config, model, data, reward, context.args)
+    with scoring_bar(error_console) as progress:
+        found, about = examine(run, n=n, samples=samples, seed=seed, progress=progress)
+    if as_json:
+        sys.stdout.write(json.dumps(about | as_dict(found), indent=2) + "\n")
+        return
+    for line in sentences(found):
+        out_console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""Word problems in a few steps, each with its worked solution: for trying a pretrained model without a hub.
+
+Made from templates and a seed. Choosing and reporting have seeds and prompts of their own: what a default was
+chosen on must not be what it is reported on. Knows no model.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gear_rl.data.prompts import checksum
+from gear_rl.data.rewards.text import Completion, final_text
+
+SEEDS = {"train": 1_000_003, "test": 2_000_003}
+"""Of the problems to choose (and train) on, and of those to report."""
+_TEST_SHARE = 0.25
+"""Part of all prompts, by checksum, that only the second may have: two seeds alone draw some problem twice."""
+_NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
+_THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
+_ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    text: str
+    steps: tuple[tuple[int, str, int], ...]
+    """First number, sign, second number."""
+
+
+def word_problems(split: str = "train", num: int = 4096, template: str | None = None) -> list[dict[str, Any]]:
+    """Rows with ``prompt``, ``solution`` (the steps), ``answer`` and ``template``; no prompt stands there twice.
+
+    Every template has its turn, or the one that is named. The same split gives the same rows, and fewer of them
+    are the first. ``ValueError`` for a template that is none, or a split.
+
+    >>> row = word_problems(num=1)[0]
+    >>> row["solution"]
+    '2 * 2 = 4. 6 * 9 = 54. 4 + 54 = 58. The answer is 58.'
+    """
+    if template is not None and template not in _TEMPLATES:
+        raise ValueError(f"{template!r} is no template of word problems; choose from {', '.join(_TEMPLATES)}")
+    if split not in SEEDS:
+        raise ValueError(f"{split!r} is no split of word problems; choose from {', '.join(SEEDS)}")
+    rows: dict[str, dict[str, Any]] = {}
+    for name, problem in _endless(random.Random(SEEDS[split]), template):
+        if len(rows) == num:
+            break
+        if (checksum(problem.text) < _TEST_SHARE) == (split == "test"):
+            rows.setdefault(problem.text, _row(name, problem))
+    return list(rows.values())
+
+
+def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -> list[float]:
+    """1 where the last "The answer is N" of a completion is the row's answer; the signature of a TRL reward.
+
+    >>> reward(["2 + 2 = 4. The answer is 4.", "It is 4."], answer=["4", "4"])
+    [1.0, 0.0]
+    """
+    found = [_ANSWER.findall(final_text(completion)) for completion in completions]
+    return [float(bool(said) and said[-1] == str(right)) for said, right in zip(found, answer, strict=True)]
+
+
+def _endless(rng: random.Random, template: str | None) -> Iterator[tuple[str, _Problem]]:
+    names = [template] if template is not None else list(_TEMPLATES)
+    while True:
+        for name in names:
+            yield name, _TEMPLATES[name](rng)
+
+
+def _row(name: str, problem: _Problem) -> dict[str, Any]:
+    result, written = 0, list[str]()
+    for first, sign, second in problem.steps:
+        result = {"+": first + second, "-": first - second, "*": first * second}[sign]
+        written.append(f"{first} {sign} {second} = {result}.")
+    return {
+        "prompt": f"{_EXAMPLES[name]}\n\nQuestion: {problem.text}\nAnswer:",
+        "solution": f"{' '.join(written)} The answer is {result}.",
+        "answer": str(result),
+        "template": name,
+    }
+
+
+def _changes(rng: random.Random) -> _Problem:
+    """Somebody gets some and gives some away."""
+    who, what, has = rng.choice(_NAMES), rng.choice(_THINGS), rng.randint(12, 40)
+    text, steps = f"{who} has {has} {what}.", list[tuple[int, str, int]]()
+    for _ in range(2):
+        sign, other = rng.choice("+-" if has > 3 else "+"), rng.choice([n for n in _NAMES if n != who])
+        count = rng.randint(3, 20 if sign == "+" else min(20, has - 1))
+        done = f"gets {count} more from" if sign == "+" else f"gives {count} to"
+        text += f" {who} {done} {other}."
+        steps.append((has, sign, count))
+        has = has + count if sign == "+" else has - count
+    return _Problem(f"{text} How many {what} does {who} have now?", tuple(steps))
+
+
+def _prices(rng: random.Random) -> _Problem:
+    """Some of one kind and some of another, at two prices."""
+    who = rng.choice(_NAMES)
+    (one, two), (a, b) = rng.sample(_THINGS, 2), (rng.randint(2, 9), rng.randint(2, 9))
+    m, n = rng.randint(2, 6), rng.randint(2, 6)
+    text = (
+        f"{who} buys {m} {one} for {a} dollars each and {n} {two} for {b} dollars each. "
+        "How many dollars is that together?"
+    )
+    return _Problem(text, ((m, "*", a), (n, "*", b), (m * a, "+", n * b)))
+
+
+def _together(rng: random.Random) -> _Problem:
+    """One has more than another, and a third brings some."""
+    (who, other, third), what = rng.sample(_NAMES, 3), rng.choice(_THINGS)
+    a, b, c = rng.randint(5, 40), rng.randint(3, 30), rng.randint(3, 30)
+    text = (
+        f"{who} has {a} {what}. {other} has {b} more than {who}. {third} brings {c}. "
+        f"How many {what} do {other} and {third} have together?"
+    )
+    return _Problem(text, ((a, "+", b), (a + b, "+", c)))
+
+
+_EXAMPLES = {
+    "changes": "Question: Tom has 15 cards. Tom gets 8 more from Sue. Tom gives 4 to Kim. How many cards does "
+    "Tom have now?\nAnswer: 15 + 8 = 23. 23 - 4 = 19. The answer is 19.",
+    "prices": "Question: Tom buys 3 cards for 5 dollars each and 2 maps for 7 dollars each. How many dollars is "
+    "that together?\nAnswer: 3 * 5 = 15. 2 * 7 = 14. 15 + 14 = 29. The answer is 29.",
+    "together": "Question: Tom has 15 cards. Sue has 8 more than Tom. Kim brings 4. How many cards do Sue and "
+    "Kim have together?\nAnswer: 15 + 8 = 23. 23 + 4 = 27. The answer is 27.",
+}
+"""Shows the form; as text of the same message, so that a teacher's context stands behind it."""
+_TEMPLATES: dict[str, Callable[[random.Random], _Problem]] = {
+    "changes": _changes,
+    "prices": _prices,
+    "together": _together,
+}

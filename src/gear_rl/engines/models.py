@@ -1,0 +1,85 @@
+"""Models from folders and names: adapters on their base, and teachers with other weights. Knows no trainer."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_ADAPTER = "adapter_config.json"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a name means a folder with a PEFT adapter, as ``gear train`` with ``lora`` saves one.
+
+    >>> is_adapter("Qwen/Qwen3-4B")
+    False
+    """
+    return (Path(name) / _ADAPTER).is_file()
+
+
+def load_causal_lm(name: str, options: Mapping[str, Any], *, trained: bool = False) -> Any:
+    """The model of a folder or a hub name; of an adapter's folder its base with the adapter on it.
+
+    ``options`` are those of ``from_pretrained``; the weights are float32 where they do not say. With ``trained``
+    the adapter's weights can be. ``ValueError`` for an adapter whose base cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    settings = {"dtype": "float32"} | dict(options)
+    if isinstance(settings["dtype"], str) and settings["dtype"] != "auto":
+        settings["dtype"] = getattr(torch, settings["dtype"])
+    loader: Any = AutoModelForCausalLM
+    if not is_adapter(name):
+        return loader.from_pretrained(name, **settings)
+    from peft import PeftConfig, PeftModel
+
+    base: Any = PeftConfig.from_pretrained(name).base_model_name_or_path
+    try:
+        model = loader.from_pretrained(base, **settings)
+    except (OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(
+            f"model: {name} is an adapter of {base}, which cannot be loaded ({first}); write its folder into "
+            f"base_model_name_or_path of {_ADAPTER}"
+        ) from None
+    return PeftModel.from_pretrained(model, name, is_trainable=trained)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a folder or a hub name; an adapter's folder may leave it to its base."""
+    from transformers import AutoTokenizer
+
+    loader: Any = AutoTokenizer
+    if is_adapter(name) and not (Path(name) / "tokenizer_config.json").is_file():
+        from peft import PeftConfig
+
+        name = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+    return loader.from_pretrained(name)
+
+
+def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, vocabulary: int) -> nn.Module:
+    """Another model for the teacher's passes, which reads the student's ids; nothing of it is trained.
+
+    ``vocabulary`` is the number of logits that the student has; a teacher padded to more is cut to them.
+    ``ValueError`` where the two tokenizers disagree, or the teacher has fewer.
+    """
+    other = load_tokenizer(name)
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"teacher_model: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "
+            "tokens); a teacher scores the student's own token ids, so take a model with the same tokenizer"
+        )
+    model = load_causal_lm(name, options)
+    logits = int(model.get_output_embeddings().weight.shape[0])
+    if logits < vocabulary:
+        raise ValueError(
+            f"teacher_model: {name} has {logits} logits, and the model {vocabulary}; take another"
+        )
+    if logits > vocabulary:
+        model.resize_token_embeddings(vocabulary)
+    return model.eval().requires_grad_(False)

