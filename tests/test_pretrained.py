@@ -34,8 +34,8 @@ def test_its_weights_are_the_ones_that_can_talk(smollm2):
     assert "Paris" in tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
 
 
-@pytest.mark.parametrize(("column", "verdicts"), [("solution", {"informed"}), ("answer", {"not informed"})])
-def test_the_teacher_reads_a_worked_solution_and_not_an_answer(smollm2, column, verdicts):
+@pytest.mark.parametrize(("column", "informed"), [("solution", True), ("answer", False)])
+def test_the_teacher_reads_a_worked_solution_and_not_an_answer(smollm2, column, informed):
     words = [
         "--data",
         "word-problems/together",
@@ -48,4 +48,4 @@ def test_the_teacher_reads_a_worked_solution_and_not_an_answer(smollm2, column, 
     ]
     done = gear("teacher", "--model", "smollm2", *words, "--privileged_column", column, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["verdict"] in verdicts, done.stdout
+    assert (json.loads(done.stdout)["verdict"] == "informed") == informed, done.stdout
