@@ -38,8 +38,11 @@ def commands(recipe: Path) -> list[str]:
 
 
 def with_options(recipe: Path, text: str, folder: Path) -> RunConfig:
-    file = folder / "recipe.yaml"
-    file.write_text(recipe.read_text(encoding="utf-8") + "\n" + text + "\n", encoding="utf-8")
+    """The recipe with these lines in place of its own of the same keys."""
+    file, whole = folder / "recipe.yaml", recipe.read_text(encoding="utf-8")
+    for key in re.findall(r"^(\w+):", text, re.MULTILINE):
+        whole = re.sub(rf"^{key}:.*\n(?:[ -].*\n)*", "", whole, flags=re.MULTILINE)
+    file.write_text(f"{whole}\n{text}\n", encoding="utf-8")
     return load_config(file)
 
 
