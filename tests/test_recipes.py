@@ -38,11 +38,12 @@ def commands(recipe: Path) -> list[str]:
 
 
 def with_options(recipe: Path, text: str, folder: Path) -> RunConfig:
-    """The recipe with these lines in place of its own of the same keys."""
+    """The recipe with these lines in place of its own of the same keys; the last of each key."""
     file, whole = folder / "recipe.yaml", recipe.read_text(encoding="utf-8")
-    for key in re.findall(r"^(\w+):", text, re.MULTILINE):
+    entries = {entry.partition(":")[0]: entry for entry in re.split(r"\n(?=\w)", text.strip())}
+    for key in entries:
         whole = re.sub(rf"^{key}:.*\n(?:[ -].*\n)*", "", whole, flags=re.MULTILINE)
-    file.write_text(f"{whole}\n{text}\n", encoding="utf-8")
+    file.write_text("\n".join([whole, *entries.values(), ""]), encoding="utf-8")
     return load_config(file)
 
 
