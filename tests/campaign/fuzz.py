@@ -289,7 +289,9 @@ def _damaged(rng: random.Random, raw: bytes) -> bytes:
 
 def _configuration(rng: random.Random, folder: Path, tally: Tally) -> None:
     """Lines of ``key: word``; what is accepted must be what stands there."""
-    words = {key: rng.choice(WORDS).replace("\n", " ") for key in rng.sample(list(TYPES), rng.randint(1, 3))}
+    words = {
+        key: " ".join(rng.choice(WORDS).splitlines()) for key in rng.sample(list(TYPES), rng.randint(1, 3))
+    }
     text = "".join(f"{key}: {word}\n" for key, word in (BASE | words).items())
     raw, damaged = text.encode("utf-8", "surrogatepass"), rng.random() < 0.3
     file = folder / "run.yaml"
