@@ -121,9 +121,14 @@ def _jsonl(rng: random.Random, folder: Path, tally: Tally) -> None:
     aside.unlink(missing_ok=True)
     numbered = [(n, line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     tally.inputs += max(len(numbered), 1)
-    loaded = _load(file, aside, tally, rng.random() < 0.2)
+    stream = rng.random() < 0.2  # of which the first row names the columns
+    loaded = _load(file, aside, tally, stream)
     if loaded is None:
-        usable = clean and any(prompt_fault(json.loads(line).get("prompt")) is None for line in lines)
+        usable = (
+            clean
+            and not stream
+            and any(prompt_fault(json.loads(line).get("prompt")) is None for line in lines)
+        )
         if usable and "mixed" not in template.values():
             tally.blame("wrongly_refused", content)
         return
