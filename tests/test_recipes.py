@@ -38,8 +38,12 @@ def commands(recipe: Path) -> list[str]:
 
 
 def with_options(recipe: Path, text: str, folder: Path) -> RunConfig:
-    file = folder / "recipe.yaml"
-    file.write_text(recipe.read_text(encoding="utf-8") + "\n" + text + "\n", encoding="utf-8")
+    """The recipe with these lines in place of its own of the same keys; the last of each key."""
+    file, whole = folder / "recipe.yaml", recipe.read_text(encoding="utf-8")
+    entries = {entry.partition(":")[0]: entry for entry in re.split(r"\n(?=\w)", text.strip())}
+    for key in entries:
+        whole = re.sub(rf"^{key}:.*\n(?:[ -].*\n)*", "", whole, flags=re.MULTILINE)
+    file.write_text("\n".join([whole, *entries.values(), ""]), encoding="utf-8")
     return load_config(file)
 
 

@@ -104,7 +104,7 @@ def _records(lines: Iterable[str], path: str | Path) -> Iterator[Record]:
             continue
         place = f"{path}, line {number}"
         try:
-            row = parse_json(line)
+            row = parse_json(line, half_characters=True)
         except ValueError as error:
             raise ValueError(f"{place}: {error}; delete the line or make the file again") from None
         row = cast(dict[str, Any], row) if isinstance(row, dict) else {}

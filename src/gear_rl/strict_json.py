@@ -12,11 +12,12 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, half_characters: bool = False) -> Any:
     """The value of a JSON text. ``ValueError`` in a few words for everything that could not be kept as written.
 
     That is, beside what is no JSON: NaN and infinities, a key that stands twice in an object, a number beyond 64
     bits, a fraction beyond what a float holds, half a surrogate pair, and lists in lists beyond Python's depth.
+    ``half_characters`` lets halves pass, for a reader that shows them as what they are.
 
     >>> parse_json('{"answer": "007"}')
     {'answer': '007'}
@@ -28,7 +29,7 @@ def parse_json(text: str) -> Any:
     ValueError: NaN is no JSON value; write null, or quote it
     """
     value = _refusing(lambda: _DECODER.decode(text))
-    if _SURROGATE.search(text):
+    if not half_characters and _SURROGATE.search(text):
         check_characters(value)
     return value
 

@@ -121,9 +121,14 @@ def _jsonl(rng: random.Random, folder: Path, tally: Tally) -> None:
     aside.unlink(missing_ok=True)
     numbered = [(n, line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     tally.inputs += max(len(numbered), 1)
-    loaded = _load(file, aside, tally, rng.random() < 0.2)
+    stream = rng.random() < 0.2  # of which the first row names the columns
+    loaded = _load(file, aside, tally, stream)
     if loaded is None:
-        usable = clean and any(prompt_fault(json.loads(line).get("prompt")) is None for line in lines)
+        usable = (
+            clean
+            and not stream
+            and any(prompt_fault(json.loads(line).get("prompt")) is None for line in lines)
+        )
         if usable and "mixed" not in template.values():
             tally.blame("wrongly_refused", content)
         return
@@ -289,7 +294,9 @@ def _damaged(rng: random.Random, raw: bytes) -> bytes:
 
 def _configuration(rng: random.Random, folder: Path, tally: Tally) -> None:
     """Lines of ``key: word``; what is accepted must be what stands there."""
-    words = {key: rng.choice(WORDS).replace("\n", " ") for key in rng.sample(list(TYPES), rng.randint(1, 3))}
+    words = {
+        key: " ".join(rng.choice(WORDS).splitlines()) for key in rng.sample(list(TYPES), rng.randint(1, 3))
+    }
     text = "".join(f"{key}: {word}\n" for key, word in (BASE | words).items())
     raw, damaged = text.encode("utf-8", "surrogatepass"), rng.random() < 0.3
     file = folder / "run.yaml"

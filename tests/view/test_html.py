@@ -369,8 +369,8 @@ for path in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     for name, line in zip(WRONG, said, strict=False):
-        assert line.startswith(f"{name}.jsonl, record 2: not a credit record ("), line
-        assert line.endswith("); make the file again"), line
+        assert line.startswith(f"{name}.jsonl, line 2: not a credit record, "), line
+        assert line.endswith("; make the file again"), line
     assert said[len(WRONG) :] == ["1"], "null is how a record file writes what was not finite"
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     found = decoded(block(page, "r0"))

@@ -30,7 +30,7 @@ def report(
                 raise ValueError("holds no JSON object")
             check_output(page, [file], "report.html")
             save_report(cast(dict[str, Any], comparison), page)
-        except (ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
             # A document that somebody edited may lack anything.
             message = f"{file}: {error}; give the comparison.json of a `gear compare`"
             raise InputError(message) from None
