@@ -1,6 +1,7 @@
 """The privileged context is only scored with: it never reaches anything the student is generated from."""
 
 import secrets
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,12 @@ class Watch:
         monkeypatch.setattr(engine, "teacher_states", taught)
 
 
+def told_to_the_teacher_alone(file, canary):
+    """A record holds the privileged context in what the teacher was shown, and nowhere else."""
+    for record in read_records(file):
+        assert canary not in replace(record, teacher_prompt=None).to_json()
+
+
 def train(folder, model, contexts, monkeypatch, credit=None, **changes):
     dataset = tiny.rows().from_list(
         [{**row, "privileged_context": context} for row, context in zip(tiny.rows(), contexts, strict=True)]
@@ -89,7 +96,7 @@ def test_a_canary_is_seen_by_the_teacher_alone(tiny_model, tmp_path, monkeypatch
         )["input_ids"]
     }
     assert {tuple(ids) for ids in watch.generated_from} <= known
-    assert canary not in (tmp_path / "records.jsonl").read_text()
+    told_to_the_teacher_alone(tmp_path / "records.jsonl", canary)
 
 
 @pytest.mark.parametrize("credit", [Igpo(), Opsd(), Sdpo(), Sdpg(weight=0.5)], ids=lambda method: method.name)
@@ -124,7 +131,7 @@ def test_what_is_asked_of_the_ground_truth_is_never_generated_from(tiny_model, t
     assert {tuple(ids) for ids in watch.generated_from} <= known
     for ids in [*watch.generated_from, *watch.sampled]:
         assert not contains(ids, part)
-    assert canary not in (tmp_path / "records.jsonl").read_text()
+    told_to_the_teacher_alone(tmp_path / "records.jsonl", canary)
 
 
 def test_another_context_changes_the_credit_and_no_rollout(tiny_model, tmp_path, monkeypatch):
