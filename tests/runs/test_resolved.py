@@ -2,6 +2,7 @@
 
 import yaml
 
+from gear_rl.cli.progress import ProgressLine
 from gear_rl.runs.config import build_method, load_config
 from gear_rl.runs.resolved import RUN_FILE
 from support.commands import gear
@@ -27,3 +28,24 @@ def test_what_it_says_is_what_was_run(tmp_path):
     assert "`shuffled`" in card and "arena/chain/easy" in card
     done = gear("train", "--config", str(folder / RUN_FILE), "--output_dir", str(tmp_path / "b"), "--dry-run")
     assert done.returncode == 0 and "alpha: 2.5" in done.stdout
+
+
+def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    words = (*WORDS, *SMALL, "--max_steps", "2", "--save_steps", "1", "--output_dir", str(folder))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressLine, "on_step_end", interrupted)
+        done = gear("train", *words, "--overwrite")
+    assert done.returncode == 130 and "interrupted" in done.stderr
+    assert f"{folder} has no checkpoint yet" in done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressLine, "on_save", interrupted)
+        done = gear("train", *words, "--overwrite")
+    command = f"gear train --config {folder / RUN_FILE} --resume_from_checkpoint latest"
+    assert done.returncode == 130 and f"gear: interrupted; go on with: {command}\n" in done.stderr
+    done = gear(*command.split()[1:])
+    assert done.returncode == 0 and "train 2/2" in done.stderr and "train 1/2" not in done.stderr

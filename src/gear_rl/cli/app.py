@@ -89,9 +89,15 @@ def train(
             facts = smoke_run(chosen, [line], say=_say_smoke)
             _say_smoke(f"{config or 'the run'} works: {facts}")
         else:
+            from gear_rl.runs.resolved import how_to_go_on
             from gear_rl.runs.trainer import train as run
 
-            trainer = run(chosen, [line], overwrite=overwrite)
+            try:
+                trainer = run(chosen, [line], overwrite=overwrite)
+            except BaseException as ended:
+                if not isinstance(ended, Exception):  # interrupted or terminated
+                    ended.add_note(how_to_go_on(chosen))
+                raise
             out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
 
 

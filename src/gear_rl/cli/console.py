@@ -56,7 +56,8 @@ def user_errors(command: Callable[P, None]) -> Callable[P, None]:
     """The command; what the user can correct is printed as one line, and the exit code is 2.
 
     That is an ``InputError``, an error of the operating system (a full disk, a permission), and what libraries
-    that read files raise. Interrupted it ends with 130, terminated with 143, one line each.
+    that read files raise. Interrupted it ends with 130, terminated with 143, one line each, with the notes that
+    the command has put on the exception.
     """
 
     @wraps(command)
@@ -66,7 +67,10 @@ def user_errors(command: Callable[P, None]) -> Callable[P, None]:
                 command(*args, **kwargs)
         except (KeyboardInterrupt, _Terminated) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            error_console.print(f"gear: {'interrupted' if interrupted else 'terminated'}", highlight=False)
+            words = "; ".join(
+                ["interrupted" if interrupted else "terminated", *getattr(error, "__notes__", ())]
+            )
+            error_console.print(f"gear: {words}", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(130 if interrupted else 143) from None
         except BrokenPipeError:
             # Whoever read the output wants no more of it; Python would complain again when it flushes.

@@ -5,7 +5,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
@@ -20,11 +19,8 @@ from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.resolved import write_run
+from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 from gear_rl.runs.trackers import check_trackers
-
-_OUTPUT_DIR = "runs/train"
-"""Where a run without an ``output_dir`` goes."""
 
 
 def make_trainer(config: RunConfig) -> Any:
@@ -99,7 +95,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; transformers' own bar is switched off, since the command has one."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
-    defaults = {"output_dir": _OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine}
+    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine}
     settings = defaults | config.trainer | {"disable_tqdm": True}
     if settings.get("teacher_model") is not None:
         settings["teacher_model"] = resolve_model(str(settings["teacher_model"]), "teacher_model")
@@ -143,7 +139,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool =
 
 
 def _folder(config: RunConfig) -> RunFolder:
-    return RunFolder(Path(str(config.trainer.get("output_dir", _OUTPUT_DIR))))
+    return RunFolder(run_folder(config))
 
 
 def _check_folder(folder: RunFolder, records: str | None, resume: str | None, overwrite: bool) -> None:
@@ -174,7 +170,7 @@ def _checkpoint(config: RunConfig) -> str | None:
 
 def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
-    folder = Path(str(config.trainer.get("output_dir", _OUTPUT_DIR)))
+    folder = run_folder(config)
     common: dict[str, Any] = {
         "columns": config.columns,
         "csv_types": config.csv_types,
