@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -248,6 +249,7 @@ def test_a_run_ends_with_the_one_who_asked_for_it(tmp_path):
         [sys.executable, "-m", "gear_rl.experiments.cells", str(tmp_path)],
         stdin=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a script
         env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
     )
     with worker:

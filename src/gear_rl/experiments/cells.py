@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -247,6 +248,8 @@ def serve(folder: Path, answers: TextIO) -> None:
     own seed. Many share the seconds that torch and its like take to load. Where the one who asks is gone, the
     run that is under way ends too.
     """
+    # Whatever a shell made of it: in the background of a script SIGINT is ignored, and so would be ours.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked: SimpleQueue[str | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     try:
