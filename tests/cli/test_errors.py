@@ -100,7 +100,13 @@ app([])
 )
 def test_a_signal_ends_a_command_with_one_line_and_leaves_no_temporary_folder(tmp_path, number, code, word):
     command = [sys.executable, "-c", SLEEPER, str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
     begin = time.monotonic()

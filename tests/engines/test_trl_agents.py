@@ -1,5 +1,7 @@
 """Multi-turn rollouts through TRL's own tool loop: masks, ids, turns, and tools that misbehave."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import trl
@@ -86,7 +88,9 @@ def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(roomy,
     assert [record.truncated for record in records] == [False, True, True, False]
     assert [record.tools for record in records] == [{"calls": 2, "raised": 1}, {"calls": 1}, {}, {}]
     assert [record.context for record in records] == ["environment"] * 4
-    assert "look in the drawer" not in (tmp_path / "records.jsonl").read_text(), "the secret is not recorded"
+    for record in records:
+        assert "look in the drawer" in record.teacher_prompt, "what the teacher was shown is recorded as that"
+        assert "look in the drawer" not in replace(record, teacher_prompt="").to_json(), "and nowhere else"
     # The student and the teacher are scored on these very ids, tool answers included; only the prompt differs.
     [(completions, student, teacher)] = seen.calls
     assert unpadded(completions.ids, completions.attention) == [record.ids for record in records]

@@ -119,7 +119,7 @@ def test_a_teacher_with_the_students_prompt_diverges_by_nothing(
     folders, tmp_path, monkeypatch, name, student_pass
 ):
     """With passes of our own by exactly 0. A rotary model's student out of TRL's loss differs in last bits."""
-    monkeypatch.setattr("gear_rl.credit.step.teacher_prompts", lambda batch, *_: batch.student)
+    monkeypatch.setattr("gear_rl.credit.step.teacher_prompts", lambda batch, *_: (batch.student, [False] * 8))
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
     options = {"student_pass": student_pass, "teacher_model_kind": "live"}
     trainer_of(tmp_path, folders[name], Gear(), **options).train()

@@ -79,7 +79,7 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(tmp_path: Path) -> None:
     plan = plan_of([], rates=2, **SMALL)
 
     def found(folder: Path, **options) -> str:
-        rows, tuned = run_plan(plan, folder, jobs=2, **options)
+        rows, tuned = run_plan(plan, folder, jobs=1, **options)
         return json.dumps(compared(plan, rows, tuned, command=""))
 
     ran: list[str] = []

@@ -164,7 +164,10 @@ def test_a_run_that_works_says_so_and_leaves_nothing(tmp_path):
     ("changes", "message"),
     [
         ({"reward": "smoke_mine:silent"}, "reward: silent judged none of .* rows have .*answer"),
-        ({"reward": "smoke_mine:broken"}, r"smoke: .*smoke_mine\.py, line 9: KeyError: 'anwser'"),
+        (
+            {"reward": "smoke_mine:broken"},
+            r"reward: smoke_mine:broken raised KeyError: 'anwser' .*, line 9",
+        ),
         (
             {"environment": "smoke_mine:Mute", "reward": None, "columns": {"prompt": "q", "gold": "a"}},
             "credit: none of .* completions had a privileged context, so 'gear' did nothing",
