@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-verl install-verl campaign bench pages docs docs-serve check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-verl install-verl campaign bench pages docs docs-serve check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -38,17 +38,19 @@ test: $(VENV)/.dev ## Run every test, on two processes
 
 test-lm: $(VENV)/.dev ## Fetch a pretrained model of 135M weights, and run the tests that need one: minutes
 	$(BIN)/gear model smollm2
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m lm $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests -m lm $(ARGS)
 
 # What a last bit could change: kernels, signals, thresholds, placebos, tables that documents show.
 SENSITIVE ?= tests/tensor tests/methods tests/signals tests/lab \
   tests/experiments/test_marked.py::test_the_page_shows_what_its_commands_print
 
 # torch.compile's cache does not know the capability: what was compiled for another does not build here.
-test-processors: $(VENV)/.dev ## Run the tests that numbers could fail, as on two older processors
-	ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(VENV)/.inductor-default OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
+test-processors: test-oldest-processor ## Run the tests that numbers could fail, as on two older processors
 	ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
+
+test-oldest-processor: $(VENV)/.dev ## The first of them: no vector instructions beyond the oldest
+	ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(VENV)/.inductor-default OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 
 # verl needs an environment of its own: it cannot live beside TRL, and a CPU needs vLLM's CPU build. The list of
