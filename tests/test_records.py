@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gear_rl import record_check
 from gear_rl.records import FORMAT, Record, RecordWriter, read_records
 
 
@@ -156,3 +157,10 @@ def test_blank_lines_and_later_fields_are_passed_over(tmp_path):
     later = json.loads(record().to_json()) | {"invented_later": 1}
     (tmp_path / "r.jsonl").write_text(f"\n{json.dumps(later)}\n\n")
     assert list(read_records(tmp_path / "r.jsonl")) == [record()]
+
+
+def test_every_field_of_a_record_is_checked():
+    """A field that is added later and forgotten there would reach its readers as whatever a file holds."""
+    known = {*record_check._SCALARS, *record_check._LISTS, *record_check._MAPPINGS}
+    assert known == {field.name for field in dataclasses.fields(Record)}
+    assert record_check.record_fault({"teacher_prompt": 7}) == "teacher_prompt: '7' is no str"

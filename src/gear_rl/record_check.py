@@ -13,6 +13,7 @@ _SCALARS: dict[str, set[type]] = {
     "advantage": _NUMBER | {_NONE},  # null stands for what was not finite
     "fallback": {str, _NONE},
     "context": {str, _NONE},
+    "teacher_prompt": {str, _NONE},
     "truncated": {bool},
     "format": {int},
 }
