@@ -32,7 +32,5 @@ def test_the_parts_share_no_prompt_and_a_part_is_the_same_every_time():
 def test_it_is_a_dataset_by_name():
     [row] = load_rows("word-problems/prices", chat=True, limit=1)
     assert row["template"] == "prices" and row["prompt"][0]["role"] == "user"
-    with pytest.raises(
-        InputError, match="dataset: 'sums' is no template of word problems; choose from changes"
-    ):
+    with pytest.raises(InputError, match="dataset: 'sums' is no kind of word problems; choose from changes"):
         load_rows("word-problems/sums", chat=True, limit=1)

@@ -19,6 +19,7 @@ _TEST_SHARE = 0.25
 """Part of all prompts, by checksum, that only the second may have: two seeds alone draw some problem twice."""
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
 _THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
+_BARE = "bare"
 _ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
 
 
@@ -29,18 +30,20 @@ class _Problem:
     """First number, sign, second number."""
 
 
-def word_problems(split: str = "train", num: int = 4096, template: str | None = None) -> list[dict[str, Any]]:
+def word_problems(split: str = "train", num: int = 4096, kind: str | None = None) -> list[dict[str, Any]]:
     """Rows with ``prompt``, ``solution`` (the steps), ``answer`` and ``template``; no prompt stands there twice.
 
-    Every template has its turn, or the one that is named. The same split gives the same rows, and fewer of them
-    are the first. ``ValueError`` for a template that is none, or a split.
+    ``kind`` names a template (``changes``), ``bare`` for prompts without an example of the form (shorter, for
+    models that know it), or both (``changes/bare``); by itself every template has its turn. The same split gives
+    the same rows, and fewer of them are the first. ``ValueError`` for a kind that is none, or a split.
 
     >>> row = word_problems(num=1)[0]
     >>> row["solution"]
     '2 * 2 = 4. 6 * 9 = 54. 4 + 54 = 58. The answer is 58.'
+    >>> word_problems(num=1, kind="prices/bare")[0]["prompt"][:33]
+    'Finn buys 6 shells for 4 dollars '
     """
-    if template is not None and template not in _TEMPLATES:
-        raise ValueError(f"{template!r} is no template of word problems; choose from {', '.join(_TEMPLATES)}")
+    template, bare = _kind(kind or "")
     if split not in SEEDS:
         raise ValueError(f"{split!r} is no split of word problems; choose from {', '.join(SEEDS)}")
     rows: dict[str, dict[str, Any]] = {}
@@ -48,8 +51,19 @@ def word_problems(split: str = "train", num: int = 4096, template: str | None = 
         if len(rows) == num:
             break
         if (checksum(problem.text) < _TEST_SHARE) == (split == "test"):
-            rows.setdefault(problem.text, _row(name, problem))
+            rows.setdefault(problem.text, _row(name, problem, bare))
     return list(rows.values())
+
+
+def _kind(text: str) -> tuple[str | None, bool]:
+    """The template, None for all of them, and whether prompts have no example."""
+    name, _, form = (text if text != _BARE else f"/{_BARE}").partition("/")
+    if (name and name not in _TEMPLATES) or form not in ("", _BARE):
+        raise ValueError(
+            f"{text!r} is no kind of word problems; choose from {', '.join(_TEMPLATES)}, alone or with /{_BARE}, "
+            f"or {_BARE}"
+        )
+    return name or None, form == _BARE
 
 
 def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -69,13 +83,43 @@ def _endless(rng: random.Random, template: str | None) -> Iterator[tuple[str, _P
             yield name, _TEMPLATES[name](rng)
 
 
-def _row(name: str, problem: _Problem) -> dict[str, Any]:
+def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None:
+    """Where the first number stands that is not the solution's, in characters; None where nobody can say.
+
+    That is where there is none, or where the completion has other words. Of a number that begins alike the first
+    digit that differs: digits are decided one after the other.
+
+    >>> first_wrong_number("7 + 8 = 16. The answer is 16.", "7 + 8 = 15. The answer is 15.")
+    (9, 10)
+    >>> first_wrong_number("It is 15.", "7 + 8 = 15. The answer is 15.")
+    """
+    ours, right = (list(re.finditer(r"\d+", text)) for text in (completion, solution))
+    if re.sub(r"\d+", "#", completion.strip()) != re.sub(r"\d+", "#", solution.strip()):
+        return None
+    for one, other in zip(ours, right, strict=True):
+        if one[0] != other[0]:
+            pairs = zip(one[0], other[0], strict=False)
+            same = next((j for j, (a, b) in enumerate(pairs) if a != b), min(len(one[0]), len(other[0])) - 1)
+            return one.start() + same, one.start() + same + 1
+    return None
+
+
+def results(completion: str) -> list[tuple[int, int]]:
+    """Where the results stand, which the model has to find: the numbers after ``=``, in characters.
+
+    >>> results("7 + 8 = 16. The answer is 16.")
+    [(8, 10)]
+    """
+    return [match.span(1) for match in re.finditer(r"=\s*(\d+)", completion)]
+
+
+def _row(name: str, problem: _Problem, bare: bool) -> dict[str, Any]:
     result, written = 0, list[str]()
     for first, sign, second in problem.steps:
         result = {"+": first + second, "-": first - second, "*": first * second}[sign]
         written.append(f"{first} {sign} {second} = {result}.")
     return {
-        "prompt": f"{_EXAMPLES[name]}\n\nQuestion: {problem.text}\nAnswer:",
+        "prompt": problem.text if bare else f"{_EXAMPLES[name]}\n\nQuestion: {problem.text}\nAnswer:",
         "solution": f"{' '.join(written)} The answer is {result}.",
         "answer": str(result),
         "template": name,
