@@ -17,6 +17,7 @@ import torch
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
 from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
+from gear_rl.experiments.memory import SignalMemory
 from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
@@ -33,7 +34,12 @@ ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
 SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
 """Signals by themselves, beside the methods that are made from them."""
-REPLAY: dict[str, Any] = {"num_generations": 2, "scale_rewards": "group", "record_max_mb": 4096}
+REPLAY: dict[str, Any] = {
+    "num_generations": 2,
+    "scale_rewards": "group",
+    "record_max_mb": 4096,
+    "teacher_check_steps": 0,
+}
 """Settings of every replay: a group is the faulty completion and another one."""
 
 Progress = Callable[[str, float, int], None]
@@ -110,9 +116,8 @@ def score(
     ``methods`` are the names to show and the settings; the localisations come beside the numbers.
     """
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
-    for credit in named.values():
-        build_method(credit)
-    replays = _Replays(material, progress, total=(len(named) + 2) * material.n)
+    needs = [name for credit in named.values() for name in build_method(credit).needs]
+    replays = _Replays(material, progress, total=(len(named) + 2) * material.n, memory=SignalMemory(needs))
     kept = {name: replays.run(name, credit) for name, credit in named.items()}
     rows = [
         _localised(name, *kept[name], role="floor" if name in _FLOORS else "method")
@@ -141,6 +146,8 @@ class _Replays:
     material: Material
     progress: Progress
     total: int
+    memory: SignalMemory
+    """The replays have the same weights: a teacher that follows the student has not begun to."""
     done: float = 0.0
 
     def run(self, name: str, credit: dict[str, Any], *, informed: bool = True) -> _Replayed:
@@ -151,7 +158,7 @@ class _Replays:
             self.progress(name, self.done, self.total)
 
         advance(0)
-        return records_of(credit, self.material, informed=informed, advance=advance)
+        return records_of(credit, self.material, informed=informed, advance=advance, memory=self.memory)
 
 
 def _controls(replays: _Replays, kept: Mapping[str, _Replayed]) -> list[Localisation]:
@@ -201,6 +208,7 @@ def records_of(
     *,
     informed: bool = True,
     advance: Callable[[int], None] | None = None,
+    memory: SignalMemory | None = None,
 ) -> _Replayed:
     """The cases and, for each, the engine's record of the faulty completion under a method."""
     with tempfile.TemporaryDirectory(prefix="gear-score-") as folder:
@@ -210,7 +218,7 @@ def records_of(
         turns = [turns for case in chosen for turns in (case.faulty, case.right)]
         batch = 2 * (trainer.args.per_device_train_batch_size // 2)
         try:
-            records = replay(trainer, rows, turns, batch=batch, advance=advance)
+            records = replay(trainer, rows, turns, batch=batch, advance=advance, passes=memory)
         except ValueError as error:  # a method may need more than one reward function or turn
             raise InputError(f"--methods: {credit['name']}: {error}") from None
         large = sum(weights.numel() for weights in trainer.model.parameters()) >= LARGE

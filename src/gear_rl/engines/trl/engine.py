@@ -1,6 +1,7 @@
 """TRL's trainer as an ``Engine`` of the credit step: passes in its own process, accelerate between processes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -94,7 +95,9 @@ class TRLEngine:
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
         states = {"student_states": self.student_states, "teacher_states": self.teacher_states}
-        return self.passes.run(request, **cast(dict[str, Any], states))
+        run = partial(self.passes.run, **cast(dict[str, Any], states))
+        instead = self.trainer.rollouts.passes
+        return run(request) if instead is None else instead(request, run)
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gear_rl.engines.trl.solve import unnoticed
+from gear_rl.engines.trl.state import PassesOf
 from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.records import Record
 
@@ -23,10 +24,12 @@ def replay(
     *,
     batch: int = 64,
     advance: Callable[[int], None] | None = None,
+    passes: PassesOf | None = None,
 ) -> list[Record]:
     """The record of every rollout, in order; rows of a group stand together, ``num_generations`` of them.
 
-    ``batch`` rollouts go through the engine at a time (a multiple of the group). The trainer's metrics and random
+    ``batch`` rollouts go through the engine at a time (a multiple of the group). ``passes`` may know
+    some of the signals already. The trainer's metrics and random
     state are left as they were. One process only. ``ValueError`` if the rows do not divide into groups, or if a
     rollout calls a tool after its last turn.
 
@@ -45,7 +48,7 @@ def replay(
     records: list[Record] = []
     for begin in range(0, len(rows), batch):
         own = [dict(row) for row in rows[begin : begin + batch]]
-        with _serving(trainer, turns[begin : begin + batch]), _recording(trainer, records):
+        with _serving(trainer, turns[begin : begin + batch]), _recording(trainer, records, passes):
             trainer._generate_and_score_completions(own)
         if advance is not None:
             advance(len(own))
@@ -93,11 +96,12 @@ def _serving(trainer: Trainer, turns: Sequence[Turns]) -> Generator[None]:
 
 
 @contextmanager
-def _recording(trainer: Trainer, records: list[Record]) -> Generator[None]:
-    """While it is open, records go into the list instead of the record file."""
-    kept = trainer.rollouts.record_sink
-    trainer.rollouts.record_sink = records.extend
+def _recording(trainer: Trainer, records: list[Record], passes: PassesOf | None) -> Generator[None]:
+    """While it is open, records go into the list instead of the record file, and ``passes`` is asked first."""
+    rollouts = trainer.rollouts
+    kept = rollouts.record_sink, rollouts.passes
+    rollouts.record_sink, rollouts.passes = records.extend, passes
     try:
         yield
     finally:
-        trainer.rollouts.record_sink = kept
+        rollouts.record_sink, rollouts.passes = kept

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gear_rl.credit.batch import ForwardRequest
 from gear_rl.records import Record, RecordWriter
 from gear_rl.tensor.lists import float_list, int_list
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from gear_rl.engines.trl.late import LateCredit
 else:
     StudentPass = LateCredit = Any  # importing them would go round in a circle
+
+Passes = Callable[[ForwardRequest], dict[str, Tensor]]
+PassesOf = Callable[[ForwardRequest, Passes], dict[str, Tensor]]
 
 
 @dataclass
@@ -54,6 +58,8 @@ class RolloutState:
 
     record_sink: Callable[[list[Record]], object] | None = None
     """Where records go instead of the record file."""
+    passes: PassesOf | None = None
+    """Who answers requests for signals in place of the engine's passes; gets these too."""
     writer: RecordWriter | None = None
     warned_of_positions: bool = False
     warned_of_rewards: bool = False

@@ -1,0 +1,74 @@
+"""Signals of completions that many methods want: each pass of the model is run once. Knows no engine."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.signals.score import Prompts
+from gear_rl.tensor.lists import int_list
+from gear_rl.types import signal_of
+
+_Key = tuple[object, ...]
+
+
+class SignalMemory:
+    """Remembers signals by the ids that they were computed from.
+
+    ``names`` are those that will be wanted sooner or later: they are computed along with the first of them that
+    is. For one set of weights and settings; what does not come out of the student's and the teacher's pass
+    (saliency, an answer's confidence) is computed each time.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = [name for name in dict.fromkeys(names) if _remembered(name)]
+        self._known: dict[_Key, Tensor] = {}
+
+    def __call__(
+        self, request: ForwardRequest, run: Callable[[ForwardRequest], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The signals of a request, by ``run`` where they are not known; 0 in rows that are not scored."""
+        mine = [name for name in request.needs if _remembered(name)]
+        rows = int_list(torch.nonzero(request.scored_B)[:, 0])
+        keys = {name: [self._key(name, request, b) for b in rows] for name in mine}
+        if any(key not in self._known for those in keys.values() for key in those):
+            return self._ask(request, run, rows)
+        others = tuple(name for name in request.needs if name not in mine)
+        values = run(replace(request, needs=others)) if others else {}
+        mask = request.completions.mask
+        for name in mine:
+            values[name] = torch.zeros(mask.shape, device=mask.device)
+            for b, key in zip(rows, keys[name], strict=True):
+                kept = self._known[key].to(mask.device)
+                values[name][b, : len(kept)] = kept
+        return {name: values[name] for name in request.needs}
+
+    def _ask(
+        self, request: ForwardRequest, run: Callable[[ForwardRequest], dict[str, Tensor]], rows: list[int]
+    ) -> dict[str, Tensor]:
+        along = (name for name in self._names if request.teachers or not signal_of(name).teacher)
+        values = run(replace(request, needs=tuple(dict.fromkeys((*request.needs, *along)))))
+        for name in filter(_remembered, values):
+            for b in rows:
+                length = int(request.completions.attention[b].sum())
+                self._known[self._key(name, request, b)] = values[name][b, :length].cpu()
+        return {name: values[name] for name in request.needs}
+
+    def _key(self, name: str, request: ForwardRequest, b: int) -> _Key:
+        done, kind = request.completions, signal_of(name)
+        length = int(done.attention[b].sum())
+        asked = None if done.asked is None else tuple(int_list(done.asked[b, :length]))
+        emitted = tuple(int_list(done.ids[b, :length])), tuple(int_list(done.mask[b, :length].long())), asked
+        teachers = tuple(_ids(shown, b) for shown in request.teachers) if kind.teacher else ()
+        return name, emitted, _ids(request.student, b), teachers
+
+
+def _remembered(name: str) -> bool:
+    kind = signal_of(name)
+    return kind.made_by == "passes" and kind.per == "token"
+
+
+def _ids(prompts: Prompts, b: int) -> tuple[int, ...]:
+    return tuple(int_list(prompts.ids_BP[b][prompts.attention_BP[b].bool()]))
