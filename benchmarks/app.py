@@ -272,6 +272,42 @@ def curves(
     deliver(result, laboratory.curves_cells, out, as_json)
 
 
+@app.command()
+@user_errors
+def words(
+    model: Annotated[str, typer.Option(help="Folder of a model or an adapter, a hub name, or smollm2.")],
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
+    ] = "gear,rlsd,entropy_forks",
+    kind: Annotated[
+        str, typer.Option(help="Word problems: a template, bare (without an example), or both.")
+    ] = "bare",
+    split: Annotated[str, typer.Option(help="test, to report; train, to choose settings.")] = "test",
+    n: Annotated[int, typer.Option(help="Wrong completions, of as many problems.")] = 200,
+    runs: Annotated[
+        Path, typer.Option(help="Folder of the sampled completions; what is there is not sampled again.")
+    ] = Path("runs/words"),
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Where a pretrained model's credit lies when it errs by itself: two AUCs, with two contexts."""
+    if split not in ("train", "test"):
+        raise InputError(f"--split: {split!r}; give test, to report, or train, to choose")
+
+    def run(say: Say) -> dict[str, Any]:
+        from benchmarks import words as experiment
+        from gear_rl.experiments.compare import parse_methods, split_methods
+        from gear_rl.runs.models import resolve_model
+
+        named = parse_methods(split_methods(methods))
+        task = experiment.Words(model=resolve_model(model), kind=kind, split=split, n=n, runs=runs, say=say)
+        return experiment.words(task, named)
+
+    from benchmarks.words import words_cells
+
+    deliver(measured(run, PROGRAM), words_cells, out, as_json)
+
+
 @app.command("methods-page")
 @user_errors
 def methods_page(

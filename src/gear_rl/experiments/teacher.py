@@ -82,7 +82,7 @@ def examine(
         if number < least:
             raise InputError(f"--{name}: {number}; give {least} or more")
     with tempfile.TemporaryDirectory(prefix="gear-teacher-") as folder:
-        trainer = make_trainer(_config(config, samples, folder))
+        trainer = make_trainer(sampling_config(config, samples, folder))
         rows = _rows(config, n)
         total = 2 * samples * len(rows)
         sampled = list(_sampled(trainer, rows, seed, progress, total))
@@ -107,7 +107,8 @@ _Sampled = tuple[RolloutBatch, Sequence[str | None], Sequence[str | None]]
 """A batch, where its contexts come from, and the contexts."""
 
 
-def _config(config: RunConfig, samples: int, folder: str) -> RunConfig:
+def sampling_config(config: RunConfig, samples: int, folder: str) -> RunConfig:
+    """The same run for `sample`: ``samples`` completions of every prompt, nothing trained, saved or recorded."""
     run = config.model_copy(update={"eval_dataset": None, "held_out": None, "lora": None})
     size = int(config.trainer.get("per_device_train_batch_size", BATCH))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=False)

@@ -1,0 +1,172 @@
+"""``benchmarks words``: does the credit of a pretrained model lie on its own mistakes?
+
+Samples completions of word problems, keeps those that are wrong in the wording of the worked solution, marks the
+first wrong number, and scores them twice: the teacher is shown the worked solution, or the answer alone.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gear_rl.cli.results import Cells
+from gear_rl.data.word_problems import first_wrong_number, results, reward, word_problems
+from gear_rl.engines.trl.sample import sample
+from gear_rl.errors import InputError
+from gear_rl.experiments.marked import marked_material
+from gear_rl.experiments.score import score
+from gear_rl.experiments.teacher import sampling_config, teacher_config
+from gear_rl.files import replace_file
+from gear_rl.runs.trainer import make_trainer
+
+CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
+"""Column that the teacher is shown, and its name."""
+USES = {"train": "choosing", "test": "reporting"}
+"""Part of the problems, and what it is for."""
+BATCH, SAMPLES, LENGTH = 32, 2, 48
+"""Completions at a time, of each prompt, and tokens of one at most."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """One run of the experiment.
+
+    >>> Words(model="runs/warm", kind="prices/bare", split="test", n=200, runs=Path("runs/words")).file.name
+    'wrong-prices-bare-test-200.json'
+    """
+
+    model: str
+    kind: str
+    """Of the word problems."""
+    split: str
+    n: int
+    """Wrong completions, of as many problems."""
+    runs: Path
+    """Where the completions are kept; they are sampled only where they are not there."""
+    say: Say = lambda text: None
+
+    @property
+    def file(self) -> Path:
+        """The completions."""
+        return self.runs / f"wrong-{self.kind.replace('/', '-')}-{self.split}-{self.n}.json"
+
+
+def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What ``score`` says of the wrong completions, with each of ``CONTEXTS``.
+
+    ``InputError`` where there are too few wrong ones among the problems.
+    """
+    if task.file.is_file():
+        found = json.loads(task.file.read_text(encoding="utf-8"))
+    else:
+        found = wrong_completions(task)
+        replace_file(task.file, json.dumps(found).encode())
+    document = {
+        "what": "absolute credit on sampled wrong completions; the fault is the first wrong digit",
+        "model": Path(task.model).name,
+        "data": f"word-problems/{task.kind}",
+        "use": USES[task.split],
+        **{name: found[name] for name in ("sampled", "right", "other_words", "marked")},
+    }
+    return document | {
+        "contexts": {column: _scored(task, methods, found["rows"], column) for column in CONTEXTS}
+    }
+
+
+def wrong_completions(task: Words) -> dict[str, Any]:
+    """One wrong completion of each of ``n`` problems as lines for ``gear score --data``, and what was sampled.
+
+    Right is the word problems' reward; what is wrong in other words than the solution's cannot be marked.
+    """
+    rows = word_problems(task.split, 16 * task.n, task.kind)
+    found: dict[str, Any] = {"sampled": 0, "right": 0, "other_words": 0, "marked": 0, "rows": []}
+    settings = ["--max_completion_length", str(LENGTH), "--per_device_train_batch_size", str(BATCH)]
+    config = teacher_config(None, task.model, f"word-problems/{task.kind}", "word-problems", settings)
+    with tempfile.TemporaryDirectory(prefix="gear-words-") as folder:
+        trainer = make_trainer(sampling_config(config, SAMPLES, folder))
+        for first in range(0, len(rows), BATCH // SAMPLES):
+            some = rows[first : first + BATCH // SAMPLES]
+            asked = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in some]
+            batch = sample(trainer, asked, seed=first)
+            _keep_wrong(found, some, [str(message[-1]["content"]).strip() for message in batch.messages])
+            task.say(
+                f"sampling: {found['sampled']}, of these {len(found['rows'])} of {task.n} problems wrong"
+            )
+            if len(found["rows"]) >= task.n:
+                found["rows"] = found["rows"][: task.n]
+                return found
+    raise InputError(
+        f"--n: {len(found['rows'])} of {task.n} wrong completions in {found['sampled']}; give fewer"
+    )
+
+
+def _keep_wrong(found: dict[str, Any], rows: Sequence[dict[str, Any]], texts: Sequence[str]) -> None:
+    """The first marked one of each row: two of one problem would not be independent."""
+    for place, row in enumerate(rows):
+        mine: list[tuple[str, tuple[int, int]]] = []
+        for text in texts[SAMPLES * place : SAMPLES * (place + 1)]:
+            found["sampled"] += 1
+            span = first_wrong_number(text, row["solution"])
+            if reward([text], [row["answer"]]) == [1.0]:
+                found["right"] += 1
+            elif span is None:
+                found["other_words"] += 1
+            else:
+                found["marked"] += 1
+                mine.append((text, span))
+        if mine:
+            text, (start, end) = mine[0]
+            line = {name: row[name] for name in ("prompt", *CONTEXTS)} | {
+                "completion": text,
+                "correct": row["solution"],
+            }
+            line |= {"fault": {"start": start, "end": end}}
+            found["rows"].append(line | {"decisions": [{"start": a, "end": z} for a, z in results(text)]})
+
+
+def _scored(
+    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]], column: str
+) -> dict[str, Any]:
+    hidden = [name for name in CONTEXTS if name != column]
+    lines = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
+
+    def progress(name: str, done: float, total: int) -> None:
+        task.say(f"{CONTEXTS[column]}, {name}: {done:g} of {total}")
+
+    with tempfile.TemporaryDirectory(prefix="gear-words-") as folder:
+        data = Path(folder) / "wrong.jsonl"
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        chat = ["--privileged_column", column, "--chat", "true"]
+        material = marked_material(data, task.model, words=chat, say=task.say)
+        document, _ = score(methods, material, progress=progress)
+    return {name: document[name] for name in ("n", "methods", "set_aside")}
+
+
+def words_cells(result: Mapping[str, Any]) -> Cells:
+    """Both AUCs with their intervals, for each context."""
+    columns = [f"{CONTEXTS[c]}: {what}" for c in CONTEXTS for what in ("all tokens", "results")]
+    contexts = [result["contexts"][column]["methods"] for column in CONTEXTS]
+    rows = [
+        (name, *(_estimate(methods[name], key) for methods in contexts for key in ("auc", "auc_choices")))
+        for name in contexts[0]
+    ]
+    counts = [result["contexts"][c] for c in CONTEXTS]
+    among = max(row["with_choices"] for row in counts[0]["methods"].values())
+    below = [
+        f"{result['sampled']} completions sampled: {result['right']} right, {result['marked']} wrong and marked, "
+        f"{result['other_words']} in other words. {result['use'].capitalize()} only. Among results: {among} of "
+        f"{counts[0]['n']} completions, of which the first wrong number is one.",
+    ]
+    return Cells(f"AUC on {result['data']}, {result['model']}", ("", *columns), rows, below)
+
+
+def _estimate(row: Mapping[str, Any], key: str) -> str:
+    mean, ends = row[key], row[f"{key}_interval"]
+    return (
+        "-"
+        if mean is None
+        else f"{mean:.3f}" + ("" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})")
+    )
