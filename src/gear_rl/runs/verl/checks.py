@@ -176,7 +176,9 @@ def _check_loss(config: Any, settings: VerlSettings) -> None:
 
 def _check_records(config: Any, settings: VerlSettings) -> None:
     records = settings.config.record_file
-    for key in ("train_files", "val_files") if records is not None else ():
+    if records is None:
+        return
+    for key in ("train_files", "val_files"):
         files: Any = config.data.get(key) or []
         try:
             check_output(
