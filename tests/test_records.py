@@ -139,6 +139,7 @@ def test_a_damaged_line_in_the_middle_ends_the_recording_and_nothing_is_replaced
     ("line", "message"),
     [
         ("{", r"r\.jsonl, line 2: not JSON"),
+        ("\x1f", r"r\.jsonl, line 2: not JSON"),
         ("[1]", r"r\.jsonl, line 2: not a credit record, it lacks advantage, credit"),
         ('{"step": 1}', r"r\.jsonl, line 2: not a credit record, it lacks"),
         (

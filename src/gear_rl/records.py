@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from gear_rl.files import replace_file
 from gear_rl.record_check import record_fault
-from gear_rl.strict_json import parse_json
+from gear_rl.strict_json import is_blank, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
 
 def _records(lines: Iterable[str], path: str | Path) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
+        if is_blank(line):
             continue
         place = f"{path}, line {number}"
         try:

@@ -60,6 +60,15 @@ def parse_items(text: str) -> Iterator[tuple[int, Any]]:
         raise ValueError(f"line {line}: not JSON (no list, or one that does not end)")
 
 
+def is_blank(text: str) -> bool:
+    """Whether a line holds nothing but JSON's white space; control characters and the like are damage, no space.
+
+    >>> is_blank(" \\t\\r\\n"), is_blank("\\x1f"), is_blank("\\x0c")
+    (True, False, False)
+    """
+    return _after_space(text, 0) == len(text)
+
+
 def check_characters(value: Any) -> None:
     """Raise ``ValueError`` that says where a value holds half a surrogate pair.
 

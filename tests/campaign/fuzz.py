@@ -119,7 +119,8 @@ def _jsonl(rng: random.Random, folder: Path, tally: Tally) -> None:
     file, aside = folder / "rows.jsonl", folder / "aside.jsonl"
     file.write_bytes(content)
     aside.unlink(missing_ok=True)
-    numbered = [(n, line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    written = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    numbered = [(n, line) for n, line in enumerate(written, 1) if line.strip(b" \t\r")]
     tally.inputs += max(len(numbered), 1)
     stream = rng.random() < 0.2  # of which the first row names the columns
     loaded = _load(file, aside, tally, stream)

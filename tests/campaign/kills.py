@@ -5,10 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
+from socket import gethostname
 from typing import Any
 
 from campaign.runs import counted, dying_at, forked, rng, torn_lines, train
 from engines import tiny
+from gear_rl.engines.checkpoints import UNFINISHED
 
 _NO_CHECKPOINT = "holds no whole checkpoint"
 
@@ -19,7 +21,7 @@ def kills(scratch: Path, n: int, seed: int, say: Callable[[int], None]) -> dict[
     whole = scratch / "whole"
     changes, seconds = counted(whole, partial(train, model, whole, False), scratch / "whole.log")
     expected = whole.with_suffix(".weights").read_text()
-    draws, outcomes, faults = rng(seed, "kills"), Counter[str](), list[str]()
+    draws, outcomes, faults, half_written = rng(seed, "kills"), Counter[str](), list[str](), 0
     for i in range(n):
         folder, log = scratch / f"run{i}", scratch / f"run{i}.log"
         work = partial(train, model, folder, False)
@@ -28,13 +30,20 @@ def kills(scratch: Path, n: int, seed: int, say: Callable[[int], None]) -> dict[
         after = draws.uniform(0.15, 0.95) * seconds
         ended = forked(dying_at(folder, number, work), log) if inside else forked(work, log, kill_after=after)
         where = f"before change {number}" if inside else f"after {after:.2f} s"
+        half_written += any((folder / UNFINISHED).glob("*/*"))
         outcome = _resumed(model, folder, log, expected, killed=ended.code == -9)
         outcomes[outcome] += 1
         if outcome not in _GOOD:
             faults.append(f"kill {i} {where}: {outcome}: {log.read_text(errors='replace')[-2000:]}")
         rmtree(folder, ignore_errors=True)
         say(i + 1)
-    return {"n": n, "changes_of_files": changes, "outcomes": dict(sorted(outcomes.items())), "faults": faults}
+    return {
+        "n": n,
+        "changes_of_files": changes,
+        "half_written_checkpoints": half_written,
+        "outcomes": dict(sorted(outcomes.items())),
+        "faults": faults,
+    }
 
 
 _GOOD = ("resumed, bit-identical", "no checkpoint yet, begun anew, bit-identical", "ended before the kill")
@@ -83,7 +92,7 @@ def writers(scratch: Path) -> dict[str, Any]:
 
     ended = forked(first, scratch / "first.log")
     code, _, last = (scratch / "second.txt").read_text().partition(" ")
-    said = last.split(": ", 1)[-1].replace(str(scratch), "FOLDER")
+    said = last.split(": ", 1)[-1].replace(str(scratch), "FOLDER").replace(gethostname(), "HOST")
     good = ended.code == 0 and code != "0" and said.startswith("output_dir: process")
     outcome = "the second is refused, the first ends well" if good else f"{ended.code}, {code}: {said}"
     return {"n": 1, "said": said, "outcomes": {outcome: 1}, "faults": [] if good else [outcome]}

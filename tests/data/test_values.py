@@ -68,6 +68,7 @@ def test_a_csv_column_is_a_number_where_the_configuration_says_so(tmp_path):
         ("a.csv", b'prompt,answer\na,1\n"b"x,2\nc,3\n', "not CSV"),
         ("a.csv", b"prompt,answer\na,1\nb,\xff\nc,3\n", "not UTF-8 text"),
         ("a.jsonl", b'{"prompt":"a"}\n{"prompt":"b","x":NaN}\n{"prompt":"c"}', "NaN is no JSON value"),
+        ("a.jsonl", b'{"prompt":"a"}\n\x1f\n{"prompt":"c"}', "not JSON"),
         ("a.jsonl", b'{"prompt":"a"}\n{"prompt":"b","x":-Infinity}\n{"prompt":"c"}', "-Infinity is no JSON"),
         (
             "a.jsonl",

@@ -6,54 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-import gear_rl.credit.passes as engine
 from engines import tiny
+from engines.watching import Watch
 from gear_rl import Gear, GEARConfig, GEARTrainer
-from gear_rl.engines.trl import trainer as trl
 from gear_rl.methods import Igpo, Opsd, Sdpg, Sdpo
 from gear_rl.records import read_records
-from gear_rl.signals.score import Prompts
 
 
 def contains(ids: list[int], part: list[int]) -> bool:
     return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))
-
-
-class Watch:
-    """What went into `generate`, what came out of it, and what the teacher was scored with."""
-
-    def __init__(self, monkeypatch, model):
-        self.generated_from, self.sampled, self.teacher = [], [], []
-        generate = model.generate
-        score, ahead = engine.score, engine.teacher_states
-
-        def watched(*args, **kw):
-            ids, attention = kw["input_ids"], kw["attention_mask"]
-            self.generated_from += [
-                row[kept.bool()].tolist() for row, kept in zip(ids, attention, strict=True)
-            ]
-            out = generate(*args, **kw)
-            self.sampled += out[:, ids.shape[1] :].tolist()
-            return out
-
-        def shown(teacher):
-            self.teacher += [
-                ids[kept.bool()].tolist()
-                for ids, kept in zip(teacher.ids_BP, teacher.attention_BP, strict=True)
-            ]
-
-        def scored(net, completions, student, teacher, **kw):
-            if isinstance(teacher, Prompts):
-                shown(teacher)
-            return score(net, completions, student, teacher, **kw)
-
-        def taught(net, completions, teacher, **kw):
-            shown(teacher)
-            return ahead(net, completions, teacher, **kw)
-
-        monkeypatch.setattr(model, "generate", watched)
-        monkeypatch.setattr(engine, "score", scored)
-        monkeypatch.setattr(engine, "teacher_states", taught)
 
 
 def told_to_the_teacher_alone(file, canary):
@@ -103,26 +64,13 @@ def test_a_canary_is_seen_by_the_teacher_alone(tiny_model, tmp_path, monkeypatch
 def test_what_is_asked_of_the_ground_truth_is_never_generated_from(tiny_model, tmp_path, monkeypatch, credit):
     """The confidence in it, and the term that a teacher distils: both are scored alone, not sampled from."""
     canary = secrets.token_hex(16)
-    told: list[list[int]] = []
-    attach, confidence = trl.attach, engine.answer_confidence
-
-    def attached(output, *more):
-        told.extend(
-            ids[kept.bool()].tolist() for ids, kept in zip(more[2].ids_BP, more[2].attention_BP, strict=True)
-        )
-        attach(output, *more)
-
-    def asked(net, completions, student, answers, **options):
-        told.extend(answers)
-        return confidence(net, completions, student, answers, **options)
-
-    monkeypatch.setattr(trl, "attach", attached)
-    monkeypatch.setattr(engine, "answer_confidence", asked)
     rows = {"privileged_sources": ["row"]}  # SDPO's own are siblings and feedback
     trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, credit, **rows)
     tokenizer = trainer.processing_class
     part = tokenizer(canary, add_special_tokens=False)["input_ids"]
-    assert len(told) == 8 and all(contains(ids, part) for ids in told), "else the test would see nothing"
+    assert len(watch.told) == 8 and all(contains(ids, part) for ids in watch.told), (
+        "else the test would see nothing"
+    )
     assert len(watch.generated_from) == 8
     known = {
         tuple(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))

@@ -175,3 +175,25 @@ def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
     done = call("--max_steps", "1", "--output_dir", "other", "--record_file", "other/records.jsonl")
     one_line(done, "step 1: not finite (loss nan, gradient norm nan)", "no checkpoint was saved yet")
     assert not (folder / "other" / "model.safetensors").exists()
+
+
+def test_a_file_that_is_read_is_not_written(used):
+    folder, call = used
+    rows = (folder / "rows.jsonl").read_bytes()
+    (folder / "rows").mkdir(exist_ok=True)
+    (folder / "rows" / "quarantine.jsonl").write_bytes(rows)
+    (folder / "held.jsonl").write_bytes(rows)
+    (folder / "linked.jsonl").symlink_to("rows.jsonl")
+    for words, message in (
+        (("--record_file", "rows.jsonl"), "record_file: rows.jsonl is read here too; name another file"),
+        (("--record_file", "linked.jsonl"), "record_file: linked.jsonl is read here too"),
+        (("--record_file", "run.yaml"), "record_file: run.yaml is read here too"),
+        (("--record_file", "held.jsonl", "--eval_dataset", "{small: held.jsonl}"), "held.jsonl is read here"),
+        (
+            ("--dataset", "rows/quarantine.jsonl", "--output_dir", "rows"),
+            "output_dir: rows/quarantine.jsonl is read here too",
+        ),
+    ):
+        one_line(call("--overwrite", *words), message)
+    assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()
+    assert (folder / "rows" / "quarantine.jsonl").read_bytes() == rows

@@ -32,6 +32,7 @@ def config_of(section: dict[str, Any], **changes: Any) -> Config:
     config: dict[str, Any] = {
         "gear": {"teacher": "live"} | section,
         "trainer": {"use_v1": True, "v1": {"trainer_mode": "gear_sync"}},
+        "data": {"train_files": "train.parquet", "val_files": ["held.parquet"]},
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
         "actor_rollout_ref": {
             "actor": {"strategy": "fsdp2", "use_kl_loss": False, "policy_loss": {"loss_mode": "vanilla"}},
@@ -131,6 +132,15 @@ def test_methods_that_reweight_are_accepted(name):
 def test_what_cannot_run_is_refused_with_what_would(section, changes, message):
     with pytest.raises(InputError, match=message):
         checks.check(config_of(section, **changes))
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "held.parquet"])
+def test_records_never_replace_the_data(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch()
+    checks.check(config_of({"record_file": "records.jsonl"}))
+    with pytest.raises(InputError, match=rf"gear\.record_file: {name} is read here too"):
+        checks.check(config_of({"record_file": f"./{name}"}))
 
 
 def test_what_the_refusals_name_runs():

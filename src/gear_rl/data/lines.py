@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.strict_json import half_character, parse_items, parse_json
+from gear_rl.strict_json import half_character, is_blank, parse_items, parse_json
 
 CSV_TYPES = ("int", "float", "bool")
 """What a CSV column may be declared as; the others are text."""
@@ -54,7 +54,7 @@ def numbered_lines(path: Path) -> Lines:
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8", errors="backslashreplace")
-            if not text.strip():
+            if is_blank(text):
                 continue
             try:
                 raw.decode()

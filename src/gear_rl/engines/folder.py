@@ -56,7 +56,7 @@ class RunFolder:
                 f"output_dir: process {facts.get('pid', '?')} on {facts.get('host', 'this machine')} is writing "
                 f"{self.path}; wait for it, end it, or give another output_dir"
             ) from None
-        except (OSError, NotImplementedError) as error:
+        except (OSError, NotImplementedError) as error:  # filelock's own word for a file system without locks
             logger.warning(
                 "output_dir: %s cannot be locked (%s); let no other process write it", self.path, error
             )

@@ -21,6 +21,11 @@ def run_folder(config: RunConfig) -> Path:
     return Path(str(config.trainer.get("output_dir", OUTPUT_DIR)))
 
 
+def quarantine_file(config: RunConfig) -> Path:
+    """Where the rows of a run that cannot be used are written."""
+    return run_folder(config) / "quarantine.jsonl"
+
+
 def resolved(config: RunConfig, trainer: Any) -> dict[str, Any]:
     """The configuration with all settings of the method, and those of the engine that it brought.
 

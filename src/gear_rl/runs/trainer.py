@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
@@ -16,10 +17,11 @@ from gear_rl.engines.checkpoints import checkpoints_in
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
+from gear_rl.runs.resolved import OUTPUT_DIR, quarantine_file, run_folder, write_run
 from gear_rl.runs.trackers import check_trackers
 
 
@@ -102,12 +104,16 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False) -> Any:
+def train(
+    config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False, source: Path | None = None
+) -> Any:
     """Run the training with further callbacks, save the model, and return the trainer.
 
     ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
-    for a folder that another process writes; and for a step that is not finite.
+    for a folder that another process writes; for a step that is not finite; and where a file to write is one of
+    the data, or ``source``, the file that the configuration was read from.
     """
+    _check_outputs(config, source)
     resume = _checkpoint(config)
     folder, records = _folder(config), config.trainer.get("record_file")
     _check_folder(folder, records, resume, overwrite)
@@ -136,6 +142,19 @@ def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool =
             raise
         raise InputError(str(error)) from None
     return trainer
+
+
+def _check_outputs(config: RunConfig, source: Path | None) -> None:
+    """Before a leftover is looked for: what is refused here would count as one, and be deleted to begin anew."""
+    held_out = config.eval_dataset or {}
+    names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
+    inputs = [*map(Path, names), *([] if source is None else [source])]
+    outputs = {"record_file": config.trainer.get("record_file"), "output_dir": quarantine_file(config)}
+    for key, out in outputs.items():
+        try:
+            check_output(Path(str(out)), [] if out is None else inputs, key)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
 
 def _folder(config: RunConfig) -> RunFolder:
@@ -170,12 +189,11 @@ def _checkpoint(config: RunConfig) -> str | None:
 
 def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
-    folder = run_folder(config)
     common: dict[str, Any] = {
         "columns": config.columns,
         "csv_types": config.csv_types,
         "chat": config.chat,
-        "quarantine": folder / "quarantine.jsonl",
+        "quarantine": quarantine_file(config),
     }
     if config.eval_dataset is None:
         return load_splits(

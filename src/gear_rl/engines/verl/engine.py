@@ -43,6 +43,7 @@ class VerlEngine:
     tools: Sequence[Sequence[Mapping[str, Any]] | None]
     template_kwargs: Mapping[str, Any]
     metrics: dict[str, Any]
+    max_positions: int | None = None
     record_sink: Callable[[list[Record]], object] | None = None
 
     def render(

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import ray
 import torch
@@ -11,7 +12,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
+from verl.workers.config import HFModelConfig
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
@@ -25,6 +28,7 @@ from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.records import RecordWriter
 from gear_rl.signals.contexts import PrivilegedFunction
+from gear_rl.signals.forwards import max_positions
 from gear_rl.types import CreditAssigner
 
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
@@ -115,8 +119,15 @@ class CreditTrainer:
             tools=[row.get("tools") for row in seen],
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
             metrics=metrics,
+            max_positions=self._max_positions,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
+
+    @cached_property
+    def _max_positions(self) -> int | None:
+        """The places of the model; its configuration is read as verl's workers read it, overrides included."""
+        model = cast(HFModelConfig, omega_conf_to_dataclass(self.config.actor_rollout_ref.model))
+        return max_positions(model.hf_config)
 
     def _passes(
         self, batch: KVBatchMeta, real: Sequence[int]

@@ -1,11 +1,13 @@
 """What a run of verl with token credit refuses before it starts, each with the setting that would do."""
 
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.signals import needs_passes
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
 from gear_rl.runs.verl.settings import SECTION, VerlSettings, read_settings
 from gear_rl.signals.contexts import NO_CONTRAST, check_sources
 from gear_rl.signals.score import needs_teacher
@@ -29,6 +31,7 @@ def check(config: Any) -> VerlSettings:
     if needs_passes(settings.method):
         _check_workers(config, settings)
     _check_loss(config, settings)
+    _check_records(config, settings)
     return settings
 
 
@@ -169,6 +172,20 @@ def _check_loss(config: Any, settings: VerlSettings) -> None:
             "actor_rollout_ref.actor.policy_loss.loss_mode: 'geo_mean' averages the advantages of a completion, "
             f"so the token credit of {settings.method.name!r} would be lost; use vanilla, gspo or cispo"
         )
+
+
+def _check_records(config: Any, settings: VerlSettings) -> None:
+    records = settings.config.record_file
+    if records is None:
+        return
+    for key in ("train_files", "val_files"):
+        files: Any = config.data.get(key) or []
+        try:
+            check_output(
+                Path(records), map(Path, [files] if isinstance(files, str) else files), "gear.record_file"
+            )
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
 
 def _lora(config: Any) -> bool:

@@ -1,0 +1,68 @@
+"""What a training run shows its student and what it shows its teacher, id by id."""
+
+from typing import Any
+
+import pytest
+
+import gear_rl.credit.passes as engine
+from gear_rl.engines.trl import trainer as trl
+from gear_rl.signals.score import Prompts
+
+
+def kept_ids(ids: Any, attention: Any) -> list[list[int]]:
+    """The ids of each row that are no padding."""
+    return [row[kept.bool()].tolist() for row, kept in zip(ids, attention, strict=True)]
+
+
+class Watch:
+    """What went into `generate`, what came out of it, and what the teacher was scored with.
+
+    ``told`` has what else the ground truth is read for: the term that a teacher distils, and the answers whose
+    confidence is measured.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, model: Any) -> None:
+        self.generated_from: list[list[int]] = []
+        self.sampled: list[list[int]] = []
+        self.teacher: list[list[int]] = []
+        self.told: list[list[int]] = []
+        self._watch_student(patch, model)
+        self._watch_teacher(patch)
+
+    def _watch_student(self, patch: pytest.MonkeyPatch, model: Any) -> None:
+        generate = model.generate
+
+        def watched(*args: Any, **kw: Any) -> Any:
+            ids = kw["input_ids"]
+            self.generated_from += kept_ids(ids, kw["attention_mask"])
+            out = generate(*args, **kw)
+            self.sampled += out[:, ids.shape[1] :].tolist()
+            return out
+
+        patch.setattr(model, "generate", watched)
+
+    def _watch_teacher(self, patch: pytest.MonkeyPatch) -> None:
+        score, ahead, confidence = engine.score, engine.teacher_states, engine.answer_confidence
+        attach = trl.attach
+
+        def scored(net: Any, completions: Any, student: Any, teacher: Any, **kw: Any) -> Any:
+            if isinstance(teacher, Prompts):
+                self.teacher += kept_ids(teacher.ids_BP, teacher.attention_BP)
+            return score(net, completions, student, teacher, **kw)
+
+        def taught(net: Any, completions: Any, teacher: Any, **kw: Any) -> Any:
+            self.teacher += kept_ids(teacher.ids_BP, teacher.attention_BP)
+            return ahead(net, completions, teacher, **kw)
+
+        def attached(output: Any, *more: Any) -> None:
+            self.told += kept_ids(more[2].ids_BP, more[2].attention_BP)
+            attach(output, *more)
+
+        def confident(net: Any, completions: Any, student: Any, answers: Any, **kw: Any) -> Any:
+            self.told += answers
+            return confidence(net, completions, student, answers, **kw)
+
+        patch.setattr(engine, "score", scored)
+        patch.setattr(engine, "teacher_states", taught)
+        patch.setattr(engine, "answer_confidence", confident)
+        patch.setattr(trl, "attach", attached)
