@@ -54,10 +54,11 @@ def given_endpoint(url: str, model: str) -> Endpoint:
     A server that cannot list its models (an error in answer to ``/models``) is taken at the user's word.
     """
     url = url.rstrip("/")
+    listed: dict[str, Any] = {}
     try:
         listed = json.loads(_get(f"{url}/models"))
     except urllib.error.HTTPError:
-        listed = {}
+        pass
     except (OSError, ValueError) as error:
         raise InputError(f"--endpoint: {url}: no OpenAI endpoint answers there ({error})") from None
     names = [str(entry.get("id")) for entry in listed.get("data", ())]
@@ -89,7 +90,7 @@ def served(
         child = _start(command, folder.parent if folder else None, log)
         try:
             _wait(child, f"http://127.0.0.1:{port}/health", server, log, seconds)
-            about = {"server": server, "version": versions().get(server), "command": _public(command)}
+            about = {"server": server, "version": _version(server, port), "command": _public(command)}
             yield Endpoint(url=f"http://127.0.0.1:{port}/v1", model=shown, about=about)
             if child.poll() is not None:
                 raise InputError(
@@ -131,6 +132,15 @@ def last_lines(log: Path, number: int = 3) -> str:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
     return f"{' / '.join(lines[-number:])[-400:]} (all of it: {log})"
+
+
+def _version(server: str, port: int) -> str | None:
+    """vLLM may live in another environment, and says itself which it is."""
+    if server in versions():
+        return versions()[server]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads(_get(f"http://127.0.0.1:{port}/version"))["version"])
+    return None
 
 
 def _public(command: Sequence[str]) -> str:

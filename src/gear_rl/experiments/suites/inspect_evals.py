@@ -41,9 +41,9 @@ def evaluate_inspect(request: Request, endpoint: Endpoint, python: Path) -> Outc
             raise InputError(f"{hint(request.suite, task['assets'])} ({error})") from None
         raise
     if document["status"] != "success":
-        error: dict[str, Any] = document.get("error") or {}
+        fault: dict[str, Any] = document.get("error") or {}
         raise InputError(
-            f"--suite: {request.suite} ended with {document['status']}: {error.get('message') or last_lines(log)}"
+            f"--suite: {request.suite} ended with {document['status']}: {fault.get('message') or last_lines(log)}"
         )
     about = {"task_version": document["eval"].get("metadata", {}).get("full_task_version")}
     about |= {
