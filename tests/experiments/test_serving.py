@@ -1,4 +1,4 @@
-"""A model behind an endpoint of this machine: a server that is no server of a model, but starts, dies and hangs."""
+"""A model behind an endpoint of this machine; the server is a script that starts, answers, dies or hangs."""
 
 import os
 import sys
@@ -26,7 +26,8 @@ pathlib.Path(os.environ["PIDS"]).write_text(f"{{os.getpid()}} {{child.pid}}")
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = {{"/version": b'{{"version": "9.9"}}', "/v1/models": b'{{"data": [{{"id": "m"}}]}}'}}.get(self.path, b"{{}}")
+        known = {{"/version": b'{{"version": "9.9"}}', "/v1/models": b'{{"data": [{{"id": "m"}}]}}'}}
+        body = known.get(self.path, b"{{}}")
         if self.path == "/die":
             os._exit(3)
         self.send_response(200)
