@@ -1,4 +1,5 @@
-"""Which examples need verl: it conflicts with TRL, so they run in its own environment (``make test-verl``)."""
+"""Which examples need what has an environment of its own, as it conflicts with TRL: verl (``make test-verl``) and
+the tools of ``gear eval``."""
 
 from importlib.util import find_spec
 
@@ -6,4 +7,8 @@ _NEED_VERL = (
     *(f"src/gear_rl/engines/verl/{name}.py" for name in ("agent_loop", "trainer", "worker")),
     *(f"src/gear_rl/runs/verl/{name}.py" for name in ("agents", "groups", "plugin", "trainers")),
 )
-collect_ignore = [] if find_spec("verl") else list(_NEED_VERL)
+_NEED_INSPECT = ("src/gear_rl/experiments/suites/inside/inspect_task.py",)
+collect_ignore = [
+    *(() if find_spec("verl") else _NEED_VERL),
+    *(() if find_spec("inspect_ai") else _NEED_INSPECT),
+]
