@@ -59,9 +59,8 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
     ``InputError`` where there are too few wrong ones among the problems.
     """
-    if task.file.is_file():
-        found = json.loads(task.file.read_text(encoding="utf-8"))
-    else:
+    found = _kept(task)
+    if found is None:
         found = wrong_completions(task)
         replace_file(task.file, json.dumps(found).encode())
     document = {
@@ -76,13 +75,30 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _kept(task: Words) -> dict[str, Any] | None:
+    """The completions of an earlier run; ``InputError`` for another model's, which it does not make."""
+    if not task.file.is_file():
+        return None
+    found: dict[str, Any] = json.loads(task.file.read_text(encoding="utf-8"))
+    if found["model"] != task.model:
+        raise InputError(f"--runs: {task.file} has completions of {found['model']}; give another folder")
+    return found
+
+
 def wrong_completions(task: Words) -> dict[str, Any]:
     """One wrong completion of each of ``n`` problems as lines for ``gear score --data``, and what was sampled.
 
     Right is the word problems' reward; what is wrong in other words than the solution's cannot be marked.
     """
     rows = word_problems(task.split, 16 * task.n, task.kind)
-    found: dict[str, Any] = {"sampled": 0, "right": 0, "other_words": 0, "marked": 0, "rows": []}
+    found: dict[str, Any] = {
+        "model": task.model,
+        "sampled": 0,
+        "right": 0,
+        "other_words": 0,
+        "marked": 0,
+        "rows": [],
+    }
     settings = ["--max_completion_length", str(LENGTH), "--per_device_train_batch_size", str(BATCH)]
     config = teacher_config(None, task.model, f"word-problems/{task.kind}", "word-problems", settings)
     with tempfile.TemporaryDirectory(prefix="gear-words-") as folder:

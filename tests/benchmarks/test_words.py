@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import words as experiment
+from gear_rl.errors import InputError
 from gear_rl.experiments.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
 from support.commands import benchmark
@@ -48,7 +49,7 @@ def test_a_line_marks_the_first_wrong_digit_and_the_results(tmp_path):
 
 def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
     task = experiment.Words(model="arena", kind="bare", split="test", n=2, runs=tmp_path)
-    task.file.write_text(json.dumps(kept(WRONG, WRONG)))
+    task.file.write_text(json.dumps({"model": "arena"} | kept(WRONG, WRONG)))
     shown = []
     monkeypatch.setattr(
         experiment, "_scored", lambda task, methods, rows, column: shown.append((column, rows))
@@ -57,6 +58,13 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
     found = experiment.words(task, {})
     assert [column for column, _ in shown] == ["solution", "answer"] and len(shown[0][1]) == 1
     assert found["use"] == "reporting" and found["sampled"] == 2 and "rows" not in found
+
+
+def test_completions_of_another_model_are_not_taken_for_its_own(tmp_path):
+    task = experiment.Words(model="runs/new", kind="bare", split="test", n=2, runs=tmp_path)
+    task.file.write_text(json.dumps({"model": "runs/old"} | kept(WRONG, WRONG)))
+    with pytest.raises(InputError, match=r"--runs: .* has completions of runs/old; give another folder"):
+        experiment.words(task, {})
 
 
 def test_a_split_that_is_none():

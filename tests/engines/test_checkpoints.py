@@ -1,5 +1,7 @@
 """Folders of checkpoints and of runs, without a trainer: what holds, what is passed over, and who may write."""
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -171,6 +173,19 @@ def test_the_lock_names_who_has_it_and_dies_with_its_process(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()
+    with RunFolder(tmp_path).held():
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING), RunFolder(tmp_path).held(), RunFolder(tmp_path).held():
+        # A lock that is only a file would be here still after a kill, and refuse every later run.
+        assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+    assert f"output_dir: {tmp_path} cannot be locked" in caplog.text
     with RunFolder(tmp_path).held():
         pass
 

@@ -104,7 +104,9 @@ def test_bfcls_numbers_are_those_of_its_files(env):
     assert str(env) not in done.stdout
 
 
-@pytest.mark.skipif(not can_isolate(), reason="no process without a network can be started here")
+@pytest.mark.skipif(
+    not can_isolate(), reason="the kernel gives this user no namespace; the test below runs everywhere"
+)
 def test_the_scorer_knows_nothing_of_the_users_environment(env, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert run("--suite", "bfcl", "--categories", "parallel", "--limit", "4").returncode == 0
@@ -212,7 +214,9 @@ def test_bfcls_handler_sends_the_limit_and_nothing_of_openais_own(monkeypatch):
     assert (entry.model_name, entry.is_fc_model) == ("m", False)
 
 
-@pytest.mark.skipif(not can_isolate(), reason="no process without a network can be started here")
+@pytest.mark.skipif(
+    not can_isolate(), reason="the kernel gives this user no namespace; the test below runs everywhere"
+)
 def test_an_isolated_process_reaches_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
-from gear_rl.cli.results import command_line
+from gear_rl.cli.results import AsJson, command_line
 from gear_rl.errors import InputError
 
 
@@ -69,7 +69,7 @@ def evaluate(
         bool,
         typer.Option("--network", help="Let bfcl's scorer keep the network, where it cannot be taken away."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a checkpoint with a benchmark's own tool, in an environment of that tool's own.
 

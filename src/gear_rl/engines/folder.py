@@ -38,7 +38,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path / _LOCK, timeout=0)
+        # No soft lock where the file system has none: its file would outlive a process that is killed.
+        self._lock = FileLock(path / _LOCK, timeout=0, fallback_to_soft=False)
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -56,7 +57,7 @@ class RunFolder:
                 f"output_dir: process {facts.get('pid', '?')} on {facts.get('host', 'this machine')} is writing "
                 f"{self.path}; wait for it, end it, or give another output_dir"
             ) from None
-        except (OSError, NotImplementedError) as error:  # filelock's own word for a file system without locks
+        except OSError as error:
             logger.warning(
                 "output_dir: %s cannot be locked (%s); let no other process write it", self.path, error
             )

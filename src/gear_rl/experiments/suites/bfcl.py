@@ -6,6 +6,7 @@ was not run as 0.
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def evaluate_bfcl(request: Request, endpoint: Endpoint, python: Path) -> Outcome
     return Outcome(scores=[read_score(request.folder, name) for name in data], about=about)
 
 
-def check_categories(names: "dict[str, Any] | list[str]") -> None:
+def check_categories(names: Iterable[str]) -> None:
     """``InputError`` for categories in which the tool runs what the model wrote while it still has the network.
 
     >>> check_categories(["simple_python"])

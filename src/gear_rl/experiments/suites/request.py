@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.engines.evaluation import interval
-from gear_rl.experiments.serving import Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,3 @@ def score(
         "interval": [low, high],
     }
     return row | {"errors": errors}
-
-
-__all__ = ["Endpoint", "Outcome", "Request", "score"]
