@@ -279,11 +279,12 @@ def words(
     methods: Annotated[
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd,entropy_forks",
-    kind: Annotated[
-        str, typer.Option(help="Word problems: a template, bare (without an example), or both.")
-    ] = "bare",
+    data: Annotated[
+        str, typer.Option(help="Rows with a worked solution: word-problems/KIND or reasoning-gym/chain_sum.")
+    ] = "word-problems/bare",
     split: Annotated[str, typer.Option(help="test, to report; train, to choose settings.")] = "test",
     n: Annotated[int, typer.Option(help="Wrong completions, of as many problems.")] = 200,
+    length: Annotated[int, typer.Option(help="Tokens of a completion, at most.")] = 48,
     runs: Annotated[
         Path, typer.Option(help="Folder of the sampled completions; what is there is not sampled again.")
     ] = Path("runs/words"),
@@ -300,7 +301,9 @@ def words(
         from gear_rl.runs.models import resolve_model
 
         named = parse_methods(split_methods(methods))
-        task = experiment.Words(model=resolve_model(model), kind=kind, split=split, n=n, runs=runs, say=say)
+        task = experiment.Words(
+            model=resolve_model(model), data=data, split=split, n=n, length=length, runs=runs, say=say
+        )
         return experiment.words(task, named)
 
     from benchmarks.words import words_cells

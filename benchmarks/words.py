@@ -1,7 +1,8 @@
 """``benchmarks words``: does the credit of a pretrained model lie on its own mistakes?
 
-Samples completions of word problems, keeps those that are wrong in the wording of the worked solution, marks the
-first wrong number, and scores them twice: the teacher is shown the worked solution, or the answer alone.
+Samples completions of word problems or of reasoning-gym's sums, keeps those that are wrong in the wording of the
+worked solution, marks the first wrong number, and scores them twice: the teacher is shown the worked solution, or
+the answer alone.
 """
 
 import json
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.cli.results import Cells
-from gear_rl.data.word_problems import first_wrong_number, results, reward, word_problems
+from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.data.rows import load_rows
+from gear_rl.data.word_problems import first_wrong_number, results
 from gear_rl.engines.trl.sample import sample
 from gear_rl.errors import InputError
 from gear_rl.experiments.marked import marked_material
@@ -25,8 +28,8 @@ CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
 """Column that the teacher is shown, and its name."""
 USES = {"train": "choosing", "test": "reporting"}
 """Part of the problems, and what it is for."""
-BATCH, SAMPLES, LENGTH = 32, 2, 48
-"""Completions at a time, of each prompt, and tokens of one at most."""
+BATCH, SAMPLES = 32, 2
+"""Completions at a time, and of each prompt."""
 Say = Callable[[str], None]
 
 
@@ -34,16 +37,19 @@ Say = Callable[[str], None]
 class Words:
     """One run of the experiment.
 
-    >>> Words(model="runs/warm", kind="prices/bare", split="test", n=200, runs=Path("runs/words")).file.name
-    'wrong-prices-bare-test-200.json'
+    >>> data = "word-problems/prices/bare"
+    >>> Words(model="runs/warm", data=data, split="test", n=200, runs=Path("runs/words")).file.name
+    'wrong-word-problems-prices-bare-test-200.json'
     """
 
     model: str
-    kind: str
-    """Of the word problems."""
+    data: str
+    """Rows with a worked ``solution`` and an ``answer``: word problems or reasoning-gym's."""
     split: str
     n: int
     """Wrong completions, of as many problems."""
+    length: int = 48
+    """Tokens of a completion, at most."""
     runs: Path
     """Where the completions are kept; they are sampled only where they are not there."""
     say: Say = lambda text: None
@@ -51,7 +57,7 @@ class Words:
     @property
     def file(self) -> Path:
         """The completions."""
-        return self.runs / f"wrong-{self.kind.replace('/', '-')}-{self.split}-{self.n}.json"
+        return self.runs / f"wrong-{self.data.replace('/', '-')}-{self.split}-{self.n}.json"
 
 
 def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     document = {
         "what": "absolute credit on sampled wrong completions; the fault is the first wrong digit",
         "model": Path(task.model).name,
-        "data": f"word-problems/{task.kind}",
+        "data": task.data,
         "use": USES[task.split],
         **{name: found[name] for name in ("sampled", "right", "other_words", "marked")},
     }
@@ -88,9 +94,9 @@ def _kept(task: Words) -> dict[str, Any] | None:
 def wrong_completions(task: Words) -> dict[str, Any]:
     """One wrong completion of each of ``n`` problems as lines for ``gear score --data``, and what was sampled.
 
-    Right is the word problems' reward; what is wrong in other words than the solution's cannot be marked.
+    Right is what the data's own reward says; what is wrong in other words than the solution's cannot be marked.
     """
-    rows = word_problems(task.split, 16 * task.n, task.kind)
+    rows = [dict(row) for row in load_rows(task.data, split=task.split, chat=True, limit=16 * task.n)]
     found: dict[str, Any] = {
         "model": task.model,
         "sampled": 0,
@@ -99,15 +105,17 @@ def wrong_completions(task: Words) -> dict[str, Any]:
         "marked": 0,
         "rows": [],
     }
-    settings = ["--max_completion_length", str(LENGTH), "--per_device_train_batch_size", str(BATCH)]
-    config = teacher_config(None, task.model, f"word-problems/{task.kind}", "word-problems", settings)
+    settings = ["--max_completion_length", str(task.length), "--per_device_train_batch_size", str(BATCH)]
+    name = task.data.partition("/")[0]
+    config, reward = teacher_config(None, task.model, task.data, name, settings), load_reward(name)
     with tempfile.TemporaryDirectory(prefix="gear-words-") as folder:
         trainer = make_trainer(sampling_config(config, SAMPLES, folder))
         for first in range(0, len(rows), BATCH // SAMPLES):
             some = rows[first : first + BATCH // SAMPLES]
-            asked = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in some]
-            batch = sample(trainer, asked, seed=first)
-            _keep_wrong(found, some, [str(message[-1]["content"]).strip() for message in batch.messages])
+            batch = sample(trainer, some, seed=first)
+            _keep_wrong(
+                found, some, [str(message[-1]["content"]).strip() for message in batch.messages], reward
+            )
             task.say(
                 f"sampling: {found['sampled']}, of these {len(found['rows'])} of {task.n} problems wrong"
             )
@@ -119,14 +127,21 @@ def wrong_completions(task: Words) -> dict[str, Any]:
     )
 
 
-def _keep_wrong(found: dict[str, Any], rows: Sequence[dict[str, Any]], texts: Sequence[str]) -> None:
+def _keep_wrong(
+    found: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    texts: Sequence[str],
+    reward: Callable[..., list[float | None]],
+) -> None:
     """The first marked one of each row: two of one problem would not be independent."""
     for place, row in enumerate(rows):
         mine: list[tuple[str, tuple[int, int]]] = []
-        for text in texts[SAMPLES * place : SAMPLES * (place + 1)]:
+        own = texts[SAMPLES * place : SAMPLES * (place + 1)]
+        scores = reward(completions=own, **{name: [value] * len(own) for name, value in row.items()})
+        for text, got in zip(own, scores, strict=True):
             found["sampled"] += 1
             span = first_wrong_number(text, row["solution"])
-            if reward([text], [row["answer"]]) == [1.0]:
+            if got == 1.0:
                 found["right"] += 1
             elif span is None:
                 found["other_words"] += 1

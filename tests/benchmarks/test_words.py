@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import words as experiment
+from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.errors import InputError
 from gear_rl.experiments.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
@@ -21,7 +22,7 @@ WRONG = "17 + 8 = 26. 26 - 4 = 22. The answer is 22."
 def kept(*texts):
     found = {"sampled": 0, "right": 0, "other_words": 0, "marked": 0, "rows": []}
     rows = [ROW] * (len(texts) // experiment.SAMPLES)
-    experiment._keep_wrong(found, rows, texts)
+    experiment._keep_wrong(found, rows, texts, load_reward("word-problems"))
     return found
 
 
@@ -48,7 +49,7 @@ def test_a_line_marks_the_first_wrong_digit_and_the_results(tmp_path):
 
 
 def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
-    task = experiment.Words(model="arena", kind="bare", split="test", n=2, runs=tmp_path)
+    task = experiment.Words(model="arena", data="word-problems/bare", split="test", n=2, runs=tmp_path)
     task.file.write_text(json.dumps({"model": "arena"} | kept(WRONG, WRONG)))
     shown = []
     monkeypatch.setattr(
@@ -61,7 +62,7 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
 
 
 def test_completions_of_another_model_are_not_taken_for_its_own(tmp_path):
-    task = experiment.Words(model="runs/new", kind="bare", split="test", n=2, runs=tmp_path)
+    task = experiment.Words(model="runs/new", data="word-problems/bare", split="test", n=2, runs=tmp_path)
     task.file.write_text(json.dumps({"model": "runs/old"} | kept(WRONG, WRONG)))
     with pytest.raises(InputError, match=r"--runs: .* has completions of runs/old; give another folder"):
         experiment.words(task, {})

@@ -1,5 +1,6 @@
 """reasoning-gym's rows and scores, and that no scorer evaluates what the model wrote."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -31,6 +32,7 @@ def test_rows_are_the_generators_entries_carried_through_json():
 @pytest.mark.parametrize(
     ("name", "context"),
     [
+        ("chain_sum", "57 + 87 = 144. 144 + 70 = 214."),
         ("basic_arithmetic", "( 56 + -33 ) - 84 = -61"),
         ("countdown", "82 + 20 + 67 - 50"),
         (
@@ -42,6 +44,19 @@ def test_rows_are_the_generators_entries_carried_through_json():
 )
 def test_the_teacher_sees_the_worked_solution_where_there_is_one(name, context):
     assert rows(name, num=1, seed=3)[0]["privileged_context"] == context
+
+
+@pytest.mark.parametrize("settings", [{}, {"allow_negation": True}, {"min_terms": 1, "max_terms": 1}])
+def test_the_solution_of_a_sum_ends_in_its_answer_and_is_right_for_the_reward(settings):
+    found = rows("chain_sum", num=50, seed=1, **settings)
+    packs = [row["reasoning_gym"] for row in found]
+    assert reasoning_gym_reward([row["solution"] for row in found], reasoning_gym=packs) == [1.0] * 50
+    for row in found:
+        steps = row["privileged_context"].rstrip(".").split(". ")
+        if "=" in steps[-1]:
+            assert steps[-1].endswith(f"= {row['answer']}")
+        for before, after in itertools.pairwise(steps):
+            assert before.split()[-1] == after.split()[0]
 
 
 def test_settings_reach_the_generator_and_its_scorer():

@@ -45,17 +45,20 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def rows(
     name: str, *, num: int, seed: int = 0, held_out: bool | None = None, **settings: Any
 ) -> list[dict[str, Any]]:
-    """Rows of a generator: prompt, answer, privileged_context, and the column that the reward reads.
+    """Rows of a generator: prompt, answer, privileged_context, solution, and the column that the reward reads.
 
     ``settings`` are the generator's own. With ``held_out`` True only problems of the held-out part come, with
     False only the others: the parts are divided by the question's text, so no seed mixes them. The privileged
-    context is the worked solution where the generator gives one (``answer_cot``, or ``expression = answer``),
-    else the answer. Raises ``ValueError`` for an unknown generator or setting, for one whose answers are None
+    context is the worked solution where there is one (``chain_sum`` term by term, else the generator's own
+    ``answer_cot`` or ``expression = answer``), else the answer. ``solution`` is the same with the answer in the
+    tags that the reward reads: a demonstration. Raises ``ValueError`` for an unknown generator or setting, for one whose answers are None
     (there are five: nothing could inform a teacher), and for one with too few different problems.
 
     >>> row = rows("chain_sum", num=1, seed=3)[0]
     >>> row["prompt"][0]["content"][-14:], row["answer"], row["privileged_context"]
-    ('57 + 87 + 70 =', '214', '57 + 87 + 70 = 214')
+    ('57 + 87 + 70 =', '214', '57 + 87 = 144. 144 + 70 = 214.')
+    >>> row["solution"]
+    '57 + 87 = 144. 144 + 70 = 214. <answer>214</answer>'
     """
     made: list[dict[str, Any]] = []
     drawn = 0
@@ -209,13 +212,30 @@ def unpack(value: Any) -> Any:
     return value
 
 
+def term_by_term(expression: str) -> str:
+    """Sums and differences from the left, one at a time.
+
+    >>> term_by_term("4 - 1 - 7")
+    '4 - 1 = 3. 3 - 7 = -4.'
+    """
+    first, *rest = expression.split()
+    result, steps = int(first), list[str]()
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        before, result = result, result + (int(term) if sign == "+" else -int(term))
+        steps.append(f"{before} {sign} {term} = {result}.")
+    return " ".join(steps)
+
+
 def _row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     answer = str(entry["answer"])
     metadata: Mapping[str, Any] = entry["metadata"]
     expression = metadata.get("expression")
     worked = metadata.get("answer_cot")
-    if worked is None and isinstance(expression, str) and expression != answer:
+    if name == "chain_sum":
+        worked = term_by_term(str(expression)) or None
+    elif worked is None and isinstance(expression, str) and expression != answer:
         worked = f"{expression} = {answer}"
+    shown = worked if isinstance(worked, str) else answer
     try:
         carried = json.dumps({"generator": name, "settings": json.dumps(settings), "entry": pack(entry)})
     except TypeError as error:
@@ -223,6 +243,7 @@ def _row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> di
     return {
         "prompt": [{"role": "user", "content": entry["question"]}],
         "answer": answer,
-        "privileged_context": worked if isinstance(worked, str) else answer,
+        "privileged_context": shown,
+        "solution": f"{shown} <answer>{answer}</answer>",
         COLUMN: carried,
     }
