@@ -244,7 +244,8 @@ def curves(
 ) -> None:
     """Where credit matters: gains over GRPO by decisions per completion and by rollouts per step; hours.
 
-    File and figures are written anew after each place, with what is there.
+    File and figures are written anew after each place, with what is there. Places that the file has already,
+    with the same methods and seeds, are not measured again.
     """
     import json
 
@@ -260,6 +261,7 @@ def curves(
                 if laboratory.curve(result, axis):
                     laboratory.draw(result, axis, plots / f"curves_{axis}.png")
 
+    before = json.loads(out.read_text(encoding="utf-8")) if out is not None and out.is_file() else None
     result = laboratory.curves(
         split_methods(methods or laboratory.METHODS),
         seeds,
@@ -268,6 +270,7 @@ def curves(
         console=error_console,
         each=each,
         command=command_line(PROGRAM),
+        before=before,
     )
     deliver(result, laboratory.curves_cells, out, as_json)
 

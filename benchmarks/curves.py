@@ -76,23 +76,50 @@ def plans(methods: Sequence[str], seeds: int) -> Iterator[tuple[Point, Plan]]:
 
 def curves(
     methods: Sequence[str], seeds: int, folder: Path, *, jobs: int | None, console: Console,
-    each: Callable[[dict[str, Any]], None], command: str,
+    each: Callable[[dict[str, Any]], None], command: str, before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run every comparison that is not there yet; ``each`` gets what there is after every one of them."""
+    """Run every comparison that is not there yet; ``each`` gets what there is after every one of them.
+
+    Places of ``before``, an earlier result of the same methods and seeds, are taken as they are, with the
+    versions that they were measured with.
+    """
+    done = {place_key(place): place for place in kept_places(before, methods, seeds)}
     found: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
     for number, (point, plan) in enumerate(plans(methods, seeds)):
         console.print(f"{number + 1} of {len(points())}: {point.folder}", highlight=False)
+        if (point.tier, point.rollouts) in done:
+            found.append(done[point.tier, point.rollouts])
+            continue
         cells = folder / point.folder / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
         document = compared(plan, rows, tuned, command=command)
-        found.append(_without_cells(point, document))
+        found.append(_without_cells(point, document) | {"versions": document["versions"]})
         result = {
-            "task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": found,
-            "versions": document["versions"],
+            "task": TASK, "total": TOTAL, "methods": list(methods), "seeds": seeds, "command": command,
+            "points": found + [done[key] for key in done if key not in {place_key(one) for one in found}],
         }  # fmt: skip
         each(result)
-    return result
+    return result or dict(before or {})
+
+
+def kept_places(before: Mapping[str, Any] | None, methods: Sequence[str], seeds: int) -> list[dict[str, Any]]:
+    """The places of an earlier result, if it is of the same methods, seeds and budget; else none.
+
+    >>> kept_places({"task": TASK, "total": TOTAL, "methods": ["gear"], "seeds": 3, "points": []}, ["gear"], 5)
+    []
+    """
+    mine = {"task": TASK, "total": TOTAL, "methods": list(methods), "seeds": seeds}
+    return list(before["points"]) if before and all(before.get(k) == v for k, v in mine.items()) else []
+
+
+def place_key(place: Mapping[str, Any]) -> tuple[str, int]:
+    """Tier and rollouts per step of a place of the result.
+
+    >>> place_key({"decisions": 24, "rollouts": 16})
+    ('hard', 16)
+    """
+    return DECISIONS[place["decisions"]], place["rollouts"]
 
 
 def _without_cells(point: Point, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,24 @@ def test_what_is_done_is_kept_when_it_is_interrupted(asked, tmp_path):
     assert table.rows[0][1] == "0.610" and table.rows[0][4].startswith("-0.050 (")
 
 
+def test_places_of_the_file_are_not_measured_again_nor_lost(asked, tmp_path):
+    file = tmp_path / "curves.json"
+    words = ("curves", "--methods", "gear", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file))
+    assert benchmark(*words).returncode != 0  # after two places
+    found = json.loads(file.read_text())
+    last = dict(found["points"][1], rollouts=128)
+    file.write_text(json.dumps(found | {"points": [found["points"][1], last]}))
+    asked.clear()
+    assert benchmark(*words).returncode != 0
+    assert [plan.tier for plan, _ in asked] == ["easy", "hard", "default"]
+    points = json.loads(file.read_text())["points"]
+    assert [(p["decisions"], p["rollouts"]) for p in points] == [(4, 16), (12, 16), (24, 16), (12, 128)]
+    assert points[3] == last
+    asked.clear()
+    assert benchmark(*words, "--seeds", "4").returncode != 0  # another question: nothing is kept
+    assert [plan.tier for plan, _ in asked][:2] == ["easy", "default"]
+
+
 def test_the_tiers_have_the_decisions_that_are_said():
     from gear_rl.arena.codebook.tiers import TIERS
 
