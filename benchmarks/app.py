@@ -174,6 +174,12 @@ def step(
     student_pass: Annotated[
         str, typer.Option(help="Where the student's signals come from: auto or own (see GEARConfig).")
     ] = "auto",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of the arena: the file of a gear train run, with its own rollouts per step."
+        ),
+    ] = None,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -185,11 +191,13 @@ def step(
     from benchmarks.step import bench_step
     from benchmarks.tables import CELLS
     from gear_rl.runs.arena import known_task
+    from gear_rl.runs.config import load_config
     from gear_rl.runs.versions import machine
 
     show_log()
     result = bench_step(
         credit,
+        run=None if config is None else load_config(config, []),
         task=known_task(task).name,
         tier=tier,
         steps=steps,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from benchmarks.methods import BASE
 from gear_rl.arena.task import DEFAULT_TASK
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import arena_config, rewards_for
-from gear_rl.runs.config import build_method
+from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.traits import engine_settings_of
@@ -41,6 +42,7 @@ def bench_step(
     repeats: int = 5,
     rollouts: int = 64,
     trainer: dict[str, Any] | None = None,
+    run: RunConfig | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """What a training step of the method costs over one of plain GRPO, and in which part of the step.
@@ -49,17 +51,26 @@ def bench_step(
     single step, so that whatever else the machine does falls on both. GRPO has no credit pass at all, not an
     empty one. A repeat's ratio is that of the sums over its steps; the first step warms up and does not count.
     Shares are of GRPO's step, in CPU seconds. ``trainer`` are further settings of the method's trainer.
+    ``run`` is trained in place of the arena's task, with its own data, reward and rollouts.
     """
     if repeats < 1 or steps < 2:
         raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
     name = credit if isinstance(credit, str) else str(credit["name"])
     settings = engine_settings_of(build_method(credit)) | (trainer or {})
     threads = use_few_threads()
+    if run is None:
+        # Both are judged alike, by the rewards that the method needs.
+        reward = rewards_for(credit, task)
+        configured = partial(arena_config, task, tier, rollouts_per_step=rollouts, reward=reward)
+    else:
+        configured = partial(_own_run, run)
+        accumulated = run.trainer.get("gradient_accumulation_steps", 1)
+        rollouts = run.trainer.get("per_device_train_batch_size", 8) * accumulated
     rows: list[tuple[_Clock, _Clock]] = []
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         work = bar.add_task(f"measuring {name}", total=repeats)
         for repeat in range(repeats):
-            rows.append(_both(credit, settings, task, tier, steps, rollouts, repeat))
+            rows.append(_both(partial(configured, steps=steps, seed=repeat), (BASE, {}), (credit, settings)))
             bar.advance(work)
     cpu = [sum(own.cpu) / sum(base.cpu) for base, own in rows]
     wall = [sum(own.wall) / sum(base.wall) for base, own in rows]
@@ -72,8 +83,8 @@ def bench_step(
     return {
         "what": f"CPU seconds of a training step of {name} over those of GRPO, median of the repeats",
         "method": name,
-        "task": task,
-        "tier": tier,
+        "task": task if run is None else run.dataset,
+        "tier": tier if run is None else run.model,
         "steps": steps,
         "repeats": repeats,
         "rollouts_per_step": rollouts,
@@ -171,37 +182,27 @@ class _Turns(TrainerCallback):
             self._clock.wall.append(time.perf_counter() - self._begin[1])
 
 
+def _own_run(
+    run: RunConfig, credit: Any, *, steps: int, seed: int, output_dir: str, **more: Any
+) -> RunConfig:
+    """The user's, without what is no part of a step: files, evaluation, trackers."""
+    quiet = {"save_strategy": "no", "eval_strategy": "no", "report_to": "none", "record_file": None}
+    counted = {"seed": seed, "max_steps": steps, "output_dir": output_dir}
+    return run.model_copy(update={"credit": credit, "trainer": run.trainer | quiet | counted | more})
+
+
 def _both(
-    credit: str | dict[str, Any],
-    settings: dict[str, Any],
-    task: str,
-    tier: str,
-    steps: int,
-    rollouts: int,
-    repeat: int,
+    configured: Callable[..., RunConfig], *sides: tuple[str | dict[str, Any], dict[str, Any]]
 ) -> tuple[_Clock, _Clock]:
     """The clocks of GRPO and of the method after one run of both."""
-    clocks, lock, errors = (_Clock(), _Clock()), _TurnLock(first=repeat % 2), list[BaseException]()
+    clocks, errors = (_Clock(), _Clock()), list[BaseException]()
     threads = torch.get_num_threads()
-    # Both are judged alike, by the rewards that the method needs.
-    reward = rewards_for(credit, task)
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, ExitStack() as stack:
-        trainers = [
-            make_trainer(
-                arena_config(
-                    task,
-                    tier,
-                    method,
-                    seed=repeat,
-                    steps=steps,
-                    output_dir=f"{folder}/{me}",
-                    rollouts_per_step=rollouts,
-                    reward=reward,
-                    **more,
-                )
-            )
-            for me, (method, more) in enumerate(((BASE, {}), (credit, settings)))
+        configs = [
+            configured(method, output_dir=f"{folder}/{me}", **more) for me, (method, more) in enumerate(sides)
         ]
+        lock = _TurnLock(first=configs[0].trainer["seed"] % 2)
+        trainers = [make_trainer(config) for config in configs]
         # Not the method that does nothing, but nothing: TRL's advantages as they are.
         trainers[0]._spread = _untouched
         for me, trainer in enumerate(trainers):

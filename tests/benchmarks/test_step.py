@@ -102,6 +102,25 @@ def test_it_answers_in_json_and_in_a_file(tmp_path):
     assert measured["shares_of_grpo_step"]["student"]["gear"] > 0, "a pass of its own"
 
 
+def test_a_run_of_the_users_is_measured_with_its_own_rollouts(tmp_path, monkeypatch):
+    file, seen = tmp_path / "mine.yaml", []
+    file.write_text(
+        "model: arena\ndataset: arena/chain/easy\nreward: arena\nper_device_train_batch_size: 4\n"
+        "gradient_accumulation_steps: 2\nnum_generations: 4\nmax_completion_length: 24\nlearning_rate: 1.0e-4\n"
+        f"record_file: {tmp_path / 'records.jsonl'}\n"
+    )
+    make = bench.make_trainer
+    monkeypatch.setattr(bench, "make_trainer", lambda config: seen.append(config) or make(config))
+    done = benchmark("step", "--config", str(file), "--steps", "2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert (measured["task"], measured["tier"]) == ("arena/chain/easy", "arena")
+    assert measured["rollouts_per_step"] == 8 and measured["shares_of_grpo_step"]["teacher"]["gear"] > 0
+    assert [config.credit for config in seen] == ["uniform", {"name": "gear"}]
+    assert {config.trainer["learning_rate"] for config in seen} == {1e-4}
+    assert not (tmp_path / "records.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
