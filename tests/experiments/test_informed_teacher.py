@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, stands_out, two_others
+from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, likelier, stands_out, two_others
 from gear_rl.experiments.teacher import examine, teacher_config
 from gear_rl.methods import Gear, Uniform
 from gear_rl.runs.config import load_config
@@ -21,6 +21,16 @@ def test_three_contexts_that_could_change_places_stand_out_half_the_time():
     near = second + 0.3 * torch.randn(4000, 30)
     assert stands_out(own, second, near).mean() > 0.95
     assert stands_out(second, own, near).mean() < 0.2
+
+
+def test_a_copying_teacher_is_found_by_what_it_makes_likelier_and_not_by_distance():
+    """Its own context says what was written; of two others each is wrong somewhere else, and lies off both."""
+    torch.manual_seed(0)
+    wrong = torch.rand(2, 4000, 30) < 0.2
+    own, second, third = torch.full((4000, 30), -0.01), *torch.where(wrong, -6.0, -0.01)
+    assert stands_out(own, second, third).mean() < 0.2
+    assert likelier(own, second, third).mean() > 0.95
+    assert likelier(*-torch.rand(3, 4000, 30)).mean() == pytest.approx(0.5, abs=0.03)
 
 
 def test_the_two_others_are_other_texts():
@@ -43,15 +53,16 @@ class Scripted:
         return items
 
     def log(self, metrics):
-        self.logged.append(metrics["gear/teacher/informed"])
+        self.logged.append((metrics["gear/teacher/informed"], metrics["gear/teacher/likelier"]))
 
 
-def checked(monkeypatch, value, steps=8, method=None, prompts=4):
-    """A check over some steps whose comparisons come out as ``value`` says."""
+def checked(monkeypatch, value, steps=8, method=None, prompts=4, more=0.5):
+    """A check over some steps whose comparisons come out as ``value`` and ``more`` say."""
     import gear_rl.credit.informed as module
 
     monkeypatch.setattr(module, "context_logprob", lambda batch, *_: torch.zeros(len(batch.group), 1))
     monkeypatch.setattr(module, "stands_out", lambda own, *_: torch.full((len(own),), value))
+    monkeypatch.setattr(module, "likelier", lambda own, *_: torch.full((len(own),), more))
     check, engine = TeacherCheck(every=2), Scripted()
     for step in range(steps):
         completions = SimpleNamespace(mask=torch.ones(2 * prompts, 3, dtype=torch.bool))
@@ -66,16 +77,18 @@ def checked(monkeypatch, value, steps=8, method=None, prompts=4):
 def test_a_run_warns_once_and_only_when_enough_was_seen(unchecked, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="gear_rl"):
         check, engine = checked(monkeypatch, 0.5, steps=2 * PROMPTS_TO_JUDGE // 4 - 1)
-        assert engine.logged == [0.5] * 5 and not caplog.records
+        assert engine.logged == [(0.5, 0.5)] * 5 and not caplog.records
         check, _ = checked(monkeypatch, 0.5, steps=40)
     assert len(check.values) == 80, "one completion of each of four prompts, every second step"
     [warning] = caplog.records
-    assert "does not seem to read" in warning.message and "50 %" in warning.message
+    assert "does not seem to read" in warning.message and "in 50 % of the comparisons" in warning.message
 
 
 def test_nothing_is_said_of_an_informed_teacher_nor_of_a_method_without_one(unchecked, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="gear_rl"):
-        assert checked(monkeypatch, 1.0, steps=40)[1].logged == [1.0] * 20
+        assert checked(monkeypatch, 1.0, steps=40)[1].logged == [(1.0, 0.5)] * 20
+        assert checked(monkeypatch, 0.5, more=1.0, steps=40)[1].logged == [(0.5, 1.0)] * 20
+        assert checked(monkeypatch, 0.0, more=0.0, steps=40)[1].logged == [(0.0, 0.0)] * 20
         assert checked(monkeypatch, 0.0, steps=40, method=Uniform())[1].logged == []
     assert not caplog.records
 

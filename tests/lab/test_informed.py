@@ -1,13 +1,16 @@
 """The verdict on a teacher, from numbers of which the truth is known."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from gear_rl.lab.informed import Scored, as_dict, sentences, verdict
 
 
-def completions(stands_out, gain_right=0.0, gain_wrong=0.0, prompts=32, rewards=(1.0, 1.0, 0.0, 0.0), seed=0):
+def completions(
+    stands_out, gain_right=0.0, gain_wrong=0.0, prompts=32, rewards=(1.0, 1.0, 0.0, 0.0), seed=0, likelier=0.5
+):
     """Gains per token with noise around what is said; ``stands_out`` is the chance of each comparison."""
     rng = random.Random(seed)
     scored = []
@@ -15,23 +18,36 @@ def completions(stands_out, gain_right=0.0, gain_wrong=0.0, prompts=32, rewards=
         for reward in rewards:
             gain = (gain_right if reward else gain_wrong) + rng.gauss(0, 0.1)
             out = (float(rng.random() < stands_out) + float(rng.random() < stands_out)) / 2
+            more = (float(rng.random() < likelier) + float(rng.random() < likelier)) / 2
             scored.append(
-                Scored(prompt=prompt, own=-1 + gain, other=-1, none=-1, stands_out=out, reward=reward)
+                Scored(
+                    prompt=prompt,
+                    own=-1 + gain,
+                    other=-1,
+                    none=-1,
+                    stands_out=out,
+                    likelier=more,
+                    reward=reward,
+                )
             )
     return scored
 
 
 def without_reward(scored):
-    return [
-        Scored(prompt=s.prompt, own=s.own, other=s.other, none=s.none, stands_out=s.stands_out)
-        for s in scored
-    ]
+    return [replace(one, reward=None) for one in scored]
 
 
 def test_a_context_that_stands_out_is_read_and_one_that_does_not_is_not():
     assert verdict(without_reward(completions(0.85))).word == "informed"
     assert verdict(without_reward(completions(0.6))).word == "weak"
     assert verdict(without_reward(completions(0.5))).word == "not informed"
+
+
+def test_a_context_that_makes_the_completions_likelier_is_read_and_one_that_makes_them_less_likely_too():
+    for likelier, word in [(0.85, "informed"), (0.6, "weak"), (0.5, "not informed"), (0.15, "informed")]:
+        found = verdict(without_reward(completions(0.5, likelier=likelier)))
+        assert found.word == word, likelier
+    assert found.likelier.share < 0.3 and "likelier than they do in" in sentences(found)[2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -54,10 +70,10 @@ def test_wrong_completions_may_lose_without_a_word_against_the_teacher():
 def test_few_prompts_with_both_do_not_decide():
     both = completions(0.9, prompts=3)
     wrong = completions(0.9, prompts=29, rewards=(0.0, 0.0), seed=1)
-    moved = [Scored(**{**{f: getattr(s, f) for f in s.__slots__}, "prompt": s.prompt + 3}) for s in wrong]
+    moved = [replace(one, prompt=one.prompt + 3) for one in wrong]
     found = verdict(both + moved)
     assert found.word == "informed" and found.knows.prompts == 3
-    assert "too few to decide" in sentences(found)[2]
+    assert "too few to decide" in sentences(found)[3]
 
 
 def test_a_single_prompt_proves_nothing():

@@ -1,10 +1,16 @@
 """Is the teacher informed: does it read its own privileged context, or does any context move it alike?
 
 The same completions are scored under their own context and under those of two other rows. A context that is not
-read, or says nothing of the row, is one of three that could change places: then exchanging another row's for the
-own one moves what is likely as much as exchanging it for a third's. That own and other differ proves nothing: any
-two contexts do. Nor does it matter here whether a completion becomes likelier: an informed teacher makes right
-tokens likelier and wrong ones less likely. Knows no method and no trainer.
+read, or says nothing of the row, is one of three that could change places. Two comparisons follow that come out
+alike then, in half of the cases, and that no difference of any two contexts can tip:
+
+- Does the own context lie farther from another one than the others lie from each other? Where the teacher ignores
+  contexts that do not belong to the problem it does.
+- Is what was written likelier under the own context than under another? A teacher that copies makes it so: it is
+  led astray by the two others in two ways, so the distance does not see it.
+
+That own and other differ proves nothing, and neither does one sign of the second alone: an informed teacher makes
+right tokens likelier and wrong ones less likely. Knows no method and no trainer.
 """
 
 import logging
@@ -34,7 +40,8 @@ POOL = 16
 """Contexts of earlier checks that are kept, for steps whose prompts are too few to be exchanged."""
 NOT_INFORMED = (
     "the teacher does not seem to read its privileged context: among %d completions the own context stands out "
-    "from other rows' in %.0f %% of the comparisons, and chance is 50. The credit then follows something else. "
+    "from other rows' in %.0f %% of the comparisons and makes the completion likelier in %.0f %%; chance is 50. "
+    "The credit then follows something else. "
     "What usually helps: worked solutions in place of answers, another wording (teacher_prompt_template), a "
     "teacher with other weights (teacher_model); `gear teacher` measures it before a run"
 )
@@ -86,6 +93,22 @@ def stands_out(
     return (ahead + 2) / 4
 
 
+def likelier(
+    own: Float[Tensor, "B T"], second: Float[Tensor, "B T"], third: Float[Tensor, "B T"]
+) -> Float[Tensor, " B"]:
+    """Under how many of two other contexts what was written is less likely than under the own one.
+
+    0, 0.5 or 1, and a tie is half of a comparison. Compared are sums of probabilities over tokens, as in
+    ``stands_out``. By symmetry the mean is 0.5 where the own context is like any other.
+
+    >>> own, second, third = (torch.tensor([[value, -1.0]]) for value in (-0.3, -2.0, -0.1))
+    >>> likelier(own, second, third)
+    tensor([0.5000])
+    """
+    ours, one, other = (x.exp().sum(-1) for x in (own, second, third))
+    return ((ours - one).sign() + (ours - other).sign() + 2) / 4
+
+
 def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list[tuple[str, str] | None]:
     """For each context the next two other texts, going round and then through ``pool``; None without.
 
@@ -104,17 +127,18 @@ def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list
 
 @dataclass
 class TeacherCheck:
-    """Every few steps of a run: does the own context of some completions stand out from other rows'?
+    """Every few steps of a run: does the own context of some completions differ from other rows' in kind?
 
-    Logs ``gear/teacher/informed``, the share of the comparisons in which it does, and warns once, when enough
-    prompts were seen and the share is not clearly above chance. Costs three passes of at most
-    ``PROMPTS_PER_CHECK`` completions. Only for methods that read a teacher.
+    Logs ``gear/teacher/informed``, the share of the comparisons in which it stands out, and
+    ``gear/teacher/likelier``, that in which it makes the completion likelier. Warns once, when enough prompts
+    were seen and neither is clearly other than chance. Costs three passes of at most ``PROMPTS_PER_CHECK``
+    completions. Only for methods that read a teacher.
     """
 
     every: int
     """Steps between two checks; 0 for none."""
-    values: list[float] = field(default_factory=list[float])
-    """What ``stands_out`` gave, for each prompt that was looked at."""
+    values: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """What ``stands_out`` and ``likelier`` gave, for each prompt that was looked at."""
     pool: list[str] = field(default_factory=list[str])
     warned: bool = False
 
@@ -130,31 +154,51 @@ class TeacherCheck:
         chosen_B = _one_per_prompt(batch, pairs)
         shown = [own] + [[None if pair is None else pair[k] for pair in pairs] for k in (0, 1)]
         scored = [context_logprob(batch, engine, config, texts, chosen_B) for texts in shown]
-        self._take(engine.gather(stands_out(*scored)), engine.gather(chosen_B), engine)
+        found_2B = [engine.gather(compare(*scored)) for compare in (stands_out, likelier)]
+        self._take(found_2B, engine.gather(chosen_B), engine)
 
-    def _take(self, value_B: Tensor, chosen_B: Tensor, engine: Engine) -> None:
-        values = float_list(value_B[chosen_B])
-        if not values:
+    def _take(self, found_2B: Sequence[Tensor], chosen_B: Tensor, engine: Engine) -> None:
+        out, more = (float_list(value_B[chosen_B]) for value_B in found_2B)
+        if not out:
             return
-        self.values += values
-        engine.log({"gear/teacher/informed": math.fsum(values) / len(values)})
-        if self.warned or len(self.values) < PROMPTS_TO_JUDGE or is_above_chance(self.values):
+        self.values += zip(out, more, strict=True)
+        engine.log(
+            {
+                "gear/teacher/informed": math.fsum(out) / len(out),
+                "gear/teacher/likelier": math.fsum(more) / len(more),
+            }
+        )
+        if self.warned or len(self.values) < PROMPTS_TO_JUDGE:
+            return
+        both = list(zip(*self.values, strict=True))
+        if is_above_chance(both[0]) or not is_chance(both[1]):
             return
         self.warned = True
         if engine.rank == 0:
             count = len(self.values)
-            logger.warning(NOT_INFORMED, count, 100 * math.fsum(self.values) / count)
+            logger.warning(NOT_INFORMED, count, *(100 * math.fsum(shares) / count for shares in both))
 
 
 def is_above_chance(values: Sequence[float]) -> bool:
-    """Whether the mean of values from 0 to 1 lies more than two standard errors above 0.5.
+    """Whether the mean of values from 0 to 1 lies clearly above 0.5: more than 2.24 standard errors.
+
+    As each of two comparisons may raise a false hope, both together do in one case of twenty.
 
     >>> is_above_chance([1.0] * 9 + [0.0]), is_above_chance([1.0, 0.0, 1.0, 1.0])
     (True, False)
     """
     mean = math.fsum(values) / len(values)
     square = math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
-    return mean - 2 * math.sqrt(square / len(values)) > 0.5
+    return mean - 2.24 * math.sqrt(square / len(values)) > 0.5
+
+
+def is_chance(values: Sequence[float]) -> bool:
+    """Whether the mean of values from 0 to 1 is neither clearly above 0.5 nor clearly below.
+
+    >>> is_chance([1.0, 0.0, 1.0, 1.0]), is_chance([0.0] * 9 + [1.0])
+    (True, False)
+    """
+    return not is_above_chance(values) and not is_above_chance([1 - value for value in values])
 
 
 def _one_per_prompt(batch: RolloutBatch, pairs: Sequence[object | None]) -> Bool[Tensor, " B"]:

@@ -13,7 +13,7 @@ import torch
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import contexts_of, needs_context
-from gear_rl.credit.informed import context_logprob, stands_out, two_others
+from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
 from gear_rl.data.rows import load_rows
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.sample import sample
@@ -172,7 +172,7 @@ def _scored(trainer: Any, sampled: Sequence[_Sampled], progress: Progress, total
         kept_B = mask.any(-1) & usable
         shown = [own, *([pair and pair[k] for pair in pairs] for k in (0, 1)), None]
         scored = [context_logprob(batch, engine, trainer.args, texts, kept_B) for texts in shown]
-        out = float_list(stands_out(*scored[:3]))
+        out, more = (float_list(compare(*scored[:3])) for compare in (stands_out, likelier))
         means = [float_list(values.sum(-1) / mask.sum(-1).clamp_min(1)) for values in scored]
         for b in torch.nonzero(kept_B)[:, 0].tolist():
             mine, second, third, none = (mean[b] for mean in means)
@@ -182,6 +182,7 @@ def _scored(trainer: Any, sampled: Sequence[_Sampled], progress: Progress, total
                 other=(second + third) / 2,
                 none=none,
                 stands_out=out[b],
+                likelier=more[b],
                 reward=batch.rewards[b],
             )
         first += len(own)

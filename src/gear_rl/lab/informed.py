@@ -12,6 +12,8 @@ from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
 
 Word = Literal["informed", "weak", "not informed"]
 
+TWO_QUESTIONS = (1 + LEVEL) / 2
+"""Level of the intervals of the two comparisons without a reward: either may say that a teacher reads."""
 CLEARLY = 0.65
 """Share from which a difference is more than faint; 0.5 is chance."""
 DECIDING_PROMPTS = 8
@@ -30,7 +32,9 @@ class Scored:
     none: float
     """Without: the student's."""
     stands_out: float
-    """In how many comparisons, 0 to 1, its own context moved the log-probs farther than another row's did."""
+    """In how many comparisons, 0 to 1, its own context lies farther from another than two others do."""
+    likelier: float
+    """Under how many other contexts, 0 to 1, it is less likely than under its own."""
     reward: float | None = None
 
 
@@ -51,6 +55,9 @@ class Verdict:
     reads: Share
     """Of the comparisons, those in which the own context moved the log-probs farther from another row's than a
     third row's did. Any context moves them; only one that is read, and says something of its row, stands out."""
+    likelier: Share
+    """Of the other rows' contexts, those under which a completion is less likely than under its own. Half of them
+    where none is read; less too is a sign of reading, as where most completions are wrong."""
     knows: Share
     """Of the pairs of a right and a wrong completion of one prompt, those in which the right one gains more from
     its own context (against another's); over prompts that have both."""
@@ -64,10 +71,11 @@ def verdict(scored: Sequence[Scored], success: float = 1.0) -> Verdict:
     """The shares with Student's intervals over prompts, and the word for them.
 
     Where enough prompts have right and wrong completions the reward decides: *informed* if the right ones clearly
-    gain more, *weak* if they do at all or if the teacher at least reads its context. Elsewhere reading decides.
-    What lies within chance is *not informed*. ``ValueError`` without a completion.
+    gain more, *weak* if they do at all or if the teacher at least reads its context. Elsewhere reading decides:
+    by whichever of its two comparisons says more. What lies within chance is *not informed*. ``ValueError``
+    without a completion.
 
-    >>> rows = [Scored(prompt=i, own=-1.0, other=-1.5, none=-1.2, stands_out=1.0) for i in range(9)]
+    >>> rows = [Scored(prompt=i, own=-1.0, other=-1.5, none=-1.2, stands_out=1.0, likelier=1.0) for i in range(9)]
     >>> verdict(rows).word, verdict(rows).reads.share
     ('informed', 1.0)
     """
@@ -76,15 +84,17 @@ def verdict(scored: Sequence[Scored], success: float = 1.0) -> Verdict:
     groups: dict[int, list[Scored]] = {}
     for one in scored:
         groups.setdefault(one.prompt, []).append(one)
-    reads = _share([[one.stands_out for one in group] for group in groups.values()])
+    reads = _share([[one.stands_out for one in group] for group in groups.values()], TWO_QUESTIONS)
+    likelier = _share([[one.likelier for one in group] for group in groups.values()], TWO_QUESTIONS)
     knows = _share([pairs for group in groups.values() if (pairs := _pairs(group, success))])
-    word = _word(reads)
+    word = max((_word(reads), _word(_away_from_half(likelier))), key=_RANK.index)
     if knows.prompts >= DECIDING_PROMPTS:
         known = _word(knows)
         word = known if known != "not informed" or word == "not informed" else "weak"
     return Verdict(
         word=word,
         reads=reads,
+        likelier=likelier,
         knows=knows,
         gain=math.fsum(one.own - one.other for one in scored) / len(scored),
         shift=math.fsum(one.own - one.none for one in scored) / len(scored),
@@ -97,6 +107,7 @@ def sentences(found: Verdict) -> list[str]:
         f"the teacher is {found.word}",
         f"its own context stands out from other rows' in {_percent(found.reads)} of the comparisons; chance is "
         f"50 % ({found.reads.prompts} prompts)",
+        f"it makes what was written likelier than they do in {_percent(found.likelier)} of them; chance is 50 %",
     ]
     if found.knows.share is not None:
         weak = "" if found.knows.prompts >= DECIDING_PROMPTS else ", too few to decide"
@@ -123,6 +134,7 @@ def as_dict(found: Verdict) -> dict[str, Any]:
     return {
         "verdict": found.word,
         "reads": of(found.reads),
+        "likelier": of(found.likelier),
         "knows": of(found.knows),
         "gain": round(found.gain, 4),
         "shift": round(found.shift, 4),
@@ -136,7 +148,7 @@ def _pairs(group: Sequence[Scored], success: float) -> list[float]:
     return [_half((r.own - r.other) - (w.own - w.other)) for r in right for w in wrong]
 
 
-def _share(groups: Sequence[Sequence[float]]) -> Share:
+def _share(groups: Sequence[Sequence[float]], level: float = LEVEL) -> Share:
     """The mean over prompts of each prompt's mean.
 
     Prompts that all agree would give a point as interval: the spread is taken as at least what half a completion
@@ -146,7 +158,7 @@ def _share(groups: Sequence[Sequence[float]]) -> Share:
     if not means:
         return Share(None, None, 0)
     least = 0.5 / max(len(group) for group in groups)
-    ends = mean_interval(means, LEVEL, least)
+    ends = mean_interval(means, level, least)
     within = None if ends is None else Interval(max(0.0, ends.low), min(1.0, ends.high))
     return Share(math.fsum(means) / len(means), within, len(means))
 
@@ -155,6 +167,16 @@ def _word(share: Share) -> Word:
     if share.share is None or share.interval is None or share.interval.low <= 0.5:
         return "not informed"
     return "informed" if share.share >= CLEARLY else "weak"
+
+
+_RANK: tuple[Word, ...] = ("not informed", "weak", "informed")
+
+
+def _away_from_half(share: Share) -> Share:
+    """The same share, or its complement where it lies below one half."""
+    if share.share is None or share.interval is None or share.share >= 0.5:
+        return share
+    return Share(1 - share.share, Interval(1 - share.interval.high, 1 - share.interval.low), share.prompts)
 
 
 def _half(difference: float) -> float:

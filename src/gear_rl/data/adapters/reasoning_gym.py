@@ -51,8 +51,9 @@ def rows(
     False only the others: the parts are divided by the question's text, so no seed mixes them. The privileged
     context is the worked solution where there is one (``chain_sum`` term by term, else the generator's own
     ``answer_cot`` or ``expression = answer``), else the answer. ``solution`` is the same with the answer in the
-    tags that the reward reads: a demonstration. Raises ``ValueError`` for an unknown generator or setting, for one whose answers are None
-    (there are five: nothing could inform a teacher), and for one with too few different problems.
+    tags that the reward reads: a demonstration. Raises ``ValueError`` for an unknown generator or setting, for
+    one whose answers are None (there are five: nothing could inform a teacher), and for one with too few
+    different problems.
 
     >>> row = rows("chain_sum", num=1, seed=3)[0]
     >>> row["prompt"][0]["content"][-14:], row["answer"], row["privileged_context"]
