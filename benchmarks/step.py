@@ -21,6 +21,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from benchmarks.methods import BASE
 from gear_rl.arena.task import DEFAULT_TASK
 from gear_rl.errors import InputError
+from gear_rl.experiments.own import QUIET
 from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import use_few_threads
@@ -186,9 +187,8 @@ def _own_run(
     run: RunConfig, credit: Any, *, steps: int, seed: int, output_dir: str, **more: Any
 ) -> RunConfig:
     """The user's, without what is no part of a step: files, evaluation, trackers."""
-    quiet = {"save_strategy": "no", "eval_strategy": "no", "report_to": "none", "record_file": None}
     counted = {"seed": seed, "max_steps": steps, "output_dir": output_dir}
-    return run.model_copy(update={"credit": credit, "trainer": run.trainer | quiet | counted | more})
+    return run.model_copy(update={"credit": credit, "trainer": run.trainer | QUIET | counted | more})
 
 
 def _both(

@@ -16,7 +16,7 @@ from gear_rl.arena.task import get_task
 from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
-from gear_rl.experiments.cells import _once, cell_trainer, finished, run_cell, sealed, unsealed
+from gear_rl.experiments.cells import _once, cell_trainer, run_cell
 from gear_rl.experiments.compare import (
     compared,
     parse_method,
@@ -26,6 +26,7 @@ from gear_rl.experiments.compare import (
     split_methods,
 )
 from gear_rl.experiments.score import arena_material, records_of, score
+from gear_rl.experiments.spec import finished, sealed, unsealed
 from gear_rl.experiments.workers import Workers
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
 from gear_rl.runs.machine import quiet_libraries

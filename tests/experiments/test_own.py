@@ -7,7 +7,8 @@ import pytest
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import run_cell
 from gear_rl.experiments.compare import compared
-from gear_rl.experiments.own import OwnTask, plan_of_run
+from gear_rl.experiments.own import OwnTask
+from gear_rl.experiments.own_plan import plan_of_run
 from gear_rl.runs.config import load_config
 from support.commands import gear, untouched
 

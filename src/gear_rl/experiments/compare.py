@@ -12,9 +12,9 @@ from typing import Any
 from gear_rl.arena.split import TUNING_SEEDS, reported, tuning, use_of
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
-from gear_rl.experiments.cells import Spec, finished
 from gear_rl.experiments.oracle import ORACLE
 from gear_rl.experiments.rates import best, grid, next_rate
+from gear_rl.experiments.spec import Spec, finished
 from gear_rl.experiments.workers import Workers
 from gear_rl.files import replace_file
 from gear_rl.runs.arena import task_of

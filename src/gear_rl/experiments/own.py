@@ -1,4 +1,4 @@
-"""A comparison on the user's own run: any model, dataset and reward that ``gear train`` takes.
+"""A training run of a comparison on the user's own run, and how it is judged.
 
 Every method is trained with the run's own settings, but for its learning rate, its seed and the number of steps,
 and judged on the run's held-out rows.
@@ -8,121 +8,33 @@ and judged on the run's held-out rows.
 # pyright: reportMissingTypeStubs=false
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gear_rl.arena.split import reported
-from gear_rl.credit.config import METHOD_SETTINGS
-from gear_rl.errors import InputError
-from gear_rl.experiments.compare import (
-    BASELINE,
-    RATES,
-    Plan,
-    check_counts,
-    check_n_eval,
-    parse_methods,
-    take_engine,
-)
+from gear_rl.experiments.spec import Spec
 from gear_rl.runs.config import RunConfig
 
-if TYPE_CHECKING:
-    from gear_rl.experiments.cells import Spec
-
-LEAST_ROWS = 8
-"""Held-out rows without which there are none to tune on beside those to report on."""
-_EVALUATED = 256
-"""Held-out rows that are reported on where the user does not say, if there are so many."""
-_QUIET: dict[str, Any] = {
+QUIET: dict[str, Any] = {
     "save_strategy": "no", "eval_strategy": "no", "report_to": "none", "logging_steps": 1, "push_to_hub": False,
     "load_best_model_at_end": False, "record_file": None,
 }  # fmt: skip
 """What a run of a comparison leaves to the comparison."""
-_OURS = ("output_dir", "seed", "learning_rate", "max_steps", "num_train_epochs", "resume_from_checkpoint")
 
 
-def plan_of_run(
-    config: RunConfig,
-    methods: Sequence[str],
-    *,
-    seeds: int,
-    steps: int | None = None,
-    rates: int = RATES,
-    n_eval: int | None = None,
-    samples: int | None = None,
-) -> Plan:
-    """The plan of a comparison on the user's own run, checked; reads its data, loads no model.
-
-    ``config.credit`` is left out: the methods are those of the comparison. The held-out rows are those of ``gear
-    train`` (``held_out`` or ``eval_dataset``); the last quarter of them tells rates, and no report has them.
-    Raises ``InputError`` where there are none, or no number of steps, and for what ``gear train`` refuses.
-    """
-    from gear_rl.engines.trl.config import GEARConfig
-    from gear_rl.runs.trainer import check_run, load_data
-
-    check_counts(seeds=seeds, rates=rates, steps=steps, samples=samples)
-    given = config.trainer
-    steps = given.get("max_steps") if steps is None else steps
-    if steps is None or steps < 1:
-        raise InputError(
-            "--steps: missing; a comparison needs a number of optimizer steps, or max_steps in the file"
-        )
-    if given.get("resume_from_checkpoint"):
-        raise InputError("resume_from_checkpoint: a comparison begins every run anew; leave it out")
-    train, held_out = load_data(config)
-    count = len(_rows(held_out))
-    if count < LEAST_ROWS:
-        raise InputError(
-            f"held_out: {count} rows; a comparison needs {LEAST_ROWS} at least, as held_out (a count or a share) "
-            "or eval_dataset"
-        )
-    held_out_range = range(count)
-    n_eval = min(_EVALUATED, len(reported(held_out_range))) if n_eval is None else n_eval
-    check_n_eval(n_eval, held_out_range)
-    named = {BASELINE: {"name": BASELINE}} | parse_methods(methods)
-    usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
-    engine = {name: take_engine(credit, usual) for name, credit in named.items()}
-    default = GEARConfig.__dataclass_fields__
-    per_device = given.get("per_device_train_batch_size", default["per_device_train_batch_size"].default)
-    run = config.model_dump(exclude={"credit"})
-    run["trainer"] = {
-        name: value for name, value in given.items() if name not in (*_OURS, *_QUIET, *METHOD_SETTINGS)
-    }
-    run["right"] = given.get("success_reward") or METHOD_SETTINGS["success_reward"]
-    run["rows_sha256"] = _fingerprint(train, held_out)
-    for name, credit in named.items():
-        check_run(_config(run, credit, engine[name]), train, where=name)
-    return Plan(
-        methods=named,
-        engine=engine,
-        ceiling=None,
-        task=config.dataset,
-        tier=config.model,
-        held_out=held_out_range,
-        seeds=seeds,
-        steps=steps,
-        rollouts=per_device * given.get("gradient_accumulation_steps", 1),
-        rate=float(given.get("learning_rate", default["learning_rate"].default)),
-        rates=rates,
-        n_eval=n_eval,
-        samples=1 if samples is None else samples,
-        run=run,
-    )
-
-
-def own_trainer(run: Mapping[str, Any], spec: "Spec", scratch: str) -> Any:
+def own_trainer(run: Mapping[str, Any], spec: Spec, scratch: str) -> Any:
     """The trainer of one cell of such a comparison."""
     from gear_rl.runs.trainer import make_trainer
 
-    config = _config(run, spec.credit, spec.engine)
+    config = own_config(run, spec.credit, spec.engine)
     config.trainer |= {
         "output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": spec.steps,
     }  # fmt: skip
     return make_trainer(config)
 
 
-def _config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:
+def own_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:
     """The run with one method."""
     values = {name: value for name, value in run.items() if name in RunConfig.model_fields}
-    values |= {"credit": credit, "trainer": {**run["trainer"], **_QUIET, **engine}}
+    values |= {"credit": credit, "trainer": {**run["trainer"], **QUIET, **engine}}
     return RunConfig(**values)
 
 
@@ -133,7 +45,7 @@ class OwnTask:
     """
 
     def __init__(self, trainer: Any, run: Mapping[str, Any]) -> None:
-        self._rows = _rows(trainer.eval_dataset)
+        self._rows = held_out_rows(trainer.eval_dataset)
         self._right = float(run["right"])
 
     def rows(self, tier: str, *, num: int, first_seed: int) -> list[dict[str, Any]]:
@@ -146,24 +58,10 @@ class OwnTask:
         return [float(reward is not None and reward >= self._right) for reward in rewards]
 
 
-def _rows(held_out: Any) -> list[dict[str, Any]]:
+def held_out_rows(held_out: Any) -> list[dict[str, Any]]:
     """The held-out rows, tier after tier where there are several; none without any."""
     if held_out is None:
         return []
     if isinstance(held_out, Mapping):
-        return [row for part in held_out.values() for row in _rows(part)]
+        return [row for part in held_out.values() for row in held_out_rows(part)]
     return [dict(row) for row in held_out]
-
-
-def _fingerprint(train: Any, held_out: Any) -> str:
-    """The sha256 of the rows: a comparison whose data have changed is another one. A stream is known by name."""
-    import json
-    from hashlib import sha256
-
-    from datasets import IterableDataset
-
-    found = sha256()
-    for part in ([] if isinstance(train, IterableDataset) else train, _rows(held_out)):
-        for row in part:
-            found.update(json.dumps(row, sort_keys=True, default=str).encode())
-    return found.hexdigest()

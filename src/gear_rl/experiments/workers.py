@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
-from gear_rl.experiments.cells import Spec, failed, finished, read_cell
+from gear_rl.experiments.spec import Spec, failed, finished, read_cell
 
 
 class Workers:
