@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ out_console, error_console = Console(), Console(stderr=True)
 P = ParamSpec("P")
 DEBUG = "GEAR_DEBUG"
 """With this variable of the environment errors keep their traceback; ``gear --debug`` sets it."""
+PACE_SECONDS = 30.0
+"""Where output is no terminal, a long command says at most so often where it stands."""
 _READERS = ("pyarrow", "datasets", "huggingface_hub", "safetensors")
 """Libraries that read what the user names: whatever they raise, a file or a place is to blame."""
 
@@ -37,6 +40,26 @@ class _VisibleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(visible, super().format(record).split("\n")))
+
+
+class Pace:
+    """A plain line now and then on where a command stands; nothing in a terminal, which shows a bar, and nothing
+    of a command that is short.
+
+    >>> say = Pace(Console(file=sys.stdout), every=0.0)
+    >>> say("scoring gear: 8 of 64")
+    scoring gear: 8 of 64
+    """
+
+    def __init__(self, console: Console, every: float = PACE_SECONDS) -> None:
+        self._console, self._every = console, every
+        self._last = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self._console.is_terminal or time.monotonic() - self._last < self._every:
+            return
+        self._last = time.monotonic()
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_log(level: int = logging.INFO) -> None:

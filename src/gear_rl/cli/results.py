@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gear_rl.cli.console import error_console, out_console
+from gear_rl.cli.console import Pace, error_console, out_console
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 
@@ -64,8 +64,14 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: st
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        pace = Pace(error_console)
         with error_console.status("measuring") as status:
-            result = run(lambda name: status.update(f"measuring: {name}"))
+
+            def say(name: str) -> None:
+                status.update(f"measuring: {name}")
+                pace(name)
+
+            result = run(say)
     except ValueError as error:
         raise InputError(str(error)) from None
     finally:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from gear_rl.cli.console import Pace
 from gear_rl.experiments.score import title_of
 
 _ROLES = ("method", "floor", "control", "ceiling")
@@ -16,13 +17,17 @@ _ROLES = ("method", "floor", "control", "ceiling")
 
 
 @contextmanager
-def scoring_bar(console: Console) -> Generator[Callable[[str, float, int], None]]:
-    """A bar in a terminal; gives what moves it: a method's name, the problems that are done, and all of them."""
+def scoring_bar(console: Console, what: str = "scoring ") -> Generator[Callable[[str, float, int], None]]:
+    """A bar in a terminal, elsewhere a line now and then.
+
+    Gives what moves it: a name (of a method), the problems that are done, and all of them.
+    """
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        work = bar.add_task("scoring")
+        work, pace = bar.add_task(what), Pace(console)
 
         def advance(name: str, done: float, total: int) -> None:
-            bar.update(work, description=f"scoring {name}", completed=done, total=total)
+            bar.update(work, description=f"{what}{name}", completed=done, total=total)
+            pace(f"{what}{name}: {done:g} of {total}")
 
         yield advance
 

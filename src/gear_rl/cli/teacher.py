@@ -44,7 +44,7 @@ def teacher(
 
     show_log(logging.WARNING)
     run = teacher_config(config, model, data, reward, context.args)
-    with scoring_bar(error_console) as progress:
+    with scoring_bar(error_console, what="") as progress:
         found, about = examine(run, n=n, samples=samples, seed=seed, progress=progress)
     if as_json:
         sys.stdout.write(json.dumps(about | as_dict(found), indent=2) + "\n")
