@@ -3,6 +3,7 @@
 Processes are forked from one that has imported everything: a hundred kills in minutes, not hours.
 """
 
+import faulthandler
 import itertools
 import json
 import os
@@ -104,6 +105,7 @@ def _become(work: Callable[[], None], log: Path) -> None:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+        faulthandler.enable()
         work()
         code = 0
     except BaseException:
