@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign.kills import RESUMED
 from campaign.page import renewed, table
 
 ROOT = Path(__file__).parents[1]
@@ -17,8 +18,9 @@ def test_the_page_shows_the_numbers_of_the_file_which_are_a_whole_campaign_witho
     text = (ROOT / "docs" / "results" / "campaign.json").read_text("utf-8")
     found = json.loads(text)
     assert renewed(page, found) == page, "run make campaign"
-    assert set(found) == {"writers", "corruption", "kills", "canary", "fuzz"}
+    assert set(found) == {"writers", "corruption", "kills", "early", "canary", "fuzz"}
     assert found["kills"]["n"] >= 100 and found["fuzz"]["n"] >= 100_000 and found["canary"]["n"] >= 10_000
+    assert found["kills"]["outcomes"] == {RESUMED: found["kills"]["n"]}
     assert not any(part["faults"] for part in found.values())
     assert not any(f"{root}/" in text for root in ("/work", "/home", "/root", "/tmp"))
 
@@ -49,6 +51,6 @@ def test_two_kills_and_a_second_writer_lose_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
-    assert sum(found["kills"]["outcomes"].values()) == 2 and found["kills"]["changes_of_files"] > 20
+    assert found["kills"]["outcomes"] == {RESUMED: 2} and found["kills"]["changes_inside_writes"] > 20
     assert "FOLDER/shared" in found["writers"]["said"]
     assert not [*tmp_path.glob("gear-campaign-*")]

@@ -69,6 +69,8 @@ def replacing(path: Path) -> Generator[BinaryIO, None, None]:
 def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
     """Raise ``ValueError`` if a file to write is one of those that are read, by whatever name.
 
+    A file in a folder that is read counts too: the next reader would take it for more of the same.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     (Path(folder) / "a").touch()
@@ -80,6 +82,8 @@ def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
     for path in inputs:
         if out.exists() and path.exists() and out.samefile(path):
             raise ValueError(f"{option}: {out} is read here too; name another file")
+        if path.is_dir() and path.resolve() in out.resolve().parents:
+            raise ValueError(f"{option}: {out} is in {path}, which is read here too; name another file")
 
 
 def _sweep(folder: Path) -> None:

@@ -40,10 +40,12 @@ def campaign(
     page: Annotated[Path | None, typer.Option(help="Renew the table of this page.")] = None,
 ) -> None:
     """Kill, corrupt, fuzz, and look for leaks; exit code 1 where something was lost, changed or leaked."""
+    early = -(-kills // 10)
     parts: dict[str, tuple[int | None, Part]] = {
         "writers": (1, lambda folder, say: killing.writers(folder)),
         "corruption": (None, lambda folder, say: damage.corruption(folder, seed, say)),
         "kills": (kills, lambda folder, say: killing.kills(folder, kills, seed, say)),
+        "early": (early, lambda folder, say: killing.early_kills(folder, early, seed, say)),
         "canary": (rollouts, lambda folder, say: leaking.canary(folder, rollouts, seed, say)),
         "fuzz": (None, lambda folder, say: _fuzzed(fuzz, seed)),
     }

@@ -8,7 +8,8 @@ _MARKS = re.compile(r"(<!-- campaign -->\n).*?(<!-- /campaign -->)", re.DOTALL)
 _PARTS = {
     "writers": "A second process that wants to write the folder",
     "corruption": "Every file of a checkpoint: deleted, cut, emptied, one bit flipped",
-    "kills": "`kill -9`, every second one inside a write",
+    "kills": "`kill -9` after the first checkpoint: half at random times, half inside the write of another",
+    "early": "`kill -9` before the first checkpoint",
     "canary": "Rollouts beside a privileged context of their own",
     "fuzz": "Fuzzed rows, configurations, overrides, records",
 }

@@ -3,6 +3,8 @@
 Processes are forked from one that has imported everything: a hundred kills in minutes, not hours.
 """
 
+import faulthandler
+import itertools
 import json
 import os
 import random
@@ -21,6 +23,7 @@ import transformers
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
+from gear_rl.engines.checkpoints import UNFINISHED
 
 STEPS = 5
 SETTINGS: dict[str, Any] = {
@@ -28,22 +31,37 @@ SETTINGS: dict[str, Any] = {
     "teacher_model_kind": "ema", "learning_rate": 0.02, "record_max_mb": 4.0,
 }  # fmt: skip
 """Every step is saved, also in the middle of a generation's rollouts; the teacher has weights of its own."""
+FIRST = "checkpoint-1"
 _WRITES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree"}
 
 
 def train(model: str, folder: Path, resume: bool) -> None:
-    """The run, from its beginning or its newest whole checkpoint; its last weights go beside the folder."""
+    """The run, from its beginning or its newest whole checkpoint.
+
+    Beside the folder lie the step that it went on from (``.began``) and its last weights (``.weights``).
+    """
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     settings = tiny.settings(folder, **SETTINGS, record_file=str(folder / "records.jsonl"))
     trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), tiny.rows(12), credit=Gear())
     for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
         trainer.remove_callback(callback)
+    trainer.add_callback(_Began(folder.with_suffix(".began")))
     trainer.train(resume_from_checkpoint=resume or None)
     found = sha256()
     for name, weight in sorted(trainer.model.state_dict().items()):
         found.update(name.encode() + weight.detach().contiguous().numpy().tobytes())
     folder.with_suffix(".weights").write_text(found.hexdigest())
+
+
+class _Began(transformers.TrainerCallback):
+    """Writes down which step a training goes on from: one that began anew would have the same weights."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.file.write_text(str(state.global_step))
 
 
 @dataclass
@@ -52,27 +70,32 @@ class Ended:
 
     code: int
     said: str
-    seconds: float
 
 
-def forked(work: Callable[[], None], log: Path, kill_after: float | None = None) -> Ended:
-    """Run ``work`` in a fork of this process; it is killed after so many seconds if it still runs."""
-    begin = time.perf_counter()
+def forked(
+    work: Callable[[], None], log: Path, kill_after: float | None = None, since: Path | None = None
+) -> Ended:
+    """Run ``work`` in a fork of this process; it is killed after so many seconds if it still runs.
+
+    They are counted from when ``since`` exists, if it is given.
+    """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         _become(work, log)
-    deadline = None if kill_after is None else begin + kill_after
+    begin = None if since is not None else time.perf_counter()
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             break
-        if deadline is not None and time.perf_counter() >= deadline:
+        if begin is None and since is not None and since.exists():
+            begin = time.perf_counter()
+        if kill_after is not None and begin is not None and time.perf_counter() - begin >= kill_after:
             os.kill(child, signal.SIGKILL)
-            deadline = None
+            kill_after = None
         time.sleep(0.005)
     said = log.read_text(errors="replace") if log.exists() else ""
-    return Ended(os.waitstatus_to_exitcode(status), said, time.perf_counter() - begin)
+    return Ended(os.waitstatus_to_exitcode(status), said)
 
 
 def _become(work: Callable[[], None], log: Path) -> None:
@@ -82,6 +105,7 @@ def _become(work: Callable[[], None], log: Path) -> None:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+        faulthandler.enable()
         work()
         code = 0
     except BaseException:
@@ -91,53 +115,74 @@ def _become(work: Callable[[], None], log: Path) -> None:
         os._exit(code)
 
 
-def dying_at(folder: Path, number: int, work: Callable[[], None]) -> Callable[[], None]:
-    """``work`` that kills itself just before its ``number``-th change of a file in the folder.
+def _watch(folder: Path, changes: Callable[[str, tuple[Any, ...]], None]) -> None:
+    """Call ``changes`` just before each change of a file in the folder, from now on.
 
     Python's audit events name them. What torch and safetensors write in C++ and Rust is between two of them;
     kills at random times land there.
     """
 
+    def seen(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _WRITES and arguments and str(arguments[0]).startswith(f"{folder}{os.sep}"):
+            if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & 3):
+                return  # to read
+            changes(event, arguments)
+
+    sys.addaudithook(seen)
+
+
+def dying_at(folder: Path, number: int, work: Callable[[], None]) -> Callable[[], None]:
+    """``work`` that kills itself just before its ``number``-th change of a file in the folder."""
+
     def killed() -> None:
-        count = 0
+        numbers = itertools.count(1)
 
-        def watch(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal count
-            if event in _WRITES and arguments and str(arguments[0]).startswith(str(folder)):
-                if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & 3):
-                    return  # to read
-                count += 1
-                if count == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        def die(event: str, arguments: tuple[Any, ...]) -> None:
+            if next(numbers) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(watch)
+        _watch(folder, die)
         work()
 
     return killed
 
 
-def counted(folder: Path, work: Callable[[], None], log: Path) -> tuple[int, float]:
-    """How many changes of files in the folder ``work`` makes on its way to its end, and its seconds."""
-    counts = folder.with_suffix(".count")
+@dataclass
+class Course:
+    """A run that was left alone: when its first checkpoint counts, and when it ends."""
 
-    def count() -> None:
-        seen = [0]
+    first: int
+    """Number of the change of a file that moves the first checkpoint into place."""
+    writes: list[int]
+    """Numbers of the changes after it that are inside the write of a checkpoint."""
+    seconds: float
+    """From the first checkpoint to the end."""
 
-        def watch(event: str, arguments: tuple[Any, ...]) -> None:
-            if event in _WRITES and arguments and str(arguments[0]).startswith(str(folder)):
-                if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & 3):
-                    return
-                seen[0] += 1
 
-        sys.addaudithook(watch)
+def course(folder: Path, work: Callable[[], None], log: Path) -> Course:
+    """What ``work`` does in the folder on its way to its end."""
+    facts = folder.with_suffix(".course")
+
+    def follow() -> None:
+        numbers, writes = itertools.count(1), list[int]()
+        first, begin = 0, 0.0
+
+        def count(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal first, begin
+            number = next(numbers)
+            if first and f"{UNFINISHED}{os.sep}" in str(arguments[0]):
+                writes.append(number)
+            elif event == "os.rename" and Path(arguments[1]) == folder / FIRST:
+                first, begin = number, time.perf_counter()
+
+        _watch(folder, count)
         work()
-        total = seen[0]
-        counts.write_text(str(total))
+        facts.write_text(json.dumps([first, writes, time.perf_counter() - begin]))
 
-    ended = forked(count, log)
+    ended = forked(follow, log)
     if ended.code:
         raise RuntimeError(f"the run by itself fails:\n{ended.said}")
-    return int(counts.read_text()), ended.seconds
+    return Course(*json.loads(facts.read_text()))
 
 
 def torn_lines(records: Path) -> int:

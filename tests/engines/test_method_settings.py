@@ -184,7 +184,7 @@ def test_a_users_own_method_may_bring_settings(tiny_model, tmp_path):
 
 
 def test_the_check_of_sharded_weights_sees_the_methods_teacher(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(GEARTrainer, "sharding", "FSDP")
+    monkeypatch.setattr(GEARTrainer, "sharding", "DEEPSPEED")
     with pytest.raises(ValueError, match="teacher_model_kind: 'sync' keeps a copy"):
         trainer_of(tmp_path, tiny_model, Rlsd())
     assert trainer_of(tmp_path, tiny_model, Rlsd(), teacher_model_kind="live").args.teacher_sync_steps == 10

@@ -123,8 +123,9 @@ def test_a_checkpoint_that_is_named_and_does_not_hold_is_refused(tiny_model, tmp
 
 def test_latest_never_takes_another_runs_checkpoint(tiny_model, tmp_path, caplog):
     trained(tmp_path / "a", tiny_model, max_steps=2, **SHORT)
-    trained(tmp_path / "a", tiny_model, max_steps=1, **SHORT)
-    assert "has checkpoints of another run; they stay" in caplog.text
+    (tmp_path / "a" / "checkpoint-2").rename(tmp_path / "checkpoint-2")
+    trained(tmp_path / "a", tiny_model, max_steps=1, overwrite_output_dir=True, **SHORT)
+    (tmp_path / "checkpoint-2").rename(tmp_path / "a" / "checkpoint-2")
     first, second = (read_manifest(tmp_path / "a" / f"checkpoint-{step}").run for step in (1, 2))
     assert first != second
     resumed = made(tmp_path / "a", tiny_model, **SHORT)
@@ -137,6 +138,22 @@ def test_latest_never_takes_another_runs_checkpoint(tiny_model, tmp_path, caplog
         ValueError, match=r"output_dir: .*b holds checkpoints of another run than .*checkpoint-1"
     ):
         elsewhere.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
+
+
+def test_a_new_run_replaces_no_checkpoint_unless_that_is_meant(tiny_model, tmp_path):
+    trained(tmp_path, tiny_model, max_steps=2, **SHORT)
+    again = made(tmp_path, tiny_model, max_steps=1, **SHORT)
+    with pytest.raises(
+        ValueError, match=r"output_dir: .* holds a run already \(checkpoint-1, checkpoint-2\); "
+    ):
+        again.train()
+    assert checked(tmp_path / "checkpoint-2").run == again.run_folder.run, (
+        "it is the first run's folder still"
+    )
+    trained(tmp_path, tiny_model, resume=True, max_steps=2, overwrite_output_dir=True, **SHORT)
+    assert (tmp_path / "checkpoint-2").exists(), "a resume is the more particular wish"
+    trained(tmp_path, tiny_model, max_steps=1, overwrite_output_dir=True, **SHORT)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
 def test_the_best_checkpoint_is_named_by_where_it_stays(tiny_model, tmp_path):

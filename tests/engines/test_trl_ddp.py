@@ -11,6 +11,7 @@ import torch
 
 from engines import probing
 from gear_rl import Shuffled
+from gear_rl.engines.checkpoints import checked
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo
 from gear_rl.records import read_records
 from gear_rl.types import TokenSignals
@@ -20,18 +21,27 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ddp")
+    return two_processes("ddp_worker.py", tiny_model, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tiny_model, tmp_path_factory) -> Path:
+    return two_processes("fsdp_worker.py", tiny_model, tmp_path_factory.mktemp("fsdp"))
+
+
+def two_processes(worker: str, *arguments: object) -> Path:
+    """Run the worker in two processes; the last of its arguments is the folder that it writes to."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    worker = [str(TESTS / "engines" / "ddp_worker.py"), tiny_model, str(folder)]
     environment = os.environ | {
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}",
         "OMP_NUM_THREADS": "1",
     }
+    script = [str(TESTS / "engines" / worker), *map(str, arguments)]
     done = subprocess.run(
-        [*command, *worker], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [*command, *script], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return Path(script[-1])
 
 
 def weights(folder: Path, name: str, rank: int) -> dict[str, torch.Tensor]:
@@ -172,4 +182,31 @@ def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished):
 def test_both_refuse_another_configuration(finished):
     for rank in (0, 1):
         refused = json.loads((finished / f"refused-{rank}.json").read_text())
-        assert "checkpoint-2 was made with another configuration: beta 0.0 is now 0.1" in refused
+        assert "checkpoint-3 was made with another configuration: beta 0.0 is now 0.1" in refused
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_weights_sharded_by_fsdp_are_resumed_bit_for_bit_with_their_teacher(sharded, kind):
+    folder = sharded / kind
+    for rank in (0, 1):
+        assert equal(weights(folder, "resumed", rank), weights(folder, "whole", 0)), rank
+        refused = json.loads((folder / f"refused-{rank}.json").read_text())
+        assert "checkpoint-3 was made with another configuration: beta 0.0 is now 0.1" in refused
+    checkpoint = folder / "resuming" / "checkpoint-3"
+    found = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    assert found == {*checked(checkpoint).files, "manifest.json"}
+    parts = {"SHARDED_STATE_DICT": ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__1_0.distcp"]}
+    parts["FULL_STATE_DICT"] = ["pytorch_model_fsdp.bin", "optimizer.bin"]
+    assert found > {*parts[kind], "teacher.safetensors", "rollouts-1.pt", "rng_state_1.pth"}
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_weights_sharded_by_fsdp_get_the_credit_of_whole_ones(finished, sharded, kind):
+    whole, parts = finished, sharded / kind
+    first, second = (list(read_records(folder / "resuming" / "records.jsonl")) for folder in (whole, parts))
+    assert [record.step for record in first] == [0] * 16 + [2] * 16
+    for a, b in zip(first, second, strict=True):
+        assert (a.step, a.ids, a.reward, a.fallback) == (b.step, b.ids, b.reward, b.fallback)
+        assert a.credit == pytest.approx(b.credit, abs=1e-3)
+    for name, value in weights(whole, "whole", 0).items():
+        torch.testing.assert_close(weights(parts, "whole", 0)[name], value, atol=1e-3, rtol=1e-3)

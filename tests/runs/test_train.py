@@ -161,11 +161,13 @@ def test_a_run_goes_on_or_is_replaced_where_it_is_said(used):
     records = folder / "out" / "records.jsonl"
     assert [record.step for record in read_records(records)] == [0] * 4 + [1] * 4 + [2] * 4
     run = json.loads((folder / "out" / "run.json").read_text())["run"]
-    done = call("--max_steps", "1", "--overwrite")
-    assert done.returncode == 0, done.stderr
-    assert [record.step for record in read_records(records)] == [0] * 4
-    assert [path.name for path in (folder / "out").glob("checkpoint-*")] == ["checkpoint-1"]
-    assert json.loads((folder / "out" / "run.json").read_text())["run"] != run
+    for words in (["--overwrite"], ["--overwrite_output_dir", "true"]):
+        done = call("--max_steps", "1", *words)
+        assert done.returncode == 0, done.stderr
+        assert [record.step for record in read_records(records)] == [0] * 4
+        assert [path.name for path in (folder / "out").glob("checkpoint-*")] == ["checkpoint-1"]
+        before, run = run, json.loads((folder / "out" / "run.json").read_text())["run"]
+        assert run != before
 
 
 def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
@@ -192,6 +194,10 @@ def test_a_file_that_is_read_is_not_written(used):
         (
             ("--dataset", "rows/quarantine.jsonl", "--output_dir", "rows"),
             "output_dir: rows/quarantine.jsonl is read here too",
+        ),
+        (
+            ("--dataset", "rows", "--record_file", "rows/more/records.jsonl"),
+            "record_file: rows/more/records.jsonl is in rows, which is read here too",
         ),
     ):
         one_line(call("--overwrite", *words), message)

@@ -13,6 +13,7 @@ from gear_rl.data.guarded import context_fault, guarded, rollouts_fault
 from gear_rl.data.objects import import_object
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
+from gear_rl.data.sources import is_generated
 from gear_rl.engines.checkpoints import checkpoints_in
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import is_adapter
@@ -116,6 +117,7 @@ def train(
     _check_outputs(config, source)
     resume = _checkpoint(config)
     folder, records = _folder(config), config.trainer.get("record_file")
+    overwrite |= resume is None and bool(config.trainer.get("overwrite_output_dir"))
     _check_folder(folder, records, resume, overwrite)
     trainer = make_trainer(config)
     for callback in callbacks:
@@ -148,7 +150,8 @@ def _check_outputs(config: RunConfig, source: Path | None) -> None:
     """Before a leftover is looked for: what is refused here would count as one, and be deleted to begin anew."""
     held_out = config.eval_dataset or {}
     names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
-    inputs = [*map(Path, names), *([] if source is None else [source])]
+    inputs = [Path(name) for name in names if not is_generated(name)]
+    inputs += [] if source is None else [source]
     outputs = {"record_file": config.trainer.get("record_file"), "output_dir": quarantine_file(config)}
     for key, out in outputs.items():
         try:

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 TeacherKind = Literal["live", "base", "ema", "sync"]
 """``live``: the student's current weights. ``base``: those at the start of the run (under PEFT the adapter is
@@ -87,8 +89,8 @@ class CopyTeacher:
 
     ``update_rate`` is the share of the student that each step mixes in: 0 never, 1 all of it (EMA as in SDPO,
     arXiv:2601.20802: 0.05). The copy is written into the model in place, so it works wherever the parameters can
-    be written: plain, DDP, PEFT. The student's values come back bit for bit, also after an error; while the
-    weights are lent they take memory once more.
+    be written: plain, DDP, FSDP 2 (each process keeps its shard), PEFT. The student's values come back bit for
+    bit, also after an error; while the weights are lent they take memory once more.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> _ = model.weight.data.fill_(1.0)
@@ -142,7 +144,7 @@ class CopyTeacher:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         _check_keys(self._copy, state)
         for name, copy in self._copy.items():
-            copy.copy_(state[name])
+            copy.copy_(_sharded_as(copy, state[name]))
 
     @staticmethod
     @torch.no_grad()
@@ -174,12 +176,22 @@ def make_teacher(
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that the optimizer moves, by name; a tied one once.
+    """The parameters that the optimizer moves, by name; a tied one once. Under FSDP 2: this process's shards.
 
     >>> list(trained_parameters(nn.Linear(1, 1, bias=False)))
     ['weight']
     """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # whole ones that a forward left behind would outlive what is written to the shards
     return {name.removeprefix("module."): p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _sharded_as(like: Tensor, whole: Tensor) -> Tensor:
+    """The shard of ``whole`` that this process holds, if ``like`` is one."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
 
 
 def _check_keys(expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

@@ -111,17 +111,17 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_sharding(kind: str, sharding: str, peft: bool) -> None:
-    """Refuse a teacher that would keep a copy of weights of which this process holds a part only.
+    """Refuse a teacher that would keep a copy of weights that are partitioned out of its sight.
 
-    >>> check_sharding("ema", "MULTI_GPU", peft=False)
-    >>> check_sharding("base", "FSDP", peft=True)
     >>> check_sharding("ema", "FSDP", peft=False)
+    >>> check_sharding("base", "DEEPSPEED", peft=True)
+    >>> check_sharding("ema", "DEEPSPEED", peft=False)
     Traceback (most recent call last):
-    ValueError: teacher_model_kind: 'ema' keeps a copy of the weights, which was never run under FSDP; use
+    ValueError: teacher_model_kind: 'ema' keeps a copy of the weights, which was never run under DEEPSPEED; use
     'live', or 'base' with a PEFT adapter
     """
     copies = kind not in ("live", "base") or (kind == "base" and not peft)
-    if copies and sharding in SHARDED:
+    if copies and sharding == "DEEPSPEED":
         raise ValueError(
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, which was never run under {sharding}; "
             "use 'live', or 'base' with a PEFT adapter"
@@ -152,11 +152,11 @@ def check_reference(credit: CreditAssigner, sharding: str, peft: bool) -> None:
     """Refuse a method that needs the first weights where no copy of them could be kept; ``ValueError``.
 
     >>> from gear_rl.methods.sdpg import Sdpg
-    >>> check_reference(Sdpg(), "FSDP", peft=False)
+    >>> check_reference(Sdpg(), "DEEPSPEED", peft=False)
     Traceback (most recent call last):
     ValueError: credit: 'sdpg' needs reference_logprob, for which a copy of the first weights is kept, ...
     """
-    if "reference_logprob" in credit.needs and sharding in SHARDED and not peft:
+    if "reference_logprob" in credit.needs and sharding == "DEEPSPEED" and not peft:
         raise ValueError(
             f"credit: {credit.name!r} needs reference_logprob, for which a copy of the first weights is kept, "
             f"which was never run under {sharding}; train a PEFT adapter, or take one process or DDP"

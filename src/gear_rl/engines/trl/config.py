@@ -117,6 +117,10 @@ class GEARConfig(CreditConfig, GRPOConfig):
         default=False,
         metadata={"help": "Resume from a checkpoint of another configuration; the run goes on as a new one."},
     )
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={"help": "Delete the checkpoints of the run that output_dir holds, to begin anew there."},
+    )
     non_finite_step: str = field(
         default="stop",
         metadata={

@@ -19,7 +19,8 @@ from gear_rl.types import CreditAssigner
 
 _MAY_CHANGE = """
     output_dir run_name project report_to disable_tqdm debug max_steps num_train_epochs resume_from_checkpoint
-    resume_anyway non_finite_step load_best_model_at_end metric_for_best_model greater_is_better
+    resume_anyway overwrite_output_dir non_finite_step load_best_model_at_end metric_for_best_model
+    greater_is_better
     per_device_eval_batch_size num_generations_eval prediction_loss_only batch_eval_metrics include_for_metrics
     include_num_input_tokens_seen skip_memory_metrics num_completions_to_print enable_jit_checkpoint
     restore_callback_states_from_checkpoint push_to_hub local_rank do_train do_eval do_predict

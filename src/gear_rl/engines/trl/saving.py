@@ -62,25 +62,35 @@ def writing(trainer: Trainer) -> Generator[None]:
 def begin(trainer: Trainer, resume: str | bool | None) -> tuple[Run, str | None]:
     """The run that begins or goes on, and the checkpoint to resume from; ``ValueError`` for one that cannot be.
 
-    True and "latest" mean the newest whole checkpoint of the run whose folder it is.
+    True and "latest" mean the newest whole checkpoint of the run whose folder it is. Where a run begins, that
+    folder has no checkpoints, or ``overwrite_output_dir`` deletes them.
     """
     configuration = configuration_of(trainer)
 
     def choose() -> tuple[Run, str | None]:
         if resume is None or resume is False:
+            _make_room(trainer)
             return Run(trainer.run_folder.begin(), configuration), None
         path, manifest = _chosen(trainer, resume)
         run = _resumed(trainer, path, manifest, configuration)
         trainer.run_folder.begin(run.id)
         return run, str(path)
 
-    run, path = on_main(trainer, choose)
-    if path is None and trainer.accelerator.is_main_process and checkpoints_in(trainer.run_folder.path):
-        logger.warning(
-            "output_dir: %s has checkpoints of another run; they stay, and no resume of this run takes them",
-            trainer.run_folder.path,
+    return on_main(trainer, choose)
+
+
+def _make_room(trainer: Trainer) -> None:
+    """Refuse to begin where checkpoints are: those of the same steps would be replaced, and the others stay."""
+    folder = trainer.run_folder
+    names = ", ".join(path.name for path in reversed(checkpoints_in(folder.path)))
+    if names and not trainer.args.overwrite_output_dir:
+        raise ValueError(
+            f"output_dir: {folder.path} holds a run already ({names}); go on with it by "
+            "train(resume_from_checkpoint=True), delete it and begin anew by overwrite_output_dir=True, or give "
+            "another output_dir"
         )
-    return run, path
+    if names:
+        folder.clear(trainer.args.record_file)
 
 
 def _chosen(trainer: Trainer, resume: str | bool) -> tuple[Path, Manifest]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.signals.teacher import Teacher
@@ -78,5 +79,11 @@ def _synced(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def _write(file: Path, state: Mapping[str, Tensor], writes: bool) -> None:
-    if state and writes:
-        safetensors.torch.save_file({name: p.contiguous().cpu() for name, p in state.items()}, file)
+    whole: dict[str, Tensor] = {}
+    for name, p in state.items():
+        # Every process gives its shard, and one keeps them: one parameter at a time, so that the device has room.
+        value = p.full_tensor() if isinstance(p, DTensor) else p
+        if writes:
+            whole[name] = value.contiguous().cpu()
+    if whole:
+        safetensors.torch.save_file(whole, file)
