@@ -375,6 +375,7 @@ def test_nothing_that_is_not_needed_is_computed(desk, needs, monkeypatch):
     # A pass that shares prompts is two forwards: of the prompts, and of what follows them.
     for room in ("prefix", "score"):
         monkeypatch.setattr(f"gear_rl.signals.{room}.shared_prompts", lambda *_, **__: None)
+    assert desk.padding_moves in (True, False)  # found out once for a model, by two forwards of its own
     count = []
     handle = desk.model.base_model.register_forward_hook(lambda *_: count.append(1))
     found = asked(desk, *needs)
