@@ -154,11 +154,11 @@ class TeacherCheck:
         chosen_B = _one_per_prompt(batch, pairs)
         shown = [own] + [[None if pair is None else pair[k] for pair in pairs] for k in (0, 1)]
         scored = [context_logprob(batch, engine, config, texts, chosen_B) for texts in shown]
-        found_2B = [engine.gather(compare(*scored)) for compare in (stands_out, likelier)]
-        self._take(found_2B, engine.gather(chosen_B), engine)
+        shares_B = [engine.gather(compare(*scored)) for compare in (stands_out, likelier)]
+        self._take(shares_B, engine.gather(chosen_B), engine)
 
-    def _take(self, found_2B: Sequence[Tensor], chosen_B: Tensor, engine: Engine) -> None:
-        out, more = (float_list(value_B[chosen_B]) for value_B in found_2B)
+    def _take(self, shares_B: Sequence[Tensor], chosen_B: Tensor, engine: Engine) -> None:
+        out, more = (float_list(value_B[chosen_B]) for value_B in shares_B)
         if not out:
             return
         self.values += zip(out, more, strict=True)
