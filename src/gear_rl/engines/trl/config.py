@@ -101,7 +101,7 @@ class GEARConfig(CreditConfig, GRPOConfig):
         default=5,
         metadata={
             "help": "Steps between two checks that the teacher reads its own privileged context "
-            "(gear/teacher/informed, likelier): a few completions are scored with two other rows' too. 0 for none."
+            "(gear/teacher/informed, likelier): a few completions are scored with two others' too. 0 for none."
         },
     )
     student_pass: str = field(
