@@ -145,8 +145,8 @@ def test_the_compiled_fold_is_the_eager_one():
     torch._dynamo.reset()
     module._compiled.cache_clear()
     counters.clear()
-    # Without vectors a compiled row of a tile is one chain of thousands of float32 sums, off by 3e-5.
-    gate = 1e-4 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 5e-6
+    # Float32 sums in another order: off by 6e-6 with AVX2, and by 3e-5 in one chain, without vectors.
+    gate = 1e-4 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 2e-5
 
     def compare(student, teacher, token, head, **tiles):
         both = [token_statistics(student, token, head, teacher, compiled=c, **tiles) for c in (True, False)]
