@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -145,8 +145,15 @@ def test_a_method_may_carry_settings():
 EASY = {"task": "chain", "tier": "easy", "n_eval": 8, "rates": 1}
 
 
-def specs_of(methods, **settings):
+def without_ceiling(methods, **settings):
+    """Most of what follows is about any method; the ceiling's own runs are test_oracle.py's."""
     plan = plan_of(methods, **{**EASY, **settings})
+    named = {name: credit for name, credit in plan.methods.items() if name != plan.ceiling}
+    return replace(plan, methods=named, ceiling=None)
+
+
+def specs_of(methods, **settings):
+    plan = without_ceiling(methods, **settings)
     return plan.reported(plan.own_rates)
 
 
@@ -156,6 +163,8 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
     assert {s.steps for s in specs} == {20}, "the tier's own budget"
     assert len({s.file for s in specs}) == 4
     assert {s.samples for s in specs} == {4}
+    plan = plan_of(["gear"], seeds=2, **EASY)
+    assert [*plan.methods] == ["uniform", "oracle", "gear"] and plan.ceiling == "oracle"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +183,7 @@ def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, wor
     assert done.stderr == f"gear: {tier}\n"
 
 
-PLAN = plan_of(["crpo:style=[9]"], seeds=1, steps=1, samples=3, **EASY)
+PLAN = without_ceiling(["crpo:style=[9]"], seeds=1, steps=1, samples=3)
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +369,10 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["compare", "--rates", "0"], "--rates: 0; give 1 or more"),
         (["compare", "--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
         (["compare", "--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
-        (["compare", "--methods", "oracle"], "'oracle' needs decisions that do not depend on each other"),
+        (
+            ["compare", "--task", "codebook", "--tier", "words", "--methods", "oracle"],
+            "'oracle' needs the truth about every token, which codebook/words does not know",
+        ),
         (["compare", "--methods", ","], "--methods: empty"),
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),

@@ -5,6 +5,7 @@ from statistics import fmean
 import pytest
 import torch
 
+from gear_rl.arena.chain.problem import chain_reward
 from gear_rl.arena.codebook.problem import codebook_reward
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.evaluate import prompt_text
@@ -101,6 +102,45 @@ def test_it_agrees_with_branching_rollouts(trainer) -> None:
         ):  # a right code, a wrong one: each reward is a share of four, so 512 draws say it to 0.02
             assert worth[token] == pytest.approx(value(token + 1) - value(token), abs=0.05)
         assert worth[2] > 0.02 and worth[4] < -0.02
+
+
+def test_a_chain_agrees_with_branching_rollouts() -> None:
+    """One right completion is paid, so what a token is worth is the chance of all that is still to come."""
+    model, tokenizer = load(task="chain")
+    task = get_task("chain")
+    [row] = task.rows("default", num=1, first_seed=0)
+    assert row["prompt"][-1]["content"] == "18 -9 -6 +3"
+    prompt = tokenizer(prompt_text(tokenizer, row))["input_ids"]
+    right = tokenizer(row["privileged_context"] + "<|im_end|>")["input_ids"]
+    wrong = tokenizer("18 -9 = 12 ; 12 -6 = 06 ; 06 +3 = 09 ; ans 09<|im_end|>")["input_ids"]
+    truth_of = task.truth_of("default")
+    assert truth_of is not None
+    facts = [truth_of(ids, row, tokenizer) for ids in (right, wrong)]
+
+    def chances(ids: list[int], asked: list[int]) -> list[float]:
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float().detach()
+        return logits.softmax(-1)[range(len(ids)), asked].tolist()
+
+    asked = [[*right], [r if r >= 0 else i for r, i in zip(facts[1].right_id, wrong, strict=True)]]
+    chance = [chances(ids, one) for ids, one in zip((right, wrong), asked, strict=True)]
+    expected = expected_of_prompts(facts, chance, [0, 0])
+    worth = [true_advantages(*of) for of in zip(facts, chance, expected, strict=True)]
+
+    def value(prefix: list[int], draws: int = 512) -> float:
+        with torch.no_grad():
+            ids = model.generate(
+                torch.tensor([prompt + prefix] * draws), max_new_tokens=16, do_sample=True, top_k=0,
+                pad_token_id=tokenizer.pad_token_id,
+            )  # fmt: skip
+        texts = [text.split("<|im_end|>")[0] for text in tokenizer.batch_decode(ids[:, len(prompt) :])]
+        return fmean(chain_reward(texts, answer=[row["answer"]] * draws))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for ids, values, t in ((right, worth[0], 6), (wrong, worth[1], 2), (wrong, worth[1], 6)):
+            gained = value(ids[: t + 1]) - value(ids[:t])
+            assert values[t] == pytest.approx(gained, abs=0.09), (t, tokenizer.decode(ids[: t + 1]))
+        assert worth[0][6] > 0.1 and worth[1][2] < -0.1 and worth[1][6] == 0.0
 
 
 def test_a_run_is_told_the_truth_of_its_own_rollouts(trainer) -> None:

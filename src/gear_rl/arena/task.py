@@ -140,8 +140,7 @@ class Task(Protocol):
         ...
 
     def truth_of(self, tier: str) -> TruthOf | None:
-        """What is true about every token of a rollout; None where decisions depend on each other, so that no
-        formula says what one is worth."""
+        """What is true about every token of a rollout; None where no formula says what a token is worth."""
         ...
 
     def rows(

@@ -191,7 +191,7 @@ def plan_of(
     named |= parse_methods(methods)
     if ORACLE in named.values() and chosen.truth_of(tier) is None:
         raise InputError(
-            f"--methods: {CEILING!r} needs decisions that do not depend on each other, as {task}/{tier} has not"
+            f"--methods: {CEILING!r} needs the truth about every token, which {task}/{tier} does not know"
         )
     engine = {name: take_engine(credit) for name, credit in named.items()}
     return Plan(

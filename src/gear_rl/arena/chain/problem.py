@@ -27,6 +27,8 @@ ANSWER_PATTERN = r"ans (\d\d)"
 """Where the completion's final answer stands."""
 
 _ANSWER = re.compile(r"ans (\d\d)\Z")
+_OPERATION = re.compile(r" (skip )?([-+x]\d)")
+_PROBLEM = re.compile(rf"\d\d(?:{_OPERATION.pattern})+")
 _STEP = re.compile(r"(\d\d) ([-+x]\d) = (\d\d)")
 
 
@@ -139,6 +141,21 @@ def write(problem: Problem, values: Sequence[int]) -> str:
     """
     steps = zip(values, problem.live, values[1:], strict=False)
     return "".join(f"{left:02d} {op} = {right:02d} ; " for left, op, right in steps) + f"ans {values[-1]:02d}"
+
+
+def read(text: str) -> Problem:
+    """The problem of a prompt, with modulus 100. Raises ValueError where `text` is none.
+
+    >>> read("37 +8 skip x2 x3") == Problem(37, ("+8", "x2", "x3"), (False, True, False))
+    True
+    >>> read("37 8")
+    Traceback (most recent call last):
+    ValueError: not a chain: '37 8'
+    """
+    if not _PROBLEM.fullmatch(text):
+        raise ValueError(f"not a chain: {text!r}")
+    found = [(bool(skip), op) for skip, op in _OPERATION.findall(text)]
+    return Problem(int(text[:2]), tuple(op for _, op in found), tuple(skip for skip, _ in found))
 
 
 def solve(problem: Problem) -> Solution:

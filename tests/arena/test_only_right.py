@@ -1,0 +1,87 @@
+"""The truth of tasks that pay one right completion: by hand, and what the policy makes of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.arena.calls import tokens
+from gear_rl.arena.chain import problem as chain
+from gear_rl.arena.ledger import problem as ledger
+from gear_rl.arena.ledger.episodes import episode, plant
+from gear_rl.arena.model import EOS, load
+from gear_rl.arena.task import get_task
+from gear_rl.arena.truth import only_right
+
+IDS = st.lists(st.integers(0, 3), max_size=8)
+
+
+@given(ids=IDS, gold=IDS, data=st.data())
+def test_it_ends_with_the_first_departure(ids: list[int], gold: list[int], data: st.DataObject) -> None:
+    own = data.draw(st.lists(st.booleans(), min_size=len(gold), max_size=len(gold)))
+    facts = only_right(ids, gold, own)
+    taken = [t for t, number in enumerate(facts.decision) if number >= 0]
+    assert [facts.decision[t] for t in taken] == [*range(len(taken))], "in the order they are written"
+    assert all(own[t] and facts.right_id[t] == gold[t] for t in taken)
+    wrong = [t for t in range(min(len(ids), len(gold))) if ids[t] != gold[t]]
+    before = min(wrong, default=min(len(ids), len(gold)))
+    assert [t for t in range(before) if own[t]] == [t for t in taken if facts.right[t]]
+    assert all(t <= before for t in taken)
+    assert facts.num_decisions == sum(own) and facts.exact and not any(facts.lost)
+    assert len(facts.decision) == len(facts.right) == len(facts.right_id) == len(facts.lost) == len(ids)
+
+
+def test_a_chain_by_hand() -> None:
+    _, tokenizer = load(task="chain")
+    row = {"prompt": [{"role": "user", "content": "37 +8 skip x2 x3"}]}
+    truth = get_task("chain").truth_of("hard")
+    assert truth is not None
+    right = tokenizer("37 +8 = 45 ; 45 x3 = 35 ; ans 35" + EOS)["input_ids"]
+    facts = truth(right, row, tokenizer)
+    assert facts.decision == tuple(range(len(right))) and all(facts.right)
+    misread = tokenizer("37 +8 = 45 ; 45 x2 = 90 ; 90 x3 = 70 ; ans 70" + EOS)["input_ids"]
+    facts = truth(misread, row, tokenizer)
+    [wrong] = [t for t, number in enumerate(facts.decision) if number >= 0 and not facts.right[t]]
+    assert tokenizer.decode(misread[: wrong + 1]).endswith("45 x2 = "), "the operation that was cancelled"
+    assert tokenizer.decode([facts.right_id[wrong]]).strip().startswith("x3")
+    assert set(facts.decision[wrong + 1 :]) == {-1}
+
+
+@pytest.mark.parametrize("tier", ["easy", "default", "hard"])
+def test_the_truth_of_a_chain_knows_its_planted_faults(tier: str) -> None:
+    task = get_task("chain")
+    _, tokenizer = load(task=task.name)
+    truth = task.truth_of(tier)
+    assert truth is not None
+    for seed, row in enumerate(task.rows(tier, num=16, first_seed=0)):
+        assert chain.read(row["prompt"][-1]["content"]) == chain.generate(seed, tier)
+        planted = chain.plant(chain.generate(seed, tier), seed)
+        ids = tokenizer(planted.completion + EOS)["input_ids"]
+        facts = truth(ids, row, tokenizer)
+        assert [t for t, n in enumerate(facts.decision) if n >= 0 and not facts.right[t]] == [planted.token]
+
+
+@pytest.mark.parametrize("tier", ["easy", "default", "hard"])
+def test_the_truth_of_a_ledger_knows_its_planted_faults(tier: str) -> None:
+    task = get_task("ledger")
+    _, tokenizer = load(task=task.name)
+    truth = task.truth_of(tier)
+    assert truth is not None
+    for seed, row in enumerate(task.rows(tier, num=16, first_seed=0)):
+        chosen = ledger.generate(seed, tier)
+        gold, own = tokens(tokenizer, episode(chosen).messages)
+        facts = truth(gold, row, tokenizer)
+        decided = [t for t, number in enumerate(facts.decision) if number >= 0]
+        assert all(own[t] and facts.right[t] for t in decided) and len(decided) == facts.num_decisions
+        said = tokenizer.decode([i for i, mine in zip(gold, own, strict=True) if mine][facts.num_decisions :])
+        assert said == ledger.DONE + EOS, "nothing hangs on what is said after the payment"
+        try:
+            planted = plant(chosen, seed)
+        except ValueError:
+            continue  # no wrong look-up costs the reward of this one
+        ids, mask = tokens(tokenizer, planted.messages)
+        facts = truth(ids, row, tokenizer)
+        [wrong] = [t for t, n in enumerate(facts.decision) if n >= 0 and not facts.right[t]]
+        assert mask[wrong] and ids[:wrong] == gold[:wrong] and ids[wrong] != gold[wrong]
+        assert sum(i == tokenizer.eos_token_id and m for i, m in zip(ids[:wrong], mask, strict=False)) == (
+            planted.turn
+        )
