@@ -79,7 +79,13 @@ def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys,
     success = check.success
     monkeypatch.setattr(check, "success", lambda trainer, rows: success(trainer, rows[:8]))
     recipe = LedgerRecipe(
-        competence_steps=2, short_steps=1, grow_steps=1, fall_steps=1, habit_steps=1, evaluate_every=3
+        competence_steps=2,
+        short_steps=1,
+        grow_steps=1,
+        fall_steps=1,
+        habit_steps=1,
+        batch_tokens=400,
+        evaluate_every=3,
     )
     task = get_task("ledger")
     task.build(tmp_path / "alone", 0, recipe=recipe, progress=False)
