@@ -17,6 +17,7 @@ from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
 from gear_rl.experiments.cells import _once, cell_trainer, run_cell
+from gear_rl.experiments import compare
 from gear_rl.experiments.compare import (
     compared,
     parse_method,
@@ -29,6 +30,7 @@ from gear_rl.experiments.score import arena_material, records_of, score
 from gear_rl.experiments.spec import finished, sealed, unsealed
 from gear_rl.experiments.workers import Workers
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
+from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import quiet_libraries
 from gear_rl.versions import versions
 from support.commands import gear, untouched
@@ -227,6 +229,20 @@ def test_a_cell_that_was_changed_by_hand_is_not_believed(comparison, tmp_path):
     assert finished(specs[0], tmp_path) == rows[0], "how it is laid out does not matter"
     (tmp_path / specs[0].file).write_text(json.dumps(whole | {"accuracy_after": 0.999}))
     assert finished(specs[0], tmp_path) is None
+
+
+def test_another_default_is_another_cell(monkeypatch):
+    """Else a comparison that goes on after an update would hold two methods under one name."""
+    _, one = specs_of(["gear"], seeds=1)
+    assert "alpha=4.0" in one.method
+
+    def updated(credit):
+        method = build_method(credit)
+        return replace(method, alpha=3.0) if credit["name"] == "gear" else method
+
+    monkeypatch.setattr(compare, "build_method", updated)
+    _, other = specs_of(["gear"], seeds=1)
+    assert one.credit == other.credit and one.file != other.file
 
 
 def test_names_that_look_alike_have_files_of_their_own():

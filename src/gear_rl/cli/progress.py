@@ -78,7 +78,7 @@ class ProgressLine(TrainerCallback):
 
     _latest: dict[str, Any]
     _begin: tuple[float, int]
-    """When this process began, and the steps that the run had then."""
+    """When the first step of this process began, and the steps that the run had then."""
     _bar: Progress | None
     _task: Any
 
@@ -105,6 +105,11 @@ class ProgressLine(TrainerCallback):
         self._task = self._bar.add_task(
             self.word, total=state.max_steps, completed=state.global_step, numbers=""
         )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self._begin[1]:
+            # An evaluation before the first step is no part of its pace.
+            self._begin = time.perf_counter(), state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._bar is not None:

@@ -4,7 +4,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -153,8 +153,14 @@ class Plan:
             rate=rate,
             engine=self.engine[method],
             run=self.run,
+            method=_as_text(build_method(credit)),
             **evaluation,
         )
+
+
+def _as_text(method: Any) -> str:
+    """A method with all its settings; nothing for one whose text would be another in each process."""
+    return repr(method) if is_dataclass(method) else ""
 
 
 def plan_of(

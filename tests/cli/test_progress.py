@@ -1,0 +1,28 @@
+"""The pace that a run without a terminal says."""
+
+import io
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from gear_rl.cli.progress import ProgressLine
+
+
+def test_what_comes_before_the_first_step_is_no_part_of_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation at the start of a large model takes longer than many steps."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    said = io.StringIO()
+    line = ProgressLine(Console(file=said, width=200))
+    state = SimpleNamespace(global_step=4, max_steps=20, is_world_process_zero=True)
+    line.on_train_begin(None, state, None)
+    now[0] = 600.0  # the evaluation
+    for step in (4, 5):
+        state.global_step = step
+        line.on_step_begin(None, state, None)
+        now[0] += 10.0
+        state.global_step += 1
+        line.on_log(None, state, None, {"reward": 0.5})
+    assert "train 6/20  reward 0.50  10.0 s a step, 2:20 left" in said.getvalue()
