@@ -16,8 +16,8 @@ from gear_rl.arena.task import get_task
 from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
-from gear_rl.experiments.cells import _once, cell_trainer, run_cell
 from gear_rl.experiments import compare
+from gear_rl.experiments.cells import _once, cell_trainer, run_cell
 from gear_rl.experiments.compare import (
     compared,
     parse_method,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Uniform
+from gear_rl.methods import Gear, Uniform
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
 from methods.completions import ANY, PROPERTY, completion, gears, literal, rollouts
@@ -39,6 +39,15 @@ def test_the_worked_example():
     expected = [0.692, 0.695, 0.692, 1.383, 1.383, 1.383, 1.383, 0.695, 0.692, 1.001, 1.001]
     assert weights(EXAMPLE, signals) == pytest.approx(expected, abs=5e-4)
     assert sum(weights(EXAMPLE, signals)) == pytest.approx(11, abs=1e-5)
+
+
+def test_by_default_a_segment_ends_where_the_student_has_any_choice_again():
+    """Beside a digit that is hard (1.5 nats) an easy one (0.15) is a tenth, and still a decision of its own."""
+    fork = completion([0.0, 2, 0.0, 0.0, 0.0], [0.0, 1.5, 0.06, 0.15, 0.06])
+    all_of_it = Gear(departures="all", aftermath=0.0)
+    assert ids(all_of_it, fork) == [0, 1, 1, 2, 3]
+    was = dataclasses.replace(all_of_it, end_threshold=0.2)
+    assert ids(was, fork) == [0, 1, 1, 1, 1]
 
 
 def test_the_worked_example_with_a_second_turn():

@@ -139,7 +139,7 @@ class Gear:
     """What ``next_fork`` and ``entropy_drop`` read: the student's entropy, the teacher's, or the student's
     varentropy, the variance of -log p: 0 where one token is certain or some are equally likely, high where likely
     and unlikely ones share the probability. The last two are the authors' future work."""
-    end_threshold: float = 0.2
+    end_threshold: float = 0.05
     """On the normalised scale of the end signal."""
     max_segment_tokens: int | None = None
     """Longest segment that an onset may open, in tokens; None for no limit."""
