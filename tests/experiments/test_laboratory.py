@@ -171,13 +171,18 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
 
 @pytest.mark.parametrize(
     ("words", "tier"),
-    [(["--task", "sums"], "hard"), (["--task", "ledger"], "default"), (["--tier", "easy"], "easy")],
+    [
+        ([], "codebook/default"),
+        (["--task", "sums"], "chain/hard"),
+        (["--task", "ledger"], "ledger/default"),
+        (["--tier", "easy"], "codebook/easy"),
+    ],
 )
 def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
     """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
 
     def refused(plan, *_, **__):
-        raise InputError(plan.tier)
+        raise InputError(plan.place)
 
     monkeypatch.setattr("gear_rl.cli.compare.run_plan_with_bar", refused)
     # gear score's default is held by the exported faults of test_marked.py.
