@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
-from gear_rl.traits import Distilling, Scheduled, distillation_of, is_additive, is_per_completion
+from gear_rl.traits import Distilling, Scheduled, distillation_of, is_additive, is_even, is_per_completion
 from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, CreditAssigner, TokenSignals
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
@@ -93,6 +93,15 @@ def altered(signals: TokenSignals, change, change_rows=lambda x: x) -> TokenSign
 
 def chosen(signals: TokenSignals, rows) -> TokenSignals:
     return altered(signals, lambda x: x[rows], lambda x: x[rows])
+
+
+@every_method
+def test_an_even_method_gives_all_tokens_the_same_and_no_other_says_so(method):
+    """What a loss with one ratio for the completion takes for granted; an engine refuses every other there."""
+    advantage_B, signals = example()
+    advantage = method(advantage_B, signals).advantage
+    same = all(len(set(row[kept].tolist())) <= 1 for row, kept in zip(advantage, signals.mask, strict=True))
+    assert same == is_even(method)
 
 
 @every_method

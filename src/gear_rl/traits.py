@@ -135,14 +135,15 @@ def is_per_completion(method: CreditAssigner) -> bool:
 
 
 def is_even(method: CreditAssigner) -> bool:
-    """Whether every token of a completion gets the completion's own advantage, in whatever setting.
+    """Whether all tokens of a completion get the same advantage, in whatever setting.
 
     A class says so by an attribute ``even = True`` of its own: one that inherits it may spread the credit. Such a
-    method loses nothing where a loss has one ratio, or one advantage, for the whole completion.
+    method loses nothing where a loss has one ratio, or one advantage, for the whole completion. What it adds to
+    the loss by itself, such as a divergence of the teacher, may differ from token to token.
 
     >>> from gear_rl.methods import METHODS
     >>> [name for name in METHODS if is_even(METHODS[name]())]
-    ['uniform']
+    ['uniform', 'crpo', 'opsd', 'sdpo', 'sdpg']
     """
     return bool(vars(type(method)).get("even", False))
 

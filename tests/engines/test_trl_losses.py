@@ -97,13 +97,15 @@ def test_the_ratios_that_are_measured_reach_the_clip(tiny_model, tmp_path):
     ]
 
 
-def test_only_uniform_itself_takes_one_ratio_for_a_completion():
+def test_only_an_even_method_itself_takes_one_ratio_for_a_completion():
     class Heir(Uniform):
         """Inherits the name and could spread the credit."""
 
-    check_importance_level(Uniform(), "grpo", "sequence")
-    others = [cls() for name, cls in METHODS.items() if name != "uniform"]
-    assert len(others) == len(METHODS) - 1
+    even = ("uniform", "crpo", "opsd", "sdpg", "sdpo")
+    for name in even:
+        check_importance_level(METHODS[name](), "grpo", "sequence")
+    others = [cls() for name, cls in METHODS.items() if name not in even]
+    assert len(others) == len(METHODS) - len(even)
     for method in (*others, Shuffled(of=Uniform()), Probe(name="uniform"), Heir()):
         check_importance_level(method, "grpo", "token")
         check_importance_level(method, "cispo", "sequence")

@@ -29,8 +29,7 @@ class Crpo:
     * the decoupling: TRL's ``multi_objective_aggregation: normalize_then_sum`` (GDPO) normalises every reward
       function by itself, with 1e-4, sums with the weights, and normalises the sum over the whole batch once
       more. Kinds of several functions and a mix without that last step are what this method is for;
-    * the sequence-level importance ratio of the released runs is ``importance_sampling_level: sequence``, which
-      the engine takes with the loss ``cispo`` only (``docs/engines.md``);
+    * the sequence-level importance ratio of the released runs is ``importance_sampling_level: sequence``;
     * generic answers as negative baselines (a rollout without the role's system prompt joins each group): no
       option; in TRL a ``rollout_func`` could sample them, and they would then be trained on as well. Not
       carried;
@@ -58,6 +57,7 @@ class Crpo:
 
     name: ClassVar[str] = "crpo"
     source: ClassVar[str] = "arXiv:2605.25511"
+    even: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
     task: tuple[int, ...] = (0,)

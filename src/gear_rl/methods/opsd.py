@@ -51,6 +51,7 @@ class Opsd:
 
     name: ClassVar[str] = "opsd"
     source: ClassVar[str] = "arXiv:2601.18734"
+    even: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
     strength: float = 1.0

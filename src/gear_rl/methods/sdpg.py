@@ -53,6 +53,7 @@ class Sdpg:
 
     name: ClassVar[str] = "sdpg"
     source: ClassVar[str] = "arXiv:2606.04036"
+    even: ClassVar[bool] = True
 
     weight: float = 1e-3
     """Coefficient of the divergence, the paper's beta(k) without its schedule."""

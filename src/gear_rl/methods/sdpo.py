@@ -54,6 +54,7 @@ class Sdpo:
 
     name: ClassVar[str] = "sdpo"
     source: ClassVar[str] = "arXiv:2601.20802"
+    even: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {
         "teacher_model_kind": "ema",
         "teacher_update_rate": 0.05,

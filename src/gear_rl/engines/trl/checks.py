@@ -168,7 +168,8 @@ def check_importance_level(credit: CreditAssigner, loss_type: str, level: str) -
 
     With one importance ratio for the completion (``level`` "sequence", as in GSPO, arXiv:2507.18071) most losses
     of TRL multiply that ratio by the sum of the advantages: every token gets the same gradient, whatever its
-    weight. Only an even method (``traits.is_even``), such as ``uniform``, loses nothing. Raises ``ValueError``.
+    weight. Only an even method (``traits.is_even``), such as ``uniform`` or ``crpo``, loses nothing. Raises
+    ``ValueError``.
 
     >>> from gear_rl.methods.gear import Gear
     >>> check_importance_level(Gear(), "grpo", "token")
