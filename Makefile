@@ -103,7 +103,7 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 
 picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/demo and runs/ledger
-	$(BIN)/gear view runs/demo/records.jsonl --number 12 --number 9 --picture docs/credit.svg
+	$(BIN)/gear view runs/demo/records.jsonl --number 24 --number 28 --picture docs/credit.svg
 	$(BIN)/gear view runs/ledger/records.jsonl --number 33 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
