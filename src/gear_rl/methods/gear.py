@@ -56,7 +56,8 @@ class Gear:
     segment opens one decision after a mistake, where a teacher that knows the solution disagrees loudest; with
     them it opens at the mistake (docs/decisions/0008 has the measurements). Ours by measurement are the end of a
     segment (0.05 of the largest entropy is a choice again, docs/decisions/0015), the strength and the teacher,
-    which has the weights that the run began with (``teacher_model_kind``, "base", unless the user sets it): one with the student's own shares what the student unlearns (docs/decisions/0013). To the
+    which has the weights that the run began with (``teacher_model_kind``, "base", unless the user sets it): one
+    with the student's own shares what the student unlearns (docs/decisions/0013). To the
     letter of what is public: ``departures="all", aftermath=0, end_threshold=0.5, alpha=1`` with a live teacher.
 
     Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
