@@ -96,12 +96,12 @@ def chosen(signals: TokenSignals, rows) -> TokenSignals:
 
 
 @every_method
-def test_an_even_method_gives_all_tokens_the_same_and_no_other_says_so(method):
+def test_who_says_to_be_even_gives_all_tokens_the_same(method):
     """What a loss with one ratio for the completion takes for granted; an engine refuses every other there."""
     advantage_B, signals = example()
     advantage = method(advantage_B, signals).advantage
     same = all(len(set(row[kept].tolist())) <= 1 for row, kept in zip(advantage, signals.mask, strict=True))
-    assert same == is_even(method)
+    assert same or not is_even(method)
 
 
 @every_method

@@ -21,7 +21,7 @@ FILES = (
     "engines/test_trl_groups.py",
     "engines/test_trl_losses.py",
 )
-CHOSEN = "newcomer_ or methods_page or catalogue or who_adds or only_uniform or differ_in_sign"
+CHOSEN = "newcomer_ or methods_page or catalogue or who_adds or only_an_even or differ_in_sign"
 
 
 def test_no_page_and_no_test_wants_an_entry_for_a_new_method():

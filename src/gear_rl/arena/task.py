@@ -26,6 +26,8 @@ TASKS: dict[str, Task | str] = {
 """Every task by its name: the object, or where it is."""
 DEFAULT_TASK = "chain"
 """The task where none is named."""
+TELLING_TASK = "codebook"
+"""The task of a comparison where none is named: one where credit matters, in minutes."""
 DEFAULT_TIER = "default"
 """The tier where none is named; every task has it."""
 

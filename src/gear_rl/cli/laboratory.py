@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gear_rl.arena.task import DEFAULT_TASK, all_tasks
+from gear_rl.arena.task import DEFAULT_TASK, TELLING_TASK, all_tasks
 from gear_rl.cli.console import error_console, out_console, show_log, user_errors
 from gear_rl.cli.results import command_line
 from gear_rl.errors import InputError, did_you_mean
@@ -27,9 +27,6 @@ _FAULT_HELP = "; ".join(
 )
 _TIER_HELP = "How hard it is: easy, default or hard."
 _OWN_TIERS = " By itself " + ", ".join(f"{task.laboratory_tier} for {task.name}" for task in TASKS) + "."
-
-_TELLING = "codebook"
-"""What is trained on where no task is named: one where credit matters, in minutes."""
 
 
 def add_laboratory(app: typer.Typer) -> None:
@@ -206,7 +203,7 @@ def compare(
         str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
     ] = "gear,shuffled",
     seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
-    task: Annotated[str, typer.Option(help=_TASK_HELP)] = _TELLING,
+    task: Annotated[str, typer.Option(help=_TASK_HELP)] = TELLING_TASK,
     tier: Annotated[str | None, typer.Option(help=_TIER_HELP + _OWN_TIERS)] = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
