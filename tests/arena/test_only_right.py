@@ -1,4 +1,6 @@
-"""The truth of tasks that pay one right completion: by hand, and what the policy makes of it."""
+"""The truth of tasks that pay one right completion: by hand, and on planted faults."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,10 +11,22 @@ from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.ledger import problem as ledger
 from gear_rl.arena.ledger.episodes import episode, plant
 from gear_rl.arena.model import EOS, load
-from gear_rl.arena.task import get_task
-from gear_rl.arena.truth import only_right
+from gear_rl.arena.task import TruthOf, get_task
+from gear_rl.arena.truth import Truth, only_right
 
 IDS = st.lists(st.integers(0, 3), max_size=8)
+every_tier = pytest.mark.parametrize("tier", ["easy", "default", "hard"])
+
+
+def truth_and_tokenizer(name: str, tier: str) -> tuple[TruthOf, Any]:
+    truth = get_task(name).truth_of(tier)
+    assert truth is not None
+    return truth, load(task=name)[1]
+
+
+def wrong_of(facts: Truth) -> list[int]:
+    """The decisions that were taken wrongly."""
+    return [t for t, number in enumerate(facts.decision) if number >= 0 and not facts.right[t]]
 
 
 @given(ids=IDS, gold=IDS, data=st.data())
@@ -31,42 +45,33 @@ def test_it_ends_with_the_first_departure(ids: list[int], gold: list[int], data:
 
 
 def test_a_chain_by_hand() -> None:
-    _, tokenizer = load(task="chain")
+    truth, tokenizer = truth_and_tokenizer("chain", "hard")
     row = {"prompt": [{"role": "user", "content": "37 +8 skip x2 x3"}]}
-    truth = get_task("chain").truth_of("hard")
-    assert truth is not None
     right = tokenizer("37 +8 = 45 ; 45 x3 = 35 ; ans 35" + EOS)["input_ids"]
     facts = truth(right, row, tokenizer)
     assert facts.decision == tuple(range(len(right))) and all(facts.right)
     misread = tokenizer("37 +8 = 45 ; 45 x2 = 90 ; 90 x3 = 70 ; ans 70" + EOS)["input_ids"]
     facts = truth(misread, row, tokenizer)
-    [wrong] = [t for t, number in enumerate(facts.decision) if number >= 0 and not facts.right[t]]
+    [wrong] = wrong_of(facts)
     assert tokenizer.decode(misread[: wrong + 1]).endswith("45 x2 = "), "the operation that was cancelled"
     assert tokenizer.decode([facts.right_id[wrong]]).strip().startswith("x3")
     assert set(facts.decision[wrong + 1 :]) == {-1}
 
 
-@pytest.mark.parametrize("tier", ["easy", "default", "hard"])
+@every_tier
 def test_the_truth_of_a_chain_knows_its_planted_faults(tier: str) -> None:
-    task = get_task("chain")
-    _, tokenizer = load(task=task.name)
-    truth = task.truth_of(tier)
-    assert truth is not None
-    for seed, row in enumerate(task.rows(tier, num=16, first_seed=0)):
+    truth, tokenizer = truth_and_tokenizer("chain", tier)
+    for seed, row in enumerate(get_task("chain").rows(tier, num=16, first_seed=0)):
         assert chain.read(row["prompt"][-1]["content"]) == chain.generate(seed, tier)
         planted = chain.plant(chain.generate(seed, tier), seed)
         ids = tokenizer(planted.completion + EOS)["input_ids"]
-        facts = truth(ids, row, tokenizer)
-        assert [t for t, n in enumerate(facts.decision) if n >= 0 and not facts.right[t]] == [planted.token]
+        assert wrong_of(truth(ids, row, tokenizer)) == [planted.token]
 
 
-@pytest.mark.parametrize("tier", ["easy", "default", "hard"])
+@every_tier
 def test_the_truth_of_a_ledger_knows_its_planted_faults(tier: str) -> None:
-    task = get_task("ledger")
-    _, tokenizer = load(task=task.name)
-    truth = task.truth_of(tier)
-    assert truth is not None
-    for seed, row in enumerate(task.rows(tier, num=16, first_seed=0)):
+    truth, tokenizer = truth_and_tokenizer("ledger", tier)
+    for seed, row in enumerate(get_task("ledger").rows(tier, num=16, first_seed=0)):
         chosen = ledger.generate(seed, tier)
         gold, own = tokens(tokenizer, episode(chosen).messages)
         facts = truth(gold, row, tokenizer)
@@ -79,8 +84,7 @@ def test_the_truth_of_a_ledger_knows_its_planted_faults(tier: str) -> None:
         except ValueError:
             continue  # no wrong look-up costs the reward of this one
         ids, mask = tokens(tokenizer, planted.messages)
-        facts = truth(ids, row, tokenizer)
-        [wrong] = [t for t, n in enumerate(facts.decision) if n >= 0 and not facts.right[t]]
+        [wrong] = wrong_of(truth(ids, row, tokenizer))
         assert mask[wrong] and ids[:wrong] == gold[:wrong] and ids[wrong] != gold[wrong]
         assert sum(i == tokenizer.eos_token_id and m for i, m in zip(ids[:wrong], mask, strict=False)) == (
             planted.turn

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def _digest(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     folder = tmp_path_factory.mktemp("builds")
     seeds: list[int] = []
     generate = chain.generate
@@ -63,7 +62,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
     other = recipe.build_chain(folder / "c", seed=4, recipe=TINY, progress=False)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.random.get_rng_state(), state)
-    yield Builds(silent=silent, shown=shown, other=other, said=said.getvalue(), seeds=seeds)
+    return Builds(silent=silent, shown=shown, other=other, said=said.getvalue(), seeds=seeds)
 
 
 def test_build_repeats_itself_to_the_byte_shown_or_not(builds: Builds) -> None:

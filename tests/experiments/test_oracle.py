@@ -5,11 +5,9 @@ from statistics import fmean
 import pytest
 import torch
 
-from gear_rl.arena.chain.problem import chain_reward
-from gear_rl.arena.codebook.problem import codebook_reward
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.evaluate import prompt_text
-from gear_rl.arena.model import load
+from gear_rl.arena.model import EOS, load
 from gear_rl.arena.task import get_task
 from gear_rl.arena.truth import Truth
 from gear_rl.experiments.cells import cell_trainer, run_cell
@@ -71,76 +69,93 @@ def trainer(tmp_path_factory):
         yield cell_trainer(spec, str(tmp_path_factory.mktemp("oracle")))
 
 
-def test_it_agrees_with_branching_rollouts(trainer) -> None:
-    """The slow twin: the mean reward of many continuations after a token, less that before it."""
-    model, tokenizer = load(task="codebook")
-    task = get_task("codebook")
-    [row] = task.rows("easy", num=1, first_seed=0)
-    prompt = tokenizer(prompt_text(tokenizer, row))["input_ids"]
-    completion = tokenizer("codes Mo 64 Fa 99 Fa 83 Ni 80<|im_end|>")["input_ids"]
-    facts = truth(completion, row, tokenizer)
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
-    asked = [right if right >= 0 else own for right, own in zip(facts.right_id, completion, strict=True)]
-    chance = logits.detach().softmax(-1)[range(len(completion)), asked].tolist()
-    expected = expected_of_prompts([facts], [chance], [0])[0]
-    worth = true_advantages(facts, chance, expected)
+class Branching:
+    """A task's formula, and its slow twin: the mean reward of many continuations."""
 
-    def value(length: int, draws: int = 512) -> float:
-        prefix = torch.tensor([prompt + completion[:length]] * draws)
+    def __init__(self, name: str, tier: str) -> None:
+        self.task = get_task(name)
+        self.model, self.tokenizer = load(task=name)
+        [self.row] = self.task.rows(tier, num=1, first_seed=0)
+        self.truth_of = self.task.truth_of(tier)
+        self.prompt = self.tokenizer(prompt_text(self.tokenizer, self.row))["input_ids"]
+
+    def ids(self, completion: str) -> list[int]:
+        return self.tokenizer(completion + EOS)["input_ids"]
+
+    def worth(self, completions: list[list[int]]) -> list[list[float]]:
+        """By the formula, with the policy's own probabilities; the completions are siblings."""
+        facts = [self.truth_of(ids, self.row, self.tokenizer) for ids in completions]
+        chances = [self._chances(ids, one) for ids, one in zip(completions, facts, strict=True)]
+        expected = expected_of_prompts(facts, chances, [0] * len(facts))
+        return [true_advantages(*of) for of in zip(facts, chances, expected, strict=True)]
+
+    def gained(self, ids: list[int], t: int) -> float:
+        """What token ``t`` brings: the value after it, less that before it."""
+        return self._value(ids[: t + 1]) - self._value(ids[:t])
+
+    def _chances(self, ids: list[int], facts: Truth) -> list[float]:
+        logits = self.model(torch.tensor([self.prompt + ids])).logits[0, len(self.prompt) - 1 : -1].float()
+        asked = [right if right >= 0 else own for right, own in zip(facts.right_id, ids, strict=True)]
+        return logits.detach().softmax(-1)[range(len(ids)), asked].tolist()
+
+    def _value(self, prefix: list[int], draws: int = 512) -> float:
+        begin = torch.tensor([self.prompt + prefix] * draws)
+        pad = self.tokenizer.pad_token_id
         with torch.no_grad():
-            ids = model.generate(
-                prefix, max_new_tokens=16, do_sample=True, top_k=0, pad_token_id=tokenizer.pad_token_id
-            )
-        texts = [text.split("<|im_end|>")[0] for text in tokenizer.batch_decode(ids[:, len(prompt) :])]
-        return fmean(codebook_reward(texts, answer=[row["answer"]] * draws))
+            ids = self.model.generate(begin, max_new_tokens=16, do_sample=True, top_k=0, pad_token_id=pad)
+        texts = [text.split(EOS)[0] for text in self.tokenizer.batch_decode(ids[:, len(self.prompt) :])]
+        return fmean(self.task.reward(texts, answer=[self.row["answer"]] * draws))
 
+
+def test_it_agrees_with_branching_rollouts() -> None:
+    of = Branching("codebook", "easy")
+    completion = of.ids("codes Mo 64 Fa 99 Fa 83 Ni 80")
+    [worth] = of.worth([completion])
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        for token in (
-            2,
-            4,
-        ):  # a right code, a wrong one: each reward is a share of four, so 512 draws say it to 0.02
-            assert worth[token] == pytest.approx(value(token + 1) - value(token), abs=0.05)
-        assert worth[2] > 0.02 and worth[4] < -0.02
+        # A right code, a wrong one: each reward is a share of four, so 512 draws say it to 0.02.
+        for t in (2, 4):
+            assert worth[t] == pytest.approx(of.gained(completion, t), abs=0.05)
+    assert worth[2] > 0.02 and worth[4] < -0.02
 
 
 def test_a_chain_agrees_with_branching_rollouts() -> None:
     """One right completion is paid, so what a token is worth is the chance of all that is still to come."""
-    model, tokenizer = load(task="chain")
-    task = get_task("chain")
-    [row] = task.rows("default", num=1, first_seed=0)
-    assert row["prompt"][-1]["content"] == "18 -9 -6 +3"
-    prompt = tokenizer(prompt_text(tokenizer, row))["input_ids"]
-    right = tokenizer(row["privileged_context"] + "<|im_end|>")["input_ids"]
-    wrong = tokenizer("18 -9 = 12 ; 12 -6 = 06 ; 06 +3 = 09 ; ans 09<|im_end|>")["input_ids"]
-    truth_of = task.truth_of("default")
-    assert truth_of is not None
-    facts = [truth_of(ids, row, tokenizer) for ids in (right, wrong)]
-
-    def chances(ids: list[int], asked: list[int]) -> list[float]:
-        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float().detach()
-        return logits.softmax(-1)[range(len(ids)), asked].tolist()
-
-    asked = [[*right], [r if r >= 0 else i for r, i in zip(facts[1].right_id, wrong, strict=True)]]
-    chance = [chances(ids, one) for ids, one in zip((right, wrong), asked, strict=True)]
-    expected = expected_of_prompts(facts, chance, [0, 0])
-    worth = [true_advantages(*of) for of in zip(facts, chance, expected, strict=True)]
-
-    def value(prefix: list[int], draws: int = 512) -> float:
-        with torch.no_grad():
-            ids = model.generate(
-                torch.tensor([prompt + prefix] * draws), max_new_tokens=16, do_sample=True, top_k=0,
-                pad_token_id=tokenizer.pad_token_id,
-            )  # fmt: skip
-        texts = [text.split("<|im_end|>")[0] for text in tokenizer.batch_decode(ids[:, len(prompt) :])]
-        return fmean(chain_reward(texts, answer=[row["answer"]] * draws))
-
+    of = Branching("chain", "default")
+    right = of.ids("18 -9 = 09 ; 09 -6 = 03 ; 03 +3 = 06 ; ans 06")
+    wrong = of.ids("18 -9 = 12 ; 12 -6 = 06 ; 06 +3 = 09 ; ans 09")
+    of_right, of_wrong = of.worth([right, wrong])
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        for ids, values, t in ((right, worth[0], 6), (wrong, worth[1], 2), (wrong, worth[1], 6)):
-            gained = value(ids[: t + 1]) - value(ids[:t])
-            assert values[t] == pytest.approx(gained, abs=0.09), (t, tokenizer.decode(ids[: t + 1]))
-        assert worth[0][6] > 0.1 and worth[1][2] < -0.1 and worth[1][6] == 0.0
+        # Rewards of 0 and 1: the difference of two means of 512 has a deviation of 0.03.
+        for ids, worth, t in ((right, of_right, 6), (wrong, of_wrong, 2), (wrong, of_wrong, 6)):
+            assert worth[t] == pytest.approx(of.gained(ids, t), abs=0.09), (t, ids)
+    assert of_right[6] > 0.1 and of_wrong[2] < -0.1 and of_wrong[6] == 0.0
+
+
+@pytest.mark.parametrize("name", ["chain", "ledger"])
+def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(name, tmp_path) -> None:
+    """The truth reads rollouts as the trainer joins them, tool answers included."""
+    plan = plan_of([], task=name, tier="easy", seeds=1, steps=1, rollouts=32, n_eval=8, rates=1)
+    _, spec = plan.reported(plan.own_rates)
+    paid: list[tuple[bool, float]] = []
+    with untouched(None):
+        quiet_libraries()
+        trainer = cell_trainer(spec, str(tmp_path))
+        told, truth_of = trainer.truth, get_task(name).truth_of("easy")
+
+        def kept(batch, engine):
+            for ids, row, reward in zip(batch.completions.ids, batch.rows, batch.rewards, strict=True):
+                facts = truth_of(ids.tolist(), row, engine.tokenizer)
+                paid.append((sum(facts.right) == facts.num_decisions, reward))
+            return told(batch, engine)
+
+        trainer.truth = kept
+        trainer.train()
+    right = [reward for all_right, reward in paid if all_right]
+    lucky = [reward for all_right, reward in paid if not all_right]
+    assert len(paid) == 32 and len(right) > 5 and set(right) == {1.0}
+    assert sum(lucky) < len(right) / 2 and 0.0 in lucky
 
 
 def test_a_run_is_told_the_truth_of_its_own_rollouts(trainer) -> None:

@@ -30,7 +30,7 @@ class Oracle:
     """Every token gets its own true advantage in place of the completion's.
 
     The true advantage of a token is the expected reward after it less that before it, under the policy as it is
-    (VinePPO, arXiv:2410.01679, estimates it by branching rollouts; here decisions are independent: it is exact).
+    (VinePPO, arXiv:2410.01679, estimates it by branching rollouts; here the task has a formula, `Truth`).
     It is in units of the reward, so a completion's credit is smaller than GRPO's, which is in standard deviations
     of the group: AdamW does not see such a factor. Completions whose group has no spread are credited too.
 

@@ -53,7 +53,7 @@ class Ledger:
         return None
 
     def truth_of(self, tier: str) -> TruthOf | None:
-        """Every token of the right calls is a decision: hardly anything else ends in the right balances."""
+        """Every token of the right calls is a decision; a success in another way counts as luck."""
         from gear_rl.arena.ledger.truth import truth
 
         return truth
