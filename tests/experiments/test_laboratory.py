@@ -239,7 +239,7 @@ def test_a_cell_that_was_changed_by_hand_is_not_believed(comparison, tmp_path):
 def test_another_default_is_another_cell(monkeypatch):
     """Else a comparison that goes on after an update would hold two methods under one name."""
     _, one = specs_of(["gear"], seeds=1)
-    assert "alpha=4.0" in one.method
+    assert "alpha=4.0" in one.resolved
 
     def updated(credit):
         method = build_method(credit)

@@ -153,7 +153,7 @@ class Plan:
             rate=rate,
             engine=self.engine[method],
             run=self.run,
-            method=_as_text(build_method(credit)),
+            resolved=_as_text(build_method(credit)),
             **evaluation,
         )
 

@@ -14,9 +14,9 @@ class Spec:
 
     >>> numbers = {"seed": 1, "steps": 9, "rollouts": 128, "n_eval": 64, "first": 0, "samples": 1}
     >>> numbers["n_between"] = 16
-    >>> more = {"task": "chain", "tier": "hard", "rate": 3e-5, "engine": {}}
+    >>> more = {"task": "chain", "tier": "hard", "rate": 3e-5, "engine": {}, "resolved": ""}
     >>> Spec(name="gear:alpha=1", credit={"name": "gear"}, **numbers, **more).file
-    'gear_alpha_1-3e-05-1-54771215.json'
+    'gear_alpha_1-3e-05-1-d443aecc.json'
     """
 
     name: str
@@ -39,8 +39,8 @@ class Spec:
     """Held-out problems of the evaluations on the way."""
     engine: dict[str, Any]
     """Settings of the engine beside the tier's own, or the run's."""
-    method: str = ""
-    """What the settings of the credit make of it, defaults included: with another default it is another cell."""
+    resolved: str
+    """The method with all its settings, defaults included: with another default it is another cell."""
     run: dict[str, Any] | None = None
     """The user's own run in place of a task and tier of the arena, which are then its dataset and model."""
 
