@@ -299,6 +299,7 @@ def words(
     runs: Annotated[
         Path, typer.Option(help="Folder of the sampled completions; what is there is not sampled again.")
     ] = Path("runs/words"),
+    jobs: Annotated[int, typer.Option(min=1, max=2, help="Contexts to score at a time, a process each.")] = 1,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -315,7 +316,7 @@ def words(
         task = experiment.Words(
             model=resolve_model(model), data=data, split=split, n=n, length=length, runs=runs, say=say
         )
-        return experiment.words(task, named)
+        return experiment.words(task, named, jobs)
 
     from benchmarks.words import words_cells
 

@@ -8,9 +8,14 @@ the answer alone.
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
+from queue import Empty
 from typing import Any
+
+import torch
 
 from gear_rl.cli.results import Cells
 from gear_rl.data.rewards.catalogue import load_reward
@@ -22,6 +27,7 @@ from gear_rl.experiments.marked import marked_material
 from gear_rl.experiments.score import score
 from gear_rl.experiments.teacher import sampling_config, teacher_config
 from gear_rl.files import replace_file
+from gear_rl.runs.machine import quiet_libraries
 from gear_rl.runs.trainer import make_trainer
 
 CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
@@ -60,10 +66,11 @@ class Words:
         return self.runs / f"wrong-{self.data.replace('/', '-')}-{self.split}-{self.n}.json"
 
 
-def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def words(task: Words, methods: Mapping[str, dict[str, Any]], jobs: int = 1) -> dict[str, Any]:
     """What ``score`` says of the wrong completions, with each of ``CONTEXTS``.
 
-    ``InputError`` where there are too few wrong ones among the problems.
+    ``jobs`` contexts are scored at a time, each in a process of its own. ``InputError`` where there are too few
+    wrong ones among the problems.
     """
     found = _kept(task)
     if found is None:
@@ -76,9 +83,8 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "use": USES[task.split],
         **{name: found[name] for name in ("sampled", "right", "other_words", "marked")},
     }
-    return document | {
-        "contexts": {column: _scored(task, methods, found["rows"], column) for column in CONTEXTS}
-    }
+    score_all = _scored_in_turn if jobs == 1 else _scored_side_by_side
+    return document | {"contexts": score_all(task, methods, found["rows"])}
 
 
 def _kept(task: Words) -> dict[str, Any] | None:
@@ -156,6 +162,38 @@ def _keep_wrong(
             }
             line |= {"fault": {"start": start, "end": end}}
             found["rows"].append(line | {"decisions": [{"start": a, "end": z} for a, z in results(text)]})
+
+
+def _scored_in_turn(
+    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    return {column: _scored(task, methods, rows, column) for column in CONTEXTS}
+
+
+def _scored_side_by_side(
+    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The same in a process for each context. Matrices of a small model gain little from a second thread."""
+    fresh = get_context("spawn")
+    with fresh.Manager() as manager, ProcessPoolExecutor(len(CONTEXTS), mp_context=fresh) as pool:
+        said = manager.Queue()
+        theirs = replace(task, say=said.put)
+        running = {column: pool.submit(_scored_alone, theirs, methods, rows, column) for column in CONTEXTS}
+        while not all(one.done() for one in running.values()):
+            try:
+                task.say(said.get(timeout=1.0))
+            except Empty:
+                continue
+        return {column: one.result() for column, one in running.items()}
+
+
+def _scored_alone(
+    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]], column: str
+) -> dict[str, Any]:
+    """What a process of its own does."""
+    quiet_libraries()
+    torch.set_num_threads(1)
+    return _scored(task, methods, rows, column)
 
 
 def _scored(

@@ -9,7 +9,8 @@ the context in the prompt, in the teacher's own words.
     gear teacher --model runs/warm --data word-problems/bare --max_completion_length 48   # still informed?
     gear train --model runs/warm --dataset word-problems/bare --reward word-problems --max_completion_length 48
 
-Writes an adapter, which gear takes wherever it takes a model. Rows need the column of the privileged context
+Writes an adapter, which gear takes wherever it takes a model; with `--merged_dir runs/merged` a model without one
+too, which scores a quarter faster. Rows need the column of the privileged context
 (here `solution`): it is the demonstration too.
 """
 
@@ -68,7 +69,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=16, help="demonstrations per step")
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output_dir", default="runs/warm")
+    parser.add_argument("--output_dir", default="runs/warm", help="gets the adapter")
+    parser.add_argument("--merged_dir", help="gets a model with the adapter in its weights")
     given = parser.parse_args(words)
     model = resolve_model(given.model)
     rows = load_rows(given.dataset, chat=True, limit=given.max_steps * given.batch)
@@ -97,6 +99,9 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     trainer.train()
     trainer.save_model(given.output_dir)
+    if given.merged_dir is not None:
+        trainer.model.merge_and_unload().save_pretrained(given.merged_dir)
+        trainer.processing_class.save_pretrained(given.merged_dir)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gear_rl.credit.batch import ForwardRequest
+from gear_rl.experiments import memory as memory_module
 from gear_rl.experiments.memory import SignalMemory
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.score import Completions, KeptStates, Prompts
 
 
 def _request(
@@ -28,14 +29,29 @@ def _request(
     )
 
 
-class _Model:
-    """Signals that tell from which ids they are; counts what it is asked."""
+class _Passes:
+    """Signals and hidden states that tell from which ids they are; counts what it is asked."""
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.students = [], 0
 
-    def __call__(self, request):
+    def student_pass(self, request):
+        self.students += 1
+        states = KeptStates(request.completions.mask & request.scored_B[:, None])
+        rows = request.scored_B.nonzero()[:, 0]
+        keep = request.completions.mask[rows]
+        states.take(rows, keep, self._states(request)[rows][keep])
+        return states
+
+    def _states(self, request):
+        return (request.completions.ids + 10 * request.student.ids_BP.sum(-1)[:, None]).float()[..., None]
+
+    def run(self, request, *, student_states=None, teacher_states=None):
         self.asked.append(request.needs)
+        if student_states is not None:
+            rows = request.scored_B.nonzero()[:, 0]
+            keep = request.completions.mask[rows]
+            assert torch.equal(student_states(rows, keep), self._states(request)[rows][keep])
         mask = request.completions.mask & request.scored_B[:, None]
         values = {}
         for name in request.needs:
@@ -48,13 +64,14 @@ class _Model:
 
 def _both(memory, request):
     """What the memory answers and what the model would; they must never differ."""
-    model = _Model()
-    found = memory(request, model)
-    wanted = _Model()(request)
+    passes = _Passes()
+    found = memory(request, passes)
+    wanted = _Passes().run(request)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert torch.equal(found[name], value), name
-    return model.asked
+    assert passes.students <= len(passes.asked)
+    return passes.asked
 
 
 def test_what_is_wanted_later_is_computed_along():
@@ -80,6 +97,28 @@ def test_other_ids_are_computed_again(other):
     memory = SignalMemory(["divergence"])
     _both(memory, _request(["divergence"]))
     assert _both(memory, _request(["divergence"], **other)) == [("divergence",)]
+
+
+def test_the_students_pass_is_run_once_whatever_its_teachers_are_shown(monkeypatch):
+    def students(memory):
+        passes = _Passes()
+        memory(_request(["divergence"]), passes)
+        # Other neighbours and other padding: row by row the same student.
+        memory(
+            _request(["divergence"], ids=((7, 0, 0),), student=((3,),), teacher=((9,),), scored=(1,)), passes
+        )
+        memory(_request(["divergence"], teacher=((5, 5), (5, 5))), passes)
+        assert len(passes.asked) == 3
+        return passes.students
+
+    assert students(SignalMemory(["divergence"])) == 1
+    monkeypatch.setattr(
+        memory_module, "MOST_BYTES", 8
+    )  # two of three tokens: nothing of the second row is kept
+    assert students(SignalMemory(["divergence"])) == 3
+    passes = _Passes()
+    SignalMemory(["teacher_logprob"])(_request(["teacher_logprob"]), passes)
+    assert passes.students == 0  # nothing asks for it
 
 
 def test_a_row_that_was_not_scored_is_not_known():

@@ -7,7 +7,7 @@ those that do not.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -43,6 +43,21 @@ PASS_SIGNALS = frozenset(signals_where(lambda signal: signal.costs_passes))
 
 def _same(count: int) -> int:
     return count
+
+
+@runtime_checkable
+class Passes(Protocol):
+    """What `ModelPasses` can be asked for."""
+
+    def run(
+        self,
+        request: ForwardRequest,
+        *,
+        student_states: StudentStates | None = None,
+        teacher_states: TeacherStates | None = None,
+    ) -> dict[str, Tensor]: ...
+
+    def student_pass(self, request: ForwardRequest) -> StudentStates: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +115,18 @@ class ModelPasses:
             return None
         [teacher] = request.teachers
         return self._teacher_states(request, teacher, 0)
+
+    def student_pass(self, request: ForwardRequest) -> StudentStates:
+        """The student's pass of ``run`` by itself, for who has several teachers to compare it with."""
+        return teacher_states(
+            self.model,
+            request.completions,
+            request.student,
+            row_B=request.scored_B,
+            batch_size=self.batch_size,
+            num_batches=self.largest(-(-int(request.scored_B.sum()) // self.batch_size)),
+            share_prompts=self.share_prompts,
+        ).hidden
 
     def _teacher_states(self, request: ForwardRequest, teacher: Prompts, count: int) -> TeacherStates:
         other = self.teacher_model

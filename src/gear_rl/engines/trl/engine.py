@@ -1,7 +1,6 @@
 """TRL's trainer as an ``Engine`` of the credit step: passes in its own process, accelerate between processes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -94,10 +93,10 @@ class TRLEngine:
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        states = {"student_states": self.student_states, "teacher_states": self.teacher_states}
-        run = partial(self.passes.run, **cast(dict[str, Any], states))
-        instead = self.trainer.rollouts.passes
-        return run(request) if instead is None else instead(request, run)
+        passes, instead = self.passes, self.trainer.rollouts.passes
+        if instead is not None:
+            return instead(request, passes)
+        return passes.run(request, student_states=self.student_states, teacher_states=self.teacher_states)
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))

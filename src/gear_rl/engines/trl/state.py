@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.passes import Passes
 from gear_rl.records import Record, RecordWriter
 from gear_rl.tensor.lists import float_list, int_list
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 else:
     StudentPass = LateCredit = Any  # importing them would go round in a circle
 
-Passes = Callable[[ForwardRequest], dict[str, Tensor]]
 PassesOf = Callable[[ForwardRequest, Passes], dict[str, Tensor]]
 
 
