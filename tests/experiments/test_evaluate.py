@@ -16,7 +16,7 @@ from gear_rl.errors import InputError
 from gear_rl.experiments import evaluate as evaluation
 from gear_rl.experiments import tool_environments
 from gear_rl.experiments.serving import Endpoint
-from gear_rl.experiments.suites import bfcl, inspect_evals
+from gear_rl.experiments.suites import bfcl, inspect_evals, tau2
 from gear_rl.experiments.suites.inside import bfcl_task
 from gear_rl.experiments.suites.request import Request
 from gear_rl.experiments.tool_environments import Tool, can_isolate, environment, run_tool
@@ -37,6 +37,17 @@ elif "inspect_ai" in words:
         sys.exit("Couldn't reach 'openai/gsm8k' on the Hub")
     pathlib.Path("logs").mkdir()
     pathlib.Path("logs/1.json").write_text({log!r})
+elif words[1].endswith("tau2_task.py"):
+    asked = json.loads(words[2])
+    if "domains" in asked:
+        print(json.dumps({{name: "abc" for name in asked["domains"]}}))
+    else:
+        print(pathlib.Path(asked["file"]).read_text())
+elif "tau2.cli" in words:
+    folder = pathlib.Path(words[words.index("--save-to") + 1])
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text({metrics!r})
+    (folder / "known").write_text(json.dumps([words, dict(os.environ)]))
 elif len(words) == 3:
     print(json.dumps({{"parallel": "abc"}}))
 else:
@@ -55,6 +66,7 @@ RESULT = """{"id": "parallel_0", "result": "[f(a=1)]", "input_token_count": 5}
 SCORE = """{"accuracy": 0.25, "correct_count": 1, "total_count": 4}
 {"id": "parallel_1", "valid": false, "error_type": "ast_decoder:decoder_failed"}
 """
+METRICS = {"reward": 0.625, "pass_hat": {"1": 0.625, "2": 0.5}, "errors": 1, "tasks": {"a": 1.0, "b": 0.25}}
 LOG = {
     "status": "success",
     "eval": {
@@ -77,7 +89,8 @@ def env(tmp_path, monkeypatch):
     """A folder that looks like a tool's environment; where the test runs, a file of rows."""
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(TOOL.format(python=sys.executable, log=json.dumps(LOG), result=RESULT, score=SCORE))
+    own = {"log": json.dumps(LOG), "metrics": json.dumps(METRICS), "result": RESULT, "score": SCORE}
+    python.write_text(TOOL.format(python=sys.executable, **own))
     python.chmod(0o755)
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     monkeypatch.setattr(evaluation, "given_endpoint", lambda url, model: ENDPOINT)
@@ -127,12 +140,65 @@ def test_rows_of_a_file_stand_in_for_the_hubs(env):
     assert list(document["data"]) == ["rows.jsonl"] and "secret" not in done.stdout
 
 
+def test_tau2s_numbers_are_those_of_its_metrics(env, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setenv("OTHER_API_KEY", "key")
+    words = ["--suite", "tau2", "--categories", "mock", "--limit", "4", "--max-tokens", "9", "--network"]
+    done = run(*words, "--task-arg", "num-trials=2")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    [row] = document["scores"]
+    assert (row["category"], row["n"], row["score"], row["errors"]) == ("mock", 2, 0.625, 1)
+    assert row["interval"][0] < 0.625 < row["interval"][1]
+    assert document["pass_hat"] == {"mock": {"1": 0.625, "2": 0.5}} and document["data"] == {"mock": "abc"}
+    assert document["user"] == "the model itself" and document["tool"]["tau2"] == "1.0"
+    asked, known = json.loads((env / "out" / "mock" / "known").read_text())
+    options = dict(zip(asked[4:-1:2], asked[5::2], strict=False))
+    assert asked[:4] == ["-I", "-m", "tau2.cli", "run"] and options["--num-tasks"] == "4"
+    agent = {"api_base": ENDPOINT.url, "temperature": 0.0, "max_tokens": 9}
+    assert json.loads(options["--agent-llm-args"]) == agent and options["--num-trials"] == "2"
+    assert (options["--agent-llm"], options["--user-llm"]) == ("openai/m", "openai/m")
+    assert known["OPENAI_API_KEY"] == "key" and not known.keys() & {"HF_TOKEN", "OTHER_API_KEY", "HOME"}
+    assert "key" not in asked, "the tool writes its arguments into its results"
+
+
+def test_a_domain_of_which_nothing_was_scored_is_an_error(env):
+    python = env / "env" / "bin" / "python"
+    nothing = json.dumps({"reward": 0.0, "pass_hat": {}, "errors": 3, "tasks": {}})
+    python.write_text(python.read_text().replace(json.dumps(METRICS), nothing))
+    done = run("--suite", "tau2", "--categories", "mock", "--network")
+    assert done.returncode == 2 and "no simulation of mock came to its end (3 failed); see" in done.stderr
+
+
+def test_another_model_may_play_the_user(monkeypatch):
+    def asked(**changes):
+        request = Request(suite="tau2", folder=Path("out"), network=True, **changes)
+        words = tau2.command(request, ENDPOINT, Path("python"), "retail")
+        return words[words.index("--user-llm") + 1], json.loads(words[words.index("--user-llm-args") + 1])
+
+    assert asked(user_model="gpt-4.1") == ("gpt-4.1", {"temperature": 0.0})
+    there = {"temperature": 0.0, "api_base": "http://y/v1"}
+    assert asked(user_model="big", user_endpoint="http://y/v1/") == ("openai/big", there)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+    for user, named in ((None, False), ("claude", True)):
+        request = Request(suite="tau2", folder=Path("out"), user_model=user)
+        assert ("ANTHROPIC_API_KEY" in tau2.variables(request)) == named
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--suite", "gsm8k"], "gsm8k needs openai/gsm8k (huggingface): run it once where that is reached"),
         (["--suite", "gsm8kk"], "--suite: 'gsm8kk' is none; did you mean gsm8k?"),
-        (["--suite", "tau2"], "tau2-bench comes from its repository"),
+        (["--suite", "tau2-bench"], "--suite: 'tau2-bench' is none; it is called tau2"),
+        (["--suite", "tau2"], "run it in a container, and say --network"),
+        (["--suite", "tau2", "--network", "--user-endpoint", "http://y"], "with --user-model NAME"),
+        (
+            ["--suite", "tau2", "--network", "--task-arg", "domain=x"],
+            "--task-arg: domain is set by gear eval",
+        ),
+        (["--suite", "bfcl", "--user-model", "gpt-4.1"], "--user-model: bfcl has no such choice"),
         (["--suite", "bfcl", "--data", "rows.jsonl"], "--data: bfcl has no such choice"),
         (["--suite", "gsm8k", "--categories", "live"], "--categories: gsm8k has no such choice"),
         (["--suite", "gsm8k", "--data", "no.jsonl"], "--data: no.jsonl is no file"),
@@ -254,10 +320,43 @@ def test_an_environment_is_made_once_and_whole(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    "tool", [tool_environments.BFCL, tool_environments.INSPECT], ids=lambda tool: tool.package
-)
+def test_a_tool_of_a_repository_is_cloned_and_installed_with_its_own_python(tmp_path, monkeypatch):
+    ran: list[list[str]] = []
+
+    def done(command, **_):
+        ran.append(command)
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        return SimpleNamespace(returncode=0, stdout="", stderr="")
+
+    tool = Tool(
+        package="t", version="1", requirements=tmp_path / "list.txt", megabytes=1, pythons=("2.1", "2.0"),
+        source=("https://x/y", "v1"),
+    )  # fmt: skip
+    monkeypatch.setattr(tool_environments.subprocess, "run", done)
+    with pytest.raises(
+        InputError, match=r"t runs with Python 2.1 or 2.0, and there is no python2.1 on the PATH"
+    ):
+        tool_environments._make(tool, tmp_path / "t")
+    monkeypatch.setattr(
+        tool_environments.shutil, "which", lambda name: "/p2.0" if name == "python2.0" else None
+    )
+    tool_environments._make(tool, tmp_path / "t")
+    clone = str(tmp_path / "t" / "source")
+    assert ran[0][:3] == ["/p2.0", "-m", "venv"] and ran[1][-2:] == ["-r", str(tmp_path / "list.txt")]
+    assert ran[2] == ["git", "clone", "-q", "--depth", "1", "--branch", "v1", "https://x/y", clone]
+    assert ran[3][-3:] == ["--no-deps", "-e", clone] and (tmp_path / "t" / "complete").exists()
+
+
+TOOLS = [tool_environments.BFCL, tool_environments.INSPECT, tool_environments.TAU2]
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.package)
 def test_every_package_of_a_tools_environment_is_pinned(tool):
     lines = [line for line in tool.requirements.read_text().splitlines() if not line.startswith("#")]
-    assert f"{tool.package}=={tool.version}" in lines and all("==" in line for line in lines)
+    assert all("==" in line for line in lines)
+    if tool.source is None:
+        assert f"{tool.package}=={tool.version}" in lines
+    else:
+        assert tool.source[1] == f"v{tool.version}"
     assert not any(line.startswith(("torch==", "nvidia")) for line in lines)

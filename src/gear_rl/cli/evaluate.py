@@ -21,13 +21,28 @@ def evaluate(
         str,
         typer.Option(help="A folder (an adapter's too), a hub name or smollm2; or its name at --endpoint."),
     ],
-    suite: Annotated[str, typer.Option(help="bfcl, or a task of inspect-evals: gsm8k, math, aime2024, ...")],
+    suite: Annotated[
+        str, typer.Option(help="bfcl, tau2, or a task of inspect-evals: gsm8k, math, aime2024, ...")
+    ],
     limit: Annotated[
-        int | None, typer.Option(help="The first cases alone; of bfcl, in every category.")
+        int | None, typer.Option(help="The first cases alone; of bfcl and tau2, in every category.")
     ] = None,
     categories: Annotated[
-        str, typer.Option(help="Of bfcl: names with commas between; simple_python, live, ... (non_live).")
+        str,
+        typer.Option(
+            help="Names with commas between: of bfcl simple_python, live, ... (non_live); of tau2 its domains "
+            "(airline,retail,telecom)."
+        ),
     ] = "",
+    user_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Of tau2: who plays the user, as litellm names it (gpt-4.1); else the model itself."
+        ),
+    ] = None,
+    user_endpoint: Annotated[
+        str | None, typer.Option(help="An OpenAI endpoint that has --user-model.")
+    ] = None,
     tools: Annotated[
         bool,
         typer.Option(
@@ -41,7 +56,10 @@ def evaluate(
         Path | None, typer.Option(help="The same for the examples that the task shows.")
     ] = None,
     task_arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of the inspect task: fewshot=5 (may be repeated).")
+        list[str] | None,
+        typer.Option(
+            help="An argument of the inspect task (fewshot=5), an option of tau2 run (num-trials=4); repeatable."
+        ),
     ] = None,
     endpoint: Annotated[
         str | None, typer.Option(help="An OpenAI endpoint that runs already: http://127.0.0.1:8000/v1.")
@@ -67,7 +85,11 @@ def evaluate(
     ] = None,
     network: Annotated[
         bool,
-        typer.Option("--network", help="Let bfcl's scorer keep the network, where it cannot be taken away."),
+        typer.Option(
+            "--network",
+            help="Let the tool keep the network while it runs what the model wrote: tau2 always, bfcl's scorer "
+            "where it cannot be taken away.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -93,6 +115,8 @@ def evaluate(
         examples=examples,
         settings=dict(map(_setting, task_arg or ())),
         network=network,
+        user_model=user_model,
+        user_endpoint=user_endpoint,
     )
     document = run(
         request,
@@ -110,10 +134,12 @@ def evaluate(
     out_console.print(score_table(document))
     failed = sum(row["errors"] for row in document["scores"])
     if failed:
-        error_console.print(
-            f"{failed} requests failed and count as answers; {request.folder / 'tool.log'} says why",
-            highlight=False,
+        what = (
+            "simulations failed and are left out"
+            if suite == "tau2"
+            else "requests failed and count as answers"
         )
+        error_console.print(f"{failed} {what}; {request.folder / 'tool.log'} says why", highlight=False)
 
 
 def score_table(document: dict[str, Any]) -> Table:

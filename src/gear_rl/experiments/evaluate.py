@@ -1,6 +1,7 @@
 """A checkpoint behind an endpoint, a benchmark's own tool beside it, and one document of what it scored."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,29 @@ from gear_rl.errors import InputError
 from gear_rl.experiments.serving import Endpoint, given_endpoint, served
 from gear_rl.experiments.suites.bfcl import evaluate_bfcl
 from gear_rl.experiments.suites.inspect_evals import evaluate_inspect
-from gear_rl.experiments.suites.request import Request
-from gear_rl.experiments.tool_environments import BFCL, INSPECT, Say, environment, package_versions
+from gear_rl.experiments.suites.request import Outcome, Request
+from gear_rl.experiments.suites.tau2 import check_tau2, evaluate_tau2
+from gear_rl.experiments.tool_environments import (
+    BFCL,
+    INSPECT,
+    TAU2,
+    Say,
+    Tool,
+    environment,
+    package_versions,
+)
 from gear_rl.files import replace_file
 
 RESULT = "eval.json"
-_TAU = (
-    "--suite: tau2-bench comes from its repository (the package tau2 of the index is another one) and needs a "
-    "second model that plays the user; its port is in inspect-evals: --suite tau2_airline, tau2_retail, ..."
-)
+_Run = Callable[[Request, Endpoint, Path], Outcome]
+_OWN: dict[str, tuple[Tool, _Run]] = {"bfcl": (BFCL, evaluate_bfcl), "tau2": (TAU2, evaluate_tau2)}
+"""Suites with a tool of their own; every other is a task of inspect-evals."""
+_CHOICES = {
+    "bfcl": ("categories", "tools"),
+    "tau2": ("categories", "task-arg", "user-model", "user-endpoint"),
+    "inspect": ("data", "examples", "task-arg"),
+}
+"""What can be chosen of one suite and not of every other."""
 
 
 def evaluate(
@@ -39,7 +54,7 @@ def evaluate(
     """
     check(request)
     request = replace(request, folder=request.folder.absolute())
-    tool, run = (BFCL, evaluate_bfcl) if request.suite == "bfcl" else (INSPECT, evaluate_inspect)
+    tool, run = _OWN.get(request.suite, (INSPECT, evaluate_inspect))
     python = environment(tool, env, say)
     request.folder.mkdir(parents=True, exist_ok=True)
     if endpoint is not None:
@@ -59,8 +74,8 @@ def evaluate(
 
 def check(request: Request) -> None:
     """``InputError`` for what can be known to be wrong before anything is installed or started."""
-    if request.suite in ("tau2", "tau-bench", "tau2-bench"):
-        raise InputError(_TAU)
+    if request.suite in ("tau-bench", "tau2-bench"):
+        raise InputError(f"--suite: {request.suite!r} is none; it is called tau2")
     for name, value in (
         ("limit", request.limit),
         ("max-tokens", request.max_tokens),
@@ -68,11 +83,21 @@ def check(request: Request) -> None:
     ):
         if value is not None and value < 1:
             raise InputError(f"--{name}: {value}; give 1 or more")
-    only = {"data": request.data, "examples": request.examples, "task-arg": request.settings}
-    other = {"categories": request.categories, "tools": request.tools}
-    for name, value in (only if request.suite == "bfcl" else other).items():
-        if value:
+    given = {
+        "data": request.data,
+        "examples": request.examples,
+        "task-arg": request.settings,
+        "categories": request.categories,
+        "tools": request.tools,
+        "user-model": request.user_model,
+        "user-endpoint": request.user_endpoint,
+    }
+    known = _CHOICES[request.suite if request.suite in _OWN else "inspect"]
+    for name, value in given.items():
+        if value and name not in known:
             raise InputError(f"--{name}: {request.suite} has no such choice; leave it out")
+    if request.suite == "tau2":
+        check_tau2(request)
     if request.examples is not None and request.data is None:
         raise InputError("--examples: they belong to rows of a file; give those too, with --data FILE")
     for name, path in (("data", request.data), ("examples", request.examples)):

@@ -39,11 +39,30 @@ class Tool:
     requirements: Path
     """Every package with its version: a list that is complete, so that nothing is resolved."""
     megabytes: int
+    pythons: tuple[str, ...] = ()
+    """The versions that it runs with, the best first; empty for the one that runs here."""
+    source: tuple[str, str] | None = None
+    """Repository and tag, of a tool that is in no package index."""
 
 
 _LISTS = Path(__file__).parent / "suites"
-BFCL = Tool(package="bfcl-eval", version="2026.3.23", requirements=_LISTS / "bfcl.txt", megabytes=560)
+BFCL = Tool(
+    package="bfcl-eval",
+    version="2026.3.23",
+    requirements=_LISTS / "bfcl.txt",
+    megabytes=560,
+    pythons=("3.11", "3.12"),
+)
 INSPECT = Tool(package="inspect-evals", version="0.26.0", requirements=_LISTS / "inspect.txt", megabytes=750)
+TAU2 = Tool(
+    package="tau2",
+    version="1.0.1",
+    requirements=_LISTS / "tau2.txt",
+    megabytes=450,
+    pythons=("3.12", "3.13"),
+    source=("https://github.com/sierra-research/tau2-bench", "v1.0.1"),
+)
+"""Its package of the index is another one, about magnets."""
 
 
 def environment(tool: Tool, given: Path | None, say: Say) -> Path:
@@ -103,15 +122,17 @@ def run_tool(
     variables: Mapping[str, str],
     *,
     isolated: bool = False,
+    bare: bool = False,
     seconds: float | None = None,
 ) -> None:
     """Run a tool to its end, in the folder of its log; ``InputError`` if it fails or takes too long.
 
-    ``isolated``: without a network, and with nothing of the user's environment but what ``variables`` add. It
-    sees the files of this machine all the same.
+    ``bare``: with nothing of the user's environment but what ``variables`` add. ``isolated``: without a network
+    besides. It sees the files of this machine all the same.
     """
     words = [str(word) for word in command]
-    known = {name: os.environ[name] for name in _KEPT if name in os.environ} if isolated else dict(os.environ)
+    alone = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    known = alone if isolated or bare else dict(os.environ)
     with log.open("ab") as out:
         try:
             done = subprocess.run(
@@ -129,14 +150,33 @@ def _python(folder: Path) -> Path:
     return folder.absolute() / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
+def interpreter(tool: Tool) -> str:
+    """A Python that the tool runs with: this one, else one of the PATH; ``InputError`` where there is none."""
+    if not tool.pythons or f"{sys.version_info.major}.{sys.version_info.minor}" in tool.pythons:
+        return sys.executable
+    found = [path for version in tool.pythons if (path := shutil.which(f"python{version}"))]
+    if not found:
+        raise InputError(
+            f"--suite: {tool.package} runs with Python {' or '.join(tool.pythons)}, and there is no "
+            f"python{tool.pythons[0]} on the PATH; install one, or name an environment that has it with --env"
+        )
+    return found[0]
+
+
 def _make(tool: Tool, folder: Path) -> None:
+    base = interpreter(tool)
     folder.parent.mkdir(parents=True, exist_ok=True)
     pip = [str(_python(folder)), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [*pip, "-r", str(tool.requirements)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    commands = [[base, "-m", "venv", "--clear", str(folder)], [*pip, "-r", str(tool.requirements)]]
+    if tool.source is not None:
+        # Its data are files of the repository, so that stays.
+        (url, tag), clone = tool.source, str(folder / "source")
+        commands += [["git", "clone", "-q", "--depth", "1", "--branch", tag, url, clone], [*pip, "-e", clone]]
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise InputError(f"{tool.package} {tool.version} could not be installed: {error}") from None
         if done.returncode:
             said = " ".join((done.stderr.strip() or done.stdout.strip() or "failed").split())
             raise InputError(f"{tool.package} {tool.version} could not be installed: {said[-400:]}")

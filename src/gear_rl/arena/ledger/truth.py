@@ -17,9 +17,9 @@ from gear_rl.arena.truth import Truth, only_right
 def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """Every token of the right calls is a decision, to the end of the payment's turn; reads `seed` and `tier`.
 
-    `ids` are the whole rollout's, tool answers included, as the trainer joins them. Who asked the wrong person and
-    came to the right one all the same was lucky (15 of the first student's 52 successes in 256 rollouts of the
-    tier `hard`, none of 113 on `easy`): that counts as nothing here. What is said after the payment is worth
+    `ids` are the whole rollout's, tool answers included, as the trainer joins them. Who asked the wrong person
+    and came to the right one all the same was lucky (15 of the first student's 52 successes in 256 rollouts of
+    the tier `hard`, none of 113 on `easy`): that counts as nothing here. What is said after the payment is worth
     nothing. Raises KeyError for a row without seed or tier.
     """
     right = episode(generate(row["seed"], row["tier"])).messages

@@ -33,6 +33,10 @@ class Request:
     """Arguments of the suite's task."""
     network: bool = False
     """Score without isolation, where it cannot be had."""
+    user_model: str | None = None
+    """Who plays the user of a suite that has one; None for the model itself."""
+    user_endpoint: str | None = None
+    """Where it answers; None for what its name says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
