@@ -81,7 +81,7 @@ def curves(
     """Run every comparison that is not there yet; ``each`` gets what there is after every one of them.
 
     Places of ``before``, an earlier result of the same methods and seeds, are taken as they are, with the
-    versions that they were measured with.
+    versions and the defaults (``resolved``) that they were measured with.
     """
     done = {place_key(place): place for place in kept_places(before, methods, seeds)}
     found: list[dict[str, Any]] = []
@@ -94,7 +94,10 @@ def curves(
         cells = folder / point.folder / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
         document = compared(plan, rows, tuned, command=command)
-        found.append(_without_cells(point, document) | {"versions": document["versions"]})
+        settings = {spec.name: spec.resolved for spec in plan.reported(plan.own_rates)}
+        found.append(
+            _without_cells(point, document) | {"resolved": settings, "versions": document["versions"]}
+        )
         result = {
             "task": TASK, "total": TOTAL, "methods": list(methods), "seeds": seeds, "command": command,
             "points": found + [done[key] for key in done if key not in {place_key(one) for one in found}],
