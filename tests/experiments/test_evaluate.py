@@ -45,7 +45,7 @@ elif words[1].endswith("tau2_task.py"):
         print(pathlib.Path(asked["file"]).read_text())
 elif "tau2.cli" in words:
     folder = pathlib.Path(words[words.index("--save-to") + 1])
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text({metrics!r})
     (folder / "known").write_text(json.dumps([words, dict(os.environ)]))
 elif len(words) == 3:
@@ -161,6 +161,25 @@ def test_tau2s_numbers_are_those_of_its_metrics(env, monkeypatch):
     assert (options["--agent-llm"], options["--user-llm"]) == ("openai/m", "openai/m")
     assert known["OPENAI_API_KEY"] == "key" and not known.keys() & {"HF_TOKEN", "OTHER_API_KEY", "HOME"}
     assert "key" not in asked, "the tool writes its arguments into its results"
+
+
+def test_simulations_of_the_same_go_on_and_of_another_are_refused(env):
+    words = ["--suite", "tau2", "--categories", "mock", "--network", "--task-arg", "num-trials=2"]
+    assert run(*words).returncode == 0
+    done = run(*words)
+    assert done.returncode == 2 and "out is not empty" in done.stderr, "it is finished"
+    (env / "out" / "eval.json").unlink()
+    (env / "out" / "mock" / "known").unlink()
+    done = run(*words, "--limit", "9")
+    assert done.returncode == 0, done.stderr
+    asked, _ = json.loads((env / "out" / "mock" / "known").read_text())
+    assert asked[-1] == "--auto-resume" and "--num-tasks" in asked
+    (env / "out" / "eval.json").unlink()
+    done = run(*words, "--temperature", "0.5")
+    said = "--out: out has simulations with temperature None, now it is 0.5; ask for the same to go on"
+    assert done.returncode == 2 and said in done.stderr
+    (env / "out" / "asked.json").unlink()
+    assert "out is not empty" in run(*words).stderr, "nobody knows whose they are"
 
 
 def test_a_domain_of_which_nothing_was_scored_is_an_error(env):

@@ -14,11 +14,13 @@ from gear_rl.experiments import serving
 from gear_rl.experiments.serving import given_endpoint, served, server_command
 
 SERVER = """#!{python} -I
-import http.server, os, pathlib, subprocess, sys, time
+import http.server, os, pathlib, signal, subprocess, sys, time
 print("starting", *sys.argv[1:], flush=True)
 how = os.environ["HOW"]
 if how == "fails":
     sys.exit("no memory left")
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if how == "hangs":
     time.sleep(60)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -85,6 +87,23 @@ def test_it_answers_while_it_is_open_and_ends_with_its_children(vllm):
         pids = [int(pid) for pid in (vllm / "pids").read_text().split()]
         assert all(map(alive, pids))
         raise KeyError
+    assert gone(pids)
+
+
+def test_one_that_is_deaf_ends_too_where_the_waiting_is_interrupted(vllm, monkeypatch):
+    monkeypatch.setenv("HOW", "deaf")
+
+    wait, calls = serving.subprocess.Popen.wait, []
+
+    def interrupted_once(child, timeout=None):
+        calls.append(timeout)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return wait(child, timeout)
+
+    with pytest.raises(KeyboardInterrupt), of(vllm):
+        pids = [int(pid) for pid in (vllm / "pids").read_text().split()]
+        monkeypatch.setattr(serving.subprocess.Popen, "wait", interrupted_once)
     assert gone(pids)
 
 

@@ -12,7 +12,7 @@ from gear_rl.experiments.serving import Endpoint, given_endpoint, served
 from gear_rl.experiments.suites.bfcl import evaluate_bfcl
 from gear_rl.experiments.suites.inspect_evals import evaluate_inspect
 from gear_rl.experiments.suites.request import Outcome, Request
-from gear_rl.experiments.suites.tau2 import check_tau2, evaluate_tau2
+from gear_rl.experiments.suites.tau2 import check_resumed, check_tau2, evaluate_tau2, remember
 from gear_rl.experiments.tool_environments import (
     BFCL,
     INSPECT,
@@ -52,11 +52,13 @@ def evaluate(
     ``model`` is served for as long as it takes, unless an ``endpoint`` has it. ``InputError`` for what is wrong,
     and before anything is installed or started where that can be known.
     """
-    check(request)
+    check(request, model)
     request = replace(request, folder=request.folder.absolute())
     tool, run = _OWN.get(request.suite, (INSPECT, evaluate_inspect))
     python = environment(tool, env, say)
     request.folder.mkdir(parents=True, exist_ok=True)
+    if request.suite == "tau2":
+        remember(request, model)
     if endpoint is not None:
         context: Any = nullcontext(given_endpoint(endpoint, model))
     else:
@@ -72,7 +74,7 @@ def evaluate(
     return document
 
 
-def check(request: Request) -> None:
+def check(request: Request, model: str) -> None:
     """``InputError`` for what can be known to be wrong before anything is installed or started."""
     if request.suite in ("tau-bench", "tau2-bench"):
         raise InputError(f"--suite: {request.suite!r} is none; it is called tau2")
@@ -104,6 +106,8 @@ def check(request: Request) -> None:
         if path is not None and not path.is_file():
             raise InputError(f"--{name}: {path} is no file; give one with a JSON object in every line")
     if request.folder.exists() and any(request.folder.iterdir()):
+        if request.suite == "tau2" and not (request.folder / RESULT).exists():
+            return check_resumed(request, model)
         raise InputError(f"--out: {request.folder} is not empty; name another folder, or delete it")
 
 

@@ -198,9 +198,15 @@ def _wait(child: subprocess.Popen[bytes], health: str, server: str, log: Path, s
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the whole session to end, then end it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """Ask the whole session to end, then end it; at once where somebody interrupts the waiting too."""
+    try:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
+            os.killpg(child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_END_SECONDS)
+    finally:
+        # Also what the server left behind: its children may outlive it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_END_SECONDS)
