@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.passes import ModelPasses
 from gear_rl.experiments import memory as memory_module
 from gear_rl.experiments.memory import SignalMemory
 from gear_rl.signals.score import Completions, KeptStates, Prompts
@@ -29,14 +30,18 @@ def _request(
     )
 
 
-class _Passes:
-    """Signals and hidden states that tell from which ids they are; counts what it is asked."""
+class _Passes(ModelPasses):
+    """Signals and hidden states that tell from which ids they are; notes what it is asked."""
 
     def __init__(self):
-        self.asked, self.students = [], 0
+        self.__dict__.update(asked=[], student_passes=[])
+
+    @property
+    def students(self):
+        return len(self.student_passes)
 
     def student_pass(self, request):
-        self.students += 1
+        self.student_passes.append(request)
         states = KeptStates(request.completions.mask & request.scored_B[:, None])
         rows = request.scored_B.nonzero()[:, 0]
         keep = request.completions.mask[rows]
@@ -112,9 +117,8 @@ def test_the_students_pass_is_run_once_whatever_its_teachers_are_shown(monkeypat
         return passes.students
 
     assert students(SignalMemory(["divergence"])) == 1
-    monkeypatch.setattr(
-        memory_module, "MOST_BYTES", 8
-    )  # two of three tokens: nothing of the second row is kept
+    # Two of three tokens: nothing of the second row is kept.
+    monkeypatch.setattr(memory_module, "MOST_BYTES", 8)
     assert students(SignalMemory(["divergence"])) == 3
     passes = _Passes()
     SignalMemory(["teacher_logprob"])(_request(["teacher_logprob"]), passes)

@@ -7,7 +7,7 @@ those that do not.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -43,21 +43,6 @@ PASS_SIGNALS = frozenset(signals_where(lambda signal: signal.costs_passes))
 
 def _same(count: int) -> int:
     return count
-
-
-@runtime_checkable
-class Passes(Protocol):
-    """What `ModelPasses` can be asked for."""
-
-    def run(
-        self,
-        request: ForwardRequest,
-        *,
-        student_states: StudentStates | None = None,
-        teacher_states: TeacherStates | None = None,
-    ) -> dict[str, Tensor]: ...
-
-    def student_pass(self, request: ForwardRequest) -> StudentStates: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +82,7 @@ class ModelPasses:
 
         ``student_states`` and ``teacher_states`` are hidden states of passes that have been run already.
         """
-        count = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
+        count = self._num_batches(request)
         values = self._compared(request, count, student_states, teacher_states)
         if "reference_logprob" in request.needs:
             values["reference_logprob"] = self._reference_logprob(request, count)
@@ -124,9 +109,12 @@ class ModelPasses:
             request.student,
             row_B=request.scored_B,
             batch_size=self.batch_size,
-            num_batches=self.largest(-(-int(request.scored_B.sum()) // self.batch_size)),
+            num_batches=self._num_batches(request),
             share_prompts=self.share_prompts,
         ).hidden
+
+    def _num_batches(self, request: ForwardRequest) -> int:
+        return self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
 
     def _teacher_states(self, request: ForwardRequest, teacher: Prompts, count: int) -> TeacherStates:
         other = self.teacher_model

@@ -1,15 +1,15 @@
 """Signals of completions that many methods want: each pass of the model is run once. Knows no engine."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.passes import Passes
-from gear_rl.signals.score import Prompts, StudentStates, needs_student
+from gear_rl.credit.passes import ModelPasses
+from gear_rl.signals.score import KeptStates, Prompts, StudentStates, needs_student
 from gear_rl.tensor.lists import int_list
 from gear_rl.types import signal_of
 
@@ -32,7 +32,7 @@ class SignalMemory:
         self._known: dict[_Key, Tensor] = {}
         self._states: dict[_Key, Float[Tensor, "M D"]] = {}
 
-    def __call__(self, request: ForwardRequest, passes: Passes) -> dict[str, Tensor]:
+    def __call__(self, request: ForwardRequest, passes: ModelPasses) -> dict[str, Tensor]:
         """The signals of a request, by ``passes`` where they are not known; 0 in rows that are not scored."""
         mine = [name for name in request.needs if _remembered(name)]
         rows = int_list(torch.nonzero(request.scored_B)[:, 0])
@@ -49,7 +49,7 @@ class SignalMemory:
                 values[name][b, : len(kept)] = kept
         return {name: values[name] for name in request.needs}
 
-    def _ask(self, request: ForwardRequest, passes: Passes, rows: list[int]) -> dict[str, Tensor]:
+    def _ask(self, request: ForwardRequest, passes: ModelPasses, rows: list[int]) -> dict[str, Tensor]:
         along = (name for name in self._names if request.teachers or not signal_of(name).teacher)
         wider = replace(request, needs=tuple(dict.fromkeys((*request.needs, *along))))
         states = self._students(request, passes, rows) if needs_student(wider.needs) else None
@@ -60,21 +60,25 @@ class SignalMemory:
                 self._known[self._key(name, request, b)] = values[name][b, :length].cpu()
         return {name: values[name] for name in request.needs}
 
-    def _students(self, request: ForwardRequest, passes: Passes, rows: list[int]) -> StudentStates:
+    def _students(self, request: ForwardRequest, passes: ModelPasses, rows: list[int]) -> StudentStates:
         """The student's hidden states of these rows; a teacher that is shown something else needs the same."""
-        keys = [self._key("student_entropy", request, b) for b in rows]
+        keys = [
+            self._key("student_entropy", request, b) for b in rows
+        ]  # as a signal that only the student makes
         mask = request.completions.mask
+        each = [(torch.tensor([b], device=mask.device), key) for b, key in zip(rows, keys, strict=True)]
         if all(key in self._states for key in keys):
-            kept = {b: self._states[key].to(mask.device) for b, key in zip(rows, keys, strict=True)}
-            return _Kept(kept)
+            kept = KeptStates(mask & request.scored_B[:, None])
+            for row, key in each:
+                kept.take(row, mask[row], self._states[key].to(mask.device))
+            return kept
         states = passes.student_pass(request)
-        held = sum(states_MD.nbytes for states_MD in self._states.values())
-        for b, key in zip(rows, keys, strict=True):
-            one = torch.tensor([b], device=mask.device)
-            states_MD = states(one, mask[one]).cpu()
-            held += states_MD.nbytes
+        held = sum(kept_MD.nbytes for kept_MD in self._states.values())
+        for row, key in each:
+            own_MD = states(row, mask[row]).cpu()
+            held += own_MD.nbytes if key not in self._states else 0
             if held <= MOST_BYTES:
-                self._states[key] = states_MD
+                self._states[key] = own_MD
         return states
 
     def _key(self, name: str, request: ForwardRequest, b: int) -> _Key:
@@ -84,16 +88,6 @@ class SignalMemory:
         emitted = tuple(int_list(done.ids[b, :length])), tuple(int_list(done.mask[b, :length].long())), asked
         teachers = tuple(_ids(shown, b) for shown in request.teachers) if kind.teacher else ()
         return name, emitted, _ids(request.student, b), teachers
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A ``StudentStates`` of whole rows."""
-
-    of_row: dict[int, Float[Tensor, "M D"]]
-
-    def __call__(self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Float[Tensor, "M D"]:
-        return torch.cat([self.of_row[b] for b in int_list(batch)])
 
 
 def _remembered(name: str) -> bool:

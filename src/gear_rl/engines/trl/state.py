@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.passes import Passes
+from gear_rl.credit.passes import ModelPasses
 from gear_rl.records import Record, RecordWriter
 from gear_rl.tensor.lists import float_list, int_list
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     StudentPass = LateCredit = Any  # importing them would go round in a circle
 
-PassesOf = Callable[[ForwardRequest, Passes], dict[str, Tensor]]
+PassesOf = Callable[[ForwardRequest, ModelPasses], dict[str, Tensor]]
 
 
 @dataclass
