@@ -176,7 +176,7 @@ def test_simulations_of_the_same_go_on_and_of_another_are_refused(env):
     assert asked[-1] == "--auto-resume" and "--num-tasks" in asked
     (env / "out" / "eval.json").unlink()
     done = run(*words, "--temperature", "0.5")
-    said = "--out: out has simulations with temperature None, now it is 0.5; ask for the same to go on"
+    said = "--out: out was begun with temperature None, now it is 0.5; ask for the same to go on"
     assert done.returncode == 2 and said in done.stderr
     (env / "out" / "asked.json").unlink()
     assert "out is not empty" in run(*words).stderr, "nobody knows whose they are"

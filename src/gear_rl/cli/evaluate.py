@@ -134,12 +134,9 @@ def evaluate(
     out_console.print(score_table(document))
     failed = sum(row["errors"] for row in document["scores"])
     if failed:
-        what = (
-            "simulations failed and are left out"
-            if suite == "tau2"
-            else "requests failed and count as answers"
+        error_console.print(
+            f"{failed} {document['failures']}; {request.folder / 'tool.log'} says why", highlight=False
         )
-        error_console.print(f"{failed} {what}; {request.folder / 'tool.log'} says why", highlight=False)
 
 
 def score_table(document: dict[str, Any]) -> Table:

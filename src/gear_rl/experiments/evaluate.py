@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gear_rl.experiments.serving import Endpoint, given_endpoint, served
 from gear_rl.experiments.suites.bfcl import evaluate_bfcl
 from gear_rl.experiments.suites.inspect_evals import evaluate_inspect
 from gear_rl.experiments.suites.request import Outcome, Request
-from gear_rl.experiments.suites.tau2 import check_resumed, check_tau2, evaluate_tau2, remember
+from gear_rl.experiments.suites.tau2 import check_tau2, evaluate_tau2
 from gear_rl.experiments.tool_environments import (
     BFCL,
     INSPECT,
@@ -25,15 +25,34 @@ from gear_rl.experiments.tool_environments import (
 from gear_rl.files import replace_file
 
 RESULT = "eval.json"
-_Run = Callable[[Request, Endpoint, Path], Outcome]
-_OWN: dict[str, tuple[Tool, _Run]] = {"bfcl": (BFCL, evaluate_bfcl), "tau2": (TAU2, evaluate_tau2)}
-"""Suites with a tool of their own; every other is a task of inspect-evals."""
-_CHOICES = {
-    "bfcl": ("categories", "tools"),
-    "tau2": ("categories", "task-arg", "user-model", "user-endpoint"),
-    "inspect": ("data", "examples", "task-arg"),
+_ASKED = "asked.json"
+"""What the files of a folder were asked for, where an evaluation can go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suite:
+    tool: Tool
+    run: Callable[[Request, Endpoint, Path], Outcome]
+    choices: tuple[str, ...]
+    """What can be chosen of it and not of every other."""
+    check: Callable[[Request], None] = lambda request: None
+    resumes: bool = False
+    """Whether the tool goes on where it stopped; it would with any other model too."""
+
+
+_OWN = {
+    "bfcl": _Suite(tool=BFCL, run=evaluate_bfcl, choices=("categories", "tools")),
+    "tau2": _Suite(
+        tool=TAU2,
+        run=evaluate_tau2,
+        choices=("categories", "task-arg", "user-model", "user-endpoint"),
+        check=check_tau2,
+        resumes=True,
+    ),
 }
-"""What can be chosen of one suite and not of every other."""
+"""Suites with a tool of their own."""
+_INSPECT = _Suite(tool=INSPECT, run=evaluate_inspect, choices=("data", "examples", "task-arg"))
+"""Every other is a task of this one's."""
 
 
 def evaluate(
@@ -54,22 +73,24 @@ def evaluate(
     """
     check(request, model)
     request = replace(request, folder=request.folder.absolute())
-    tool, run = _OWN.get(request.suite, (INSPECT, evaluate_inspect))
-    python = environment(tool, env, say)
+    suite = _OWN.get(request.suite, _INSPECT)
+    python = environment(suite.tool, env, say)
     request.folder.mkdir(parents=True, exist_ok=True)
-    if request.suite == "tau2":
-        remember(request, model)
+    if suite.resumes:
+        replace_file(request.folder / _ASKED, json.dumps(_asked(request, model), indent=1).encode())
     if endpoint is not None:
         context: Any = nullcontext(given_endpoint(endpoint, model))
     else:
         say(f"serving {model} with {server}; its log is {request.folder / 'server.log'}")
         context = served(model, server, request.folder / "server.log", server_options)
     with context as where:
-        say(f"{tool.package} works; its log is {request.folder / 'tool.log'}")
-        outcome = run(request, where, python)
+        say(f"{suite.tool.package} works; its log is {request.folder / 'tool.log'}")
+        outcome = suite.run(request, where, python)
     document = {"suite": request.suite, "model": model, "scores": outcome.scores} | _how(request, where)
-    document |= {"tool": package_versions(python, [tool.package, "inspect-ai", "openai"])} | outcome.about
-    document |= {"command": command}
+    document |= {
+        "tool": package_versions(python, [suite.tool.package, "inspect-ai", "openai"])
+    } | outcome.about
+    document |= {"failures": outcome.failures, "command": command}
     replace_file(request.folder / RESULT, (json.dumps(document, indent=1) + "\n").encode())
     return document
 
@@ -94,21 +115,38 @@ def check(request: Request, model: str) -> None:
         "user-model": request.user_model,
         "user-endpoint": request.user_endpoint,
     }
-    known = _CHOICES[request.suite if request.suite in _OWN else "inspect"]
+    suite = _OWN.get(request.suite, _INSPECT)
     for name, value in given.items():
-        if value and name not in known:
+        if value and name not in suite.choices:
             raise InputError(f"--{name}: {request.suite} has no such choice; leave it out")
-    if request.suite == "tau2":
-        check_tau2(request)
+    suite.check(request)
     if request.examples is not None and request.data is None:
         raise InputError("--examples: they belong to rows of a file; give those too, with --data FILE")
     for name, path in (("data", request.data), ("examples", request.examples)):
         if path is not None and not path.is_file():
             raise InputError(f"--{name}: {path} is no file; give one with a JSON object in every line")
     if request.folder.exists() and any(request.folder.iterdir()):
-        if request.suite == "tau2" and not (request.folder / RESULT).exists():
-            return check_resumed(request, model)
+        _check_begun(request, model, suite)
+
+
+def _check_begun(request: Request, model: str, suite: _Suite) -> None:
+    """``InputError`` unless what the folder has was asked for in the same way and is not finished."""
+    begun = request.folder / _ASKED
+    if not suite.resumes or (request.folder / RESULT).exists() or not begun.is_file():
         raise InputError(f"--out: {request.folder} is not empty; name another folder, or delete it")
+    before: dict[str, Any] = json.loads(begun.read_text(encoding="utf-8"))
+    for name, value in _asked(request, model).items():
+        if before.get(name) != value:
+            raise InputError(
+                f"--out: {request.folder} was begun with {name} {before.get(name)!r}, now it is {value!r}; "
+                "ask for the same to go on, or name another folder"
+            )
+
+
+def _asked(request: Request, model: str) -> dict[str, Any]:
+    """What answers depend on: those of another model, user or setting must not be taken for these."""
+    own = ("suite", "user_model", "user_endpoint", "max_tokens", "temperature", "settings")
+    return {"model": model} | {name: getattr(request, name) for name in own}
 
 
 def _how(request: Request, endpoint: Endpoint) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Outcome:
 
     scores: list[dict[str, Any]]
     about: dict[str, Any]
+    failures: str = "requests failed and count as answers"
+    """What the number of errors is of, and what the tool does with them."""
 
 
 def score(
@@ -53,7 +55,7 @@ def score(
     """A row: the tool's own number, with an interval over problems at 95 %.
 
     Wilson's where every problem is 0 or 1, else the percentile bootstrap; problems are drawn anew, not the tries
-    at one. ``errors`` are requests that failed, which the tool counts as answers.
+    at one. ``errors`` are requests or simulations that failed, counted or left out (``Outcome.failures``).
 
     >>> row = score("parallel", "accuracy", [1.0, 0.0, 0.0, 0.0], 0.25)
     >>> row["n"], row["score"], [round(end, 3) for end in row["interval"]]

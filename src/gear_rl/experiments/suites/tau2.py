@@ -13,12 +13,9 @@ from gear_rl.experiments.serving import Endpoint
 from gear_rl.experiments.suites.inside import tau2_task
 from gear_rl.experiments.suites.request import Outcome, Request, score
 from gear_rl.experiments.tool_environments import ask, run_tool
-from gear_rl.files import replace_file
 
 DEFAULT_DOMAINS = ("airline", "retail", "telecom")
 _TASK = Path(tau2_task.__file__)
-_ASKED = "asked.json"
-"""What the simulations of a folder were asked for; the tool itself would go on with any other model."""
 _QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """Its client would fetch a table of prices."""
 
@@ -26,20 +23,15 @@ _QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 def evaluate_tau2(request: Request, endpoint: Endpoint, python: Path) -> Outcome:
     """The scores of the requested domains. Simulations that the folder has are not run again.
 
-    ``InputError`` for a domain that is none or whose data are missing, where the network was not granted, and
-    where the tool fails.
+    ``InputError`` for a domain that is none or whose data are missing, and where the tool fails.
     """
-    names, folder, log = (
-        list(request.categories or DEFAULT_DOMAINS),
-        request.folder,
-        request.folder / "tool.log",
-    )
+    names, log = list(request.categories or DEFAULT_DOMAINS), request.folder / "tool.log"
     data = ask(python, _TASK, {"domains": names}, _QUIET)
     rows: list[dict[str, Any]] = []
     pass_hat: dict[str, dict[str, float]] = {}
     for name in names:
         run_tool(command(request, endpoint, python, name), log, variables(request), bare=True)
-        found = ask(python, _TASK, {"file": str(folder / name / "results.json")}, _QUIET)
+        found = ask(python, _TASK, {"file": str(request.folder / name / "results.json")}, _QUIET)
         if not found["tasks"]:
             raise InputError(
                 f"--suite: no simulation of {name} came to its end ({found['errors']} failed); see {log}"
@@ -49,35 +41,7 @@ def evaluate_tau2(request: Request, endpoint: Endpoint, python: Path) -> Outcome
             score(name, "average reward", list(found["tasks"].values()), found["reward"], found["errors"])
         )
     about = {"data": data, "pass_hat": pass_hat, "user": request.user_model or "the model itself"}
-    return Outcome(scores=rows, about=about)
-
-
-def asked(request: Request, model: str) -> dict[str, Any]:
-    """What simulations depend on: those of another model or user must not be taken for these.
-
-    >>> asked(Request(suite="tau2", folder=Path("out"), temperature=0.5), "m")["temperature"]
-    0.5
-    """
-    own = ("user_model", "user_endpoint", "max_tokens", "temperature", "settings")
-    return {"model": model} | {name: getattr(request, name) for name in own}
-
-
-def remember(request: Request, model: str) -> None:
-    """Write into the folder what its simulations are asked for."""
-    replace_file(request.folder / _ASKED, json.dumps(asked(request, model), indent=1).encode())
-
-
-def check_resumed(request: Request, model: str) -> None:
-    """``InputError`` where the folder has simulations of something else than is asked for now."""
-    if not (request.folder / _ASKED).is_file():
-        raise InputError(f"--out: {request.folder} is not empty; name another folder, or delete it")
-    before = json.loads((request.folder / _ASKED).read_text(encoding="utf-8"))
-    for name, value in asked(request, model).items():
-        if before.get(name) != value:
-            raise InputError(
-                f"--out: {request.folder} has simulations with {name} {before.get(name)!r}, now it is {value!r}; "
-                "ask for the same to go on, or name another folder"
-            )
+    return Outcome(scores=rows, about=about, failures="simulations failed and are left out")
 
 
 def check_tau2(request: Request) -> None:
