@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -179,11 +180,14 @@ def _scored_side_by_side(
         said = manager.Queue()
         theirs = replace(task, say=said.put)
         running = {column: pool.submit(_scored_alone, theirs, methods, rows, column) for column in CONTEXTS}
-        while not all(one.done() for one in running.values()):
-            try:
-                task.say(said.get(timeout=1.0))
-            except Empty:
-                continue
+        ended = False
+        while not ended:
+            ended = all(
+                one.done() for one in running.values()
+            )  # before the last look: nothing is left unsaid
+            with suppress(Empty):
+                while True:
+                    task.say(said.get(timeout=0.2))
         return {column: one.result() for column, one in running.items()}
 
 

@@ -10,8 +10,8 @@ the context in the prompt, in the teacher's own words.
     gear train --model runs/warm --dataset word-problems/bare --reward word-problems --max_completion_length 48
 
 Writes an adapter, which gear takes wherever it takes a model; with `--merged_dir runs/merged` a model without one
-too, which scores a quarter faster. Rows need the column of the privileged context
-(here `solution`): it is the demonstration too.
+too, which scores a quarter faster. Rows need the column of the privileged context (here `solution`): it is the
+demonstration too.
 """
 
 import argparse
