@@ -253,7 +253,7 @@ def curves(
     """Where credit matters: gains over GRPO by decisions per completion and by rollouts per step; hours.
 
     File and figures are written anew after each place, with what is there. Places that the file has already,
-    with the same methods and seeds, are not measured again.
+    with all of these methods and as many seeds, are not measured again.
     """
     import json
 

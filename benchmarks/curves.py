@@ -8,7 +8,7 @@ of rollouts stays.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +80,19 @@ def curves(
 ) -> dict[str, Any]:  # fmt: skip
     """Run every comparison that is not there yet; ``each`` gets what there is after every one of them.
 
-    Places of ``before``, an earlier result of the same methods and seeds, are taken as they are, with the
-    versions and the defaults (``resolved``) that they were measured with.
+    Places of ``before``, an earlier result of as many seeds, are taken as they are where they have all of the
+    methods, with the versions and the defaults (``resolved``) that they were measured with. Where they have not,
+    they stay until the comparison of all methods takes their place.
     """
-    done = {place_key(place): place for place in kept_places(before, methods, seeds)}
+    earlier = {place_key(place): place for place in kept_places(before, seeds)}
+    done = {key for key, place in earlier.items() if set(methods) <= set(methods_of([place]))}
     found: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
     for number, (point, plan) in enumerate(plans(methods, seeds)):
         console.print(f"{number + 1} of {len(points())}: {point.folder}", highlight=False)
-        if (point.tier, point.rollouts) in done:
-            found.append(done[point.tier, point.rollouts])
+        key = point.tier, point.rollouts
+        if key in done:
+            found.append(earlier.pop(key))
             continue
         cells = folder / point.folder / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
@@ -98,22 +101,34 @@ def curves(
         found.append(
             _without_cells(point, document) | {"resolved": settings, "versions": document["versions"]}
         )
+        earlier.pop(key, None)
         result = {
             "task": TASK, "total": TOTAL, "methods": list(methods), "seeds": seeds, "command": command,
-            "points": found + [done[key] for key in done if key not in {place_key(one) for one in found}],
+            "points": found + list(earlier.values()),
         }  # fmt: skip
         each(result)
     return result or dict(before or {})
 
 
-def kept_places(before: Mapping[str, Any] | None, methods: Sequence[str], seeds: int) -> list[dict[str, Any]]:
-    """The places of an earlier result, if it is of the same methods, seeds and budget; else none.
+def kept_places(before: Mapping[str, Any] | None, seeds: int) -> list[dict[str, Any]]:
+    """The places of an earlier result, if it is of the same task, seeds and budget; else none.
 
-    >>> kept_places({"task": TASK, "total": TOTAL, "methods": ["gear"], "seeds": 3, "points": []}, ["gear"], 5)
-    []
+    >>> earlier = {"task": TASK, "total": TOTAL, "seeds": 3, "points": [{"decisions": 24, "rollouts": 16}]}
+    >>> len(kept_places(earlier, 3)), kept_places(earlier, 5), kept_places(None, 3)
+    (1, [], [])
     """
-    mine = {"task": TASK, "total": TOTAL, "methods": list(methods), "seeds": seeds}
+    mine = {"task": TASK, "total": TOTAL, "seeds": seeds}
     return list(before["points"]) if before and all(before.get(k) == v for k, v in mine.items()) else []
+
+
+def methods_of(places: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The methods of all places, GRPO first; a place need not have them all.
+
+    >>> one, more = ({"verdicts": [{"method": m} for m in names]} for names in (["uniform", "rlsd"], ["gear"]))
+    >>> methods_of([one, more])
+    ['uniform', 'rlsd', 'gear']
+    """
+    return list(dict.fromkeys(verdict["method"] for place in places for verdict in place["verdicts"]))
 
 
 def place_key(place: Mapping[str, Any]) -> tuple[str, int]:
@@ -145,14 +160,14 @@ def curve(result: Mapping[str, Any], axis: str) -> list[Mapping[str, Any]]:
 
 def curves_cells(result: Mapping[str, Any]) -> Cells:
     """The gains over GRPO as a table, a column for each method."""
-    names = [v["method"] for v in result["points"][0]["verdicts"]]
+    names = methods_of(result["points"])
     rows: list[tuple[str, ...]] = []
     for axis in AXES:
         for point in curve(result, axis):
             verdicts = {v["method"]: v for v in point["verdicts"]}
             place = f"{point['decisions']} decisions, {point['rollouts']} rollouts"
             rows.append(
-                (place, _number(verdicts[names[0]]["mean"]), *(_gain(verdicts[n]) for n in names[1:]))
+                (place, _number(verdicts[names[0]]["mean"]), *(_gain(verdicts.get(n)) for n in names[1:]))
             )
     title = f"Gain over GRPO, {result['task']}, {result['total']} rollouts, {result['seeds']} seeds"
     reports = [str(p["decisions"]) for p in result["points"] if p["use"] == "reporting"]
@@ -164,13 +179,12 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _gain(verdict: Mapping[str, Any]) -> str:
-    gain, ends = verdict["difference"], verdict["difference_interval"]
-    return (
-        "-"
-        if gain is None
-        else f"{gain:+.3f}" + ("" if ends is None else f" ({ends[0]:+.2f}, {ends[1]:+.2f})")
-    )
+def _gain(verdict: Mapping[str, Any] | None) -> str:
+    """A dash for a method that a place lacks, or whose runs all failed."""
+    if verdict is None or verdict["difference"] is None:
+        return "-"
+    ends = verdict["difference_interval"]
+    return f"{verdict['difference']:+.3f}" + ("" if ends is None else f" ({ends[0]:+.2f}, {ends[1]:+.2f})")
 
 
 def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
@@ -181,7 +195,7 @@ def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
     with figure_style():
         figure: Any = Figure(figsize=(6.4, 3.8), layout="constrained")
         plot = figure.subplots()
-        methods = [v["method"] for v in there[0]["verdicts"]][1:]
+        methods = methods_of(there)[1:]
         others = iter(_OTHERS * len(methods))
         for n, method in enumerate(methods):
             colour, marker = _LOOKS.get(method) or (next(others), "D")

@@ -90,6 +90,31 @@ def test_places_of_the_file_are_not_measured_again_nor_lost(asked, tmp_path):
     assert [plan.tier for plan, _ in asked][:2] == ["easy", "default"]
 
 
+def test_a_place_without_a_method_stays_until_it_is_measured_with_all(asked, tmp_path):
+    file, plots = tmp_path / "curves.json", tmp_path / "plots"
+    words = ("curves", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file), "--plots", str(plots))
+    assert benchmark(*words, "--methods", "gear").returncode != 0  # after two places
+    asked.clear()
+    assert benchmark(*words, "--methods", "shuffled,gear").returncode != 0
+    assert [plan.tier for plan, _ in asked] == ["easy", "default", "hard"]
+    found = json.loads(file.read_text())
+    hard = dict(found["points"][1], decisions=24)
+    hard["verdicts"] = [v for v in hard["verdicts"] if v["method"] != "shuffled"]
+    file.write_text(json.dumps(found | {"points": [hard, *found["points"]]}))
+    table = curves.curves_cells(json.loads(file.read_text()))
+    assert table.columns == ("", "GRPO", "oracle", "gear", "shuffled")
+    assert [row[4][:6] for row in table.rows] == ["-0.050", "-0.050", "-"]
+    curves.draw(json.loads(file.read_text()), "decisions", tmp_path / "drawn.png")
+    asked.clear()
+    assert benchmark(*words, "--methods", "gear").returncode != 0  # places that have more are kept
+    assert [(plan.tier, plan.rollouts) for plan, _ in asked] == [
+        ("default", 128),
+        ("default", 8),
+        ("default", 32),
+    ]
+    assert {v["method"] for v in json.loads(file.read_text())["points"][0]["verdicts"]} >= {"shuffled"}
+
+
 def test_the_tiers_have_the_decisions_that_are_said():
     from gear_rl.arena.codebook.tiers import TIERS
 
