@@ -43,7 +43,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def unchecked():
-    """As users have it: without the checks of shapes and kinds that the tests switch on everywhere."""
+    """As users have it: without the checks of shapes that the tests switch on."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -102,6 +102,23 @@ def test_typer_is_imported_in_the_command_line_alone():
     assert users == {"cli"}
 
 
+def test_shapes_are_checked_at_run_time_wherever_they_are_written(pytestconfig: pytest.Config):
+    """The list in pyproject.toml has every module that writes shapes, and nothing that writes none."""
+    *checked, _ = pytestconfig.getoption("jaxtyping_packages").split(",")
+    files = {f"gear_rl.{_dotted(path, ROOT)}": path for path in FILES}
+    folder = ROOT.parents[1] / "benchmarks"
+    files |= {f"benchmarks.{_dotted(path, folder)}": path for path in folder.rglob("*.py")}
+    written = [name for name, path in files.items() if "jaxtyping" in imports_of(path)]
+    missing = [name for name in written if not any(f"{name}.".startswith(f"{one}.") for one in checked)]
+    assert not missing, f"name them in --jaxtyping-packages of pyproject.toml: {missing}"
+    empty = [one for one in checked if not any(f"{name}.".startswith(f"{one}.") for name in written)]
+    assert not empty, f"no shape is written there: {empty}"
+
+
+def _dotted(path: Path, folder: Path) -> str:
+    return ".".join(path.relative_to(folder).with_suffix("").parts)
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in TORCH_ONLY], ids=lambda p: p.stem)
 def test_the_core_needs_torch_and_jaxtyping_alone(path: Path):
     foreign = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)

@@ -17,7 +17,7 @@ tiers = st.sampled_from(sorted(TIERS))
 seeds = st.integers(0, 1 << 40)
 
 
-def test_self_test_covers_every_held_out_problem(unchecked: None) -> None:
+def test_self_test_covers_every_held_out_problem() -> None:
     assert self_test() == dict.fromkeys(TIERS, 1024)
 
 
@@ -118,7 +118,7 @@ def test_impossible_tiers_are_refused(settings: dict[str, tuple[int, int]]) -> N
         Tier(**settings)
 
 
-def test_fingerprints_tell_tiers_apart(unchecked: None) -> None:
+def test_fingerprints_tell_tiers_apart() -> None:
     prints = {chain.fingerprint(tier) for tier in TIERS}
     assert len(prints) == len(TIERS)
     assert chain.fingerprint("easy") == chain.fingerprint(TIERS["easy"])

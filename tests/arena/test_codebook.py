@@ -21,7 +21,7 @@ ANSWER = "Ka 12 Bo 34 Mi 56 Fe 78"
 WORDS = ("Ka", "Bo", "Mi", "Fe", "Ha", "12", "34", "56", "78", "99", "1", "345", "so", "codes")
 
 
-def test_self_test_passes_every_held_out_problem(unchecked: None) -> None:
+def test_self_test_passes_every_held_out_problem() -> None:
     assert self_test(["easy", "exact"]) == dict.fromkeys(["easy", "exact"], 1024)
 
 
@@ -173,7 +173,7 @@ def test_one_symbol_has_no_gap() -> None:
     assert codebook.write(Problem(("Ka",), ()), ["12"]) == "codes Ka 12"
 
 
-def test_fingerprints_tell_tiers_apart(unchecked: None) -> None:
+def test_fingerprints_tell_tiers_apart() -> None:
     assert len({codebook.fingerprint(tier, 64) for tier in TIERS}) == len(TIERS)
     assert codebook.fingerprint("easy", 64) == codebook.fingerprint(TIERS["easy"], 64)
 

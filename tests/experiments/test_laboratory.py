@@ -195,10 +195,10 @@ PLAN = without_ceiling(["crpo:style=[9]"], seeds=1, steps=1, samples=3)
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    """A run that finishes, one that cannot; interrupted after the first, so to speak, and gone on with."""
+    """A run that finishes, one that cannot in the same process; gone on with after the first."""
     folder = tmp_path_factory.mktemp("compare")
     specs = PLAN.reported(PLAN.own_rates)
-    with Workers(folder / "cells", jobs=2) as workers:
+    with Workers(folder / "cells", jobs=1) as workers:
         first = workers.run(specs[:1])
         stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
         rows = workers.run(specs)

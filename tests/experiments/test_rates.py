@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 
 from gear_rl.arena import split
 from gear_rl.experiments import compare
+from gear_rl.experiments.cells import run_cell
 from gear_rl.experiments.compare import Tuned, compared, plan_of, run_plan
 from gear_rl.experiments.rates import MOST_STEPS, best, grid, next_rate
+from gear_rl.experiments.spec import Spec, finished
+from support.commands import untouched
 
 SMALL = {"task": "codebook", "tier": "easy", "seeds": 1, "steps": 1, "n_eval": 4, "samples": 1}
 
@@ -74,8 +78,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "tuning", lambda held_out: held_out[-4:])
 
 
+def in_this_process(workers: compare.Workers, specs: list[Spec], each: object) -> list[dict[str, Any]]:
+    return [finished(spec, workers.folder) or run_cell(spec, workers.folder) for spec in specs]
+
+
 @pytest.mark.usefixtures("few")
-def test_a_killed_comparison_goes_on_and_gives_the_same(tmp_path: Path) -> None:
+def test_a_killed_comparison_goes_on_and_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plan = plan_of([], rates=2, **SMALL)
 
     def found(folder: Path, **options) -> str:
@@ -98,7 +108,9 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(tmp_path: Path) -> None:
         tmp_path / "a", each=lambda cell: ran.append(cell["method"]), expect=lambda *n: expected.append(n)
     )
     assert expected[0][0] < expected[0][1], "what was finished is not run again"
-    assert resumed == found(tmp_path / "b", each=lambda cell: None)
+    with monkeypatch.context() as here, untouched(None):
+        here.setattr(compare.Workers, "run", in_this_process)
+        assert resumed == found(tmp_path / "b"), "one that was never interrupted"
     document = json.loads(resumed)
     assert document["comparisons"][0]["ceiling"] == "oracle" and document["settings"]["use"] == "choosing"
     assert not [*(tmp_path / "a").glob(".worker-*")]

@@ -248,7 +248,7 @@ def simulated(rng: np.random.Generator, effects: list[float], spreads: list[floa
 
 
 @pytest.mark.parametrize("num_seeds", [3, 5, 10])
-def test_the_interval_covers_a_known_effect(num_seeds, unchecked):
+def test_the_interval_covers_a_known_effect(num_seeds):
     rng = np.random.default_rng(num_seeds)
     hits, tries = 0, 150
     for _ in range(tries):
@@ -259,7 +259,7 @@ def test_the_interval_covers_a_known_effect(num_seeds, unchecked):
     assert least <= hits <= most
 
 
-def test_all_intervals_together_cover_their_effects(unchecked):
+def test_all_intervals_together_cover_their_effects():
     rng = np.random.default_rng(4)
     effects, hits, tries = [0.0, 0.05, -0.05, 0.1], 0, 100
     for _ in range(tries):
@@ -269,7 +269,7 @@ def test_all_intervals_together_cover_their_effects(unchecked):
     assert hits >= stats.binom.ppf(0.001, tries, 0.95)
 
 
-def test_without_an_effect_better_is_rare_over_all_methods(unchecked):
+def test_without_an_effect_better_is_rare_over_all_methods():
     """Six methods that do nothing, with spreads that are equal, unequal or only that of the counting."""
     rng = np.random.default_rng(6)
     better, worse, tries = 0, 0, 24
@@ -284,7 +284,7 @@ def test_without_an_effect_better_is_rare_over_all_methods(unchecked):
     assert better + worse <= stats.binom.ppf(0.999, 9 * tries, 0.05)
 
 
-def test_an_effect_that_is_there_is_found(unchecked):
+def test_an_effect_that_is_there_is_found():
     rng = np.random.default_rng(5)
     found = [compare(simulated(rng, [0.1, 0.0], [0.02] * 3, 5)) for _ in range(60)]
     assert sum(of(one, "m1").verdict == "better" for one in found) >= 50

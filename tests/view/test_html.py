@@ -396,7 +396,7 @@ def test_half_surrogates_reach_the_page_as_text(tmp_path):
     assert (found["words"], found["prompt"]) == (["\\ud83d"], "\\udc00")
 
 
-def test_records_stream_through(tmp_path, unchecked, monkeypatch):
+def test_records_stream_through(tmp_path, monkeypatch):
     """Of 24 records more, less than a tenth of their size is more in memory."""
     monkeypatch.setattr(module, "_CHUNK", 1 << 14)  # the last copy weighs the same in both
 
