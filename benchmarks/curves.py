@@ -85,14 +85,13 @@ def curves(
     they stay until the comparison of all methods takes their place.
     """
     earlier = {place_key(place): place for place in kept_places(before, seeds)}
-    done = {key for key, place in earlier.items() if set(methods) <= set(methods_of([place]))}
     found: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
     for number, (point, plan) in enumerate(plans(methods, seeds)):
         console.print(f"{number + 1} of {len(points())}: {point.folder}", highlight=False)
-        key = point.tier, point.rollouts
-        if key in done:
-            found.append(earlier.pop(key))
+        there = earlier.pop((point.tier, point.rollouts), None)
+        if there is not None and set(methods) <= set(methods_of([there])):
+            found.append(there)
             continue
         cells = folder / point.folder / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
@@ -101,9 +100,8 @@ def curves(
         found.append(
             _without_cells(point, document) | {"resolved": settings, "versions": document["versions"]}
         )
-        earlier.pop(key, None)
         result = {
-            "task": TASK, "total": TOTAL, "methods": list(methods), "seeds": seeds, "command": command,
+            "task": TASK, "total": TOTAL, "seeds": seeds, "command": command,
             "points": found + list(earlier.values()),
         }  # fmt: skip
         each(result)

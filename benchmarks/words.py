@@ -182,9 +182,8 @@ def _scored_side_by_side(
         running = {column: pool.submit(_scored_alone, theirs, methods, rows, column) for column in CONTEXTS}
         ended = False
         while not ended:
-            ended = all(
-                one.done() for one in running.values()
-            )  # before the last look: nothing is left unsaid
+            # Asked before the last look, so that nothing is left unsaid.
+            ended = all(one.done() for one in running.values())
             with suppress(Empty):
                 while True:
                     task.say(said.get(timeout=0.2))

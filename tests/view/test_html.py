@@ -406,12 +406,13 @@ def test_records_stream_through(tmp_path, monkeypatch):
         path.write_text((one.to_json() + "\n") * count, encoding="utf-8")
         gc.disable()
         tracemalloc.start()
-        # What is held, not what waits for the collector: after every record what is young is collected.
-        save_html([path], tmp_path / "page.html", advance=lambda: gc.collect(0))
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        gc.enable()
-        return most
+        try:
+            # What is held, not what waits for the collector: after every record what is young is collected.
+            save_html([path], tmp_path / "page.html", advance=lambda: gc.collect(0))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
     _, few, many = peak(1), peak(12), peak(36)  # the first loads what stays
     assert many - few < (tmp_path / "36.jsonl").stat().st_size * 24 / 36 / 10
