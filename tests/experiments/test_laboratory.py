@@ -29,6 +29,7 @@ from gear_rl.experiments.compare import (
 from gear_rl.experiments.score import arena_material, records_of, score
 from gear_rl.experiments.spec import finished, sealed, unsealed
 from gear_rl.experiments.workers import Workers
+from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
 from gear_rl.runs.config import build_method
 from gear_rl.runs.machine import quiet_libraries
@@ -136,6 +137,10 @@ def test_a_method_may_carry_settings():
         "own=gear:alpha=0.5,sign_mode=aware",
         "rlsd",
     ]
+    blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
+    assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]
+    placebo = build_method(parse_method(blind)[1])
+    assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
     assert parse_methods(["gear", "own=rlsd:", "gear"]) == {"gear": {"name": "gear"}, "own": {"name": "rlsd"}}
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])

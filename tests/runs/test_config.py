@@ -48,6 +48,8 @@ def test_a_placebos_method_has_settings_too():
         None, [*BASE, "--credit", "shuffled", "--credit.of", "gear", "--credit.of.alpha", "3"]
     )
     assert build_method(found.credit) == Shuffled(of=Gear(alpha=3.0))
+    unnamed = load_config(None, [*BASE, "--credit", "random_onsets", "--credit.of.alpha", "3"])
+    assert build_method(unnamed.credit) == RandomOnsets(of=Gear(alpha=3.0)), "of what it is made by default"
     assert build_method("random_onsets") == RandomOnsets()
 
 
@@ -105,6 +107,11 @@ def test_a_broken_file_names_its_line(tmp_path, text, message):
             "credit.end_rule: 'never' is not right: Input should be 'next_fork'",
         ),
         ({"name": "shuffled", "of": {"name": "gear", "alpah": 1}}, "credit.of.alpah"),
+        ({"name": "shuffled", "of": {"alpah": 1}}, "credit.of.alpah: method 'gear' has no such setting"),
+        ({"name": "shuffled", "of": 3}, "credit.of: 3 is no method; give a name"),
+        ({"name": "shuffled", "of": ["gear"]}, r"credit.of: \['gear'\] is no method"),
+        ({"name": "shuffled", "of": {"name": 3}}, "credit.of.name: missing"),
+        ({"name": "random_onsets", "of": "rlsd"}, "credit.of: 'rlsd' is not of the kind .* give gear"),
         ({"alpha": 1}, "credit.name: missing"),
         ("no.such.module:X", "credit: cannot import 'no.such.module'"),
         ("json:Loads", "credit: 'json' has no 'Loads'; did you mean loads"),

@@ -245,7 +245,7 @@ def compare(
 
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
     compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled. So may its
-    teacher: --methods live=gear:teacher_model_kind=live
+    teacher: --methods live=gear:teacher_model_kind=live; and a placebo's method: --methods shuffled:of.alpha=1
 
     In place of a task your own run: --config run.yaml, or --model M --dataset D --reward R; its other settings
     may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.

@@ -3,6 +3,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from gear_rl.experiments.spec import Spec, finished
 from gear_rl.experiments.workers import Workers
 from gear_rl.files import replace_file
 from gear_rl.runs.arena import task_of
-from gear_rl.runs.config import build_method
+from gear_rl.runs.config import build_method, put
 from gear_rl.traits import engine_settings_of
 
 BASELINE = "uniform"
@@ -29,6 +30,8 @@ RATES = 4
 """Learning rates of the first grid where the user does not say."""
 _SAMPLES = 4
 """Answers to every held-out problem where the user does not say."""
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""Between two methods or settings; one in the brackets of a list, as in ``clip=[0.5,2]``, is a part of it."""
 
 
 def split_methods(text: str) -> list[str]:
@@ -38,7 +41,7 @@ def split_methods(text: str) -> list[str]:
     ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
     """
     methods: list[str] = []
-    for part in text.split(","):
+    for part in _COMMA.split(text):
         if methods and "=" in part and ":" not in part:
             methods[-1] += f",{part.strip()}"
         elif part.strip():
@@ -55,6 +58,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     ('gear:sign_mode=aware', {'name': 'gear', 'sign_mode': 'aware'})
     >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
     ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
+    >>> parse_method("random_onsets:of.alpha=1")  # a setting of the method that a placebo is made of
+    ('random_onsets:of.alpha=1', {'name': 'random_onsets', 'of': {'alpha': 1}})
     """
     import yaml
 
@@ -67,11 +72,11 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if "." in name:  # package.module:object
         return text.strip(), {"name": text.strip()}
     credit: dict[str, Any] = {"name": name}
-    for part in settings.split(",") if settings else ():
+    for part in _COMMA.split(settings) if settings else ():
         key, equals, value = part.partition("=")
         if not equals:
             raise InputError(f"--methods: {part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
-        credit[key.strip()] = yaml.safe_load(value)
+        put(credit, key.strip(), yaml.safe_load(value))
     return text.strip(), credit
 
 

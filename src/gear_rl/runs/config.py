@@ -116,7 +116,7 @@ def load_config(
         field = RunConfig.model_fields.get(key)
         # `--run_name 007`: what a text setting is given stays as it stands, unless it is null or quoted.
         is_text = (trainer_types.get(key) if field is None else field.annotation) in (str, str | None)
-        _put(values, key, text if is_text and not isinstance(value, str | bool | None) else value)
+        put(values, key, text if is_text and not isinstance(value, str | bool | None) else value)
     own = {
         name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"
     }
@@ -287,7 +287,7 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
                 f"{where}.{key}: method {name!r} has no such setting; {did_you_mean(key, known)}"
             )
         if _is_method_type(hints[key]):
-            settings[key] = build_method(value, f"{where}.{key}")
+            settings[key] = _inner_method(value, cls, key, hints[key], f"{where}.{key}")
         else:
             settings[key] = checked(f"{where}.{key}", value, hints[key])
     try:
@@ -358,6 +358,19 @@ def _is_method_type(hint: Any) -> bool:
     return hint is CreditAssigner or hint in METHODS.values()
 
 
+def _inner_method(value: Any, cls: Any, key: str, hint: Any, where: str) -> CreditAssigner:
+    """The method that another one holds; settings without a name are those of the one it holds by default."""
+    if isinstance(value, Mapping):
+        default = next(field.default for field in dataclasses.fields(cls) if field.name == key)
+        value = {"name": getattr(default, "name", None)} | dict(cast(Mapping[str, Any], value))
+    elif not isinstance(value, str):
+        raise InputError(f"{where}: {_shown(value)} is no method; give a name, or a name and its settings")
+    method = build_method(cast("str | Mapping[str, Any]", value), where)
+    if isinstance(hint, type) and hint is not CreditAssigner and not isinstance(method, hint):
+        raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {hint.name}")
+    return method
+
+
 def _as_method(method: Any, name: str, where: str) -> CreditAssigner:
     if isinstance(method, type) or not isinstance(method, CreditAssigner):
         raise InputError(
@@ -383,8 +396,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], values)
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a bare name on the way (``credit: gear``) becomes ``{name: gear}``."""
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a bare name on the way (``credit: gear``) becomes ``{name: gear}``.
+
+    >>> values = {"credit": "shuffled"}
+    >>> put(values, "credit.of.alpha", 3)
+    >>> values
+    {'credit': {'name': 'shuffled', 'of': {'alpha': 3}}}
+    """
     first, *rest = key.split(".")
     if not rest:
         values[first] = value
@@ -399,4 +418,4 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     if not isinstance(inner, dict):
         raise InputError(f"--{key}: {first} is {inner!r} and has no settings of its own")
     values[first] = dict(cast(dict[str, Any], inner))
-    _put(values[first], ".".join(rest), value)
+    put(values[first], ".".join(rest), value)
