@@ -159,15 +159,79 @@ def test_truth_by_hand() -> None:
     assert [t for t, decision in enumerate(decided) if decision >= 0] == [16 + 6, 16 + 20 + 20 + 6]
 
 
-def test_whatever_is_no_call_loses_what_is_left() -> None:
-    ids, _ = tokens(TOKENIZER, played(PROBLEM, [GOLD[1], WAIT]))
+def _led(ids: list[int]) -> list[tuple[int, str, tuple[int, ...], bool]]:
+    """What the truth asks of the form: token, what is due there, what is lost without it, whether it is there."""
     facts = truth(ids, ROW, TOKENIZER)
-    led = {t: (what, facts.right[t]) for t, what in enumerate(facts.lost) if what}
-    # Two calls of 20 and 16 tokens with their answers, and "done": requests 0 and 2 were left.
-    assert led == {0: ((0, 1, 2), True), 20: ((0, 2), True), 36: ((0, 2), False)}
-    assert {TOKENIZER.decode([facts.right_id[t]]) for t in led} == {"<tool_call>"}
-    whole = truth(tokens(TOKENIZER, played(PROBLEM, GOLD))[0], ROW, TOKENIZER)
-    assert whole.lost[60] == (), "after the last request nothing is left to lose"
+    return [
+        (t, TOKENIZER.decode([facts.right_id[t]]), what, facts.right[t])
+        for t, what in enumerate(facts.lost)
+        if what
+    ]
+
+
+FRAME = [
+    "<tool_call>",
+    '\n{"name": "',
+    '", "arguments": {"item": "',
+    '", "code": "',
+    '"}}\n',
+    "</tool_call>",
+    EOS,
+]
+"""The tokens of a call beside tool, item and code, which are the third, the fifth and the seventh."""
+
+
+def test_a_call_has_a_form_as_long_as_a_request_is_left() -> None:
+    led = _led(_tokens_of(GOLD[1], WAIT))
+    # In any order: where another than the first is sent no item is due. A call has 20 tokens with its answer.
+    places = [0, 1, 3, 5, 7, 8, 9]
+    assert led[:7] == [(t, due, (0, 1, 2), True) for t, due in zip(places, FRAME, strict=True)]
+    # A wait is as good as a call, and is shorter by four; then "done", and 0 and 2 were left.
+    wait = ["<tool_call>", '\n{"name": "', '", "arguments": {}}\n', "</tool_call>", EOS]
+    assert led[7:12] == [(20 + t, due, (0, 2), True) for t, due in zip([0, 1, 3, 4, 5], wait, strict=True)]
+    assert led[12:] == [(36, "<tool_call>", (0, 2), False)], "nothing is asked of what follows"
+    # In their order each item is due, and holds its own request.
+    whole = _led(_tokens_of(*GOLD))
+    items = [entry for entry in whole if entry[1] in PROBLEM.items]
+    assert items == [(20 * n + 4, item, (n,), True) for n, item in enumerate(PROBLEM.items)]
+    assert max(t for t, *_ in whole) == 49, "after the last request nothing is left to lose"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "found"),
+    [
+        ('"name"', '"nam"', (1, FRAME[1], (0, 1, 2))),
+        ('"send"', '"lamp"', (2, "send", (0, 1, 2))),
+        ('", "code', '" "code', (5, FRAME[3], (0, 1, 2))),
+        (f'"{RIGHT[PROBLEM.items[0]]}"', '"kite"', (6, RIGHT[PROBLEM.items[0]], (0,))),
+        ("}}", "}", (7, FRAME[4], (0, 1, 2))),
+        ("</tool_call>", "", (8, "</tool_call>", (0, 1, 2))),
+    ],
+)
+def test_what_breaks_a_call_is_found_where_it_stands(
+    right: str, wrong: str, found: tuple[int, str, tuple[int, ...]]
+) -> None:
+    text = GOLD[0].text
+    assert right in text
+    broken = _led(TOKENIZER(text.replace(right, wrong, 1) + EOS)["input_ids"])
+    assert [entry[:3] for entry in broken if not entry[3]] == [found]
+    assert broken[-1][:3] == found, "nothing is asked of what follows"
+
+
+def test_an_item_that_is_not_left_loses_the_one_that_was_due() -> None:
+    again, foreign = GOLD[0], Call("send", {"item": "sickle", "code": "17"})
+    assert "sickle" not in PROBLEM.items
+    for call in (again, foreign):
+        led = _led(_tokens_of(GOLD[0], call, GOLD[1]))
+        boat = [(t, there) for t, due, lost, there in led if (due, lost) == (PROBLEM.items[1], (1,))]
+        assert boat[0] == (24, False) and [there for _, there in boat] == [False, True], (
+            "due until it is sent"
+        )
+    assert max(t for t, *_ in _led(_tokens_of(*[GOLD[0]] * 7))) < 6 * 20, "six calls count"
+
+
+def _tokens_of(*made: Call) -> list[int]:
+    return tokens(TOKENIZER, played(PROBLEM, made))[0]
 
 
 def test_truth_of_a_turn_with_two_calls_and_of_one_that_was_cut_off() -> None:

@@ -7,34 +7,45 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gear_rl.arena.calls import FRAME
-from gear_rl.arena.errands.problem import RIGHT, decisions, generate, rights
+from gear_rl.arena.calls import FRAME, Call
+from gear_rl.arena.errands.problem import ITEMS, RIGHT, SEND, WAIT, Problem, decisions, generate, rights
+from gear_rl.arena.errands.tiers import Tier
+from gear_rl.arena.habits import CODES
 from gear_rl.arena.truth import Truth
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CODE = re.compile(r'"code"\s*:\s*"([0-9]{2})"')
 _Made = tuple[tuple[str, str] | None, range]
 """A call as the environment sees it, and the characters of its code."""
+_NAME, _ITEM, _CODE_AT = 2, 4, 6
+"""Which of a call's ten tokens are the tool's name, the item and the code; the others are always the same."""
 
 
 def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """The decisions of a whole rollout's completion, tool answers included; reads the row's `seed` and `tier`.
 
     What counts as a decision is what the environment counts: the first call for each request, in whichever turn.
-    Its token is the code; waiting, the rest of a call, tool answers and what is cut off are none. A code in
-    several tokens (two digits where one token would do) is one decision in all of them. A turn has to begin with
-    a call as long as a request is left: whatever else loses them all. A call that is wasted loses none, since
-    there are as many to waste. Raises KeyError for a row without seed or tier.
+    Its token is the code; waiting, tool answers and what is cut off are none. A code in several tokens (two
+    digits where one token would do) is one decision in all of them.
+
+    The rest of a turn is form as long as a request is left. A turn has to be a call as the template writes it,
+    and to end after it: whatever else loses all that are left. The item is that of a request that is left;
+    another one is taken to lose the request that was due. Strictly it wastes a call, of which there are as many
+    as requests; but a policy that repeats itself does so until none is left (docs/decisions/0013). Which tool is
+    called, and in which order the requests are settled, is free. Of a turn with several calls the first alone has
+    a form, and after the last call that counts nothing has one. Raises KeyError for a row without seed or tier.
     """
     problem = generate(row["seed"], row["tier"])
     decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
     made: list[tuple[str, str] | None] = []
     places: list[list[int]] = []
     turns = _turns(ids, tokenizer)
+    before: list[int] = []
     for turn in turns:
+        before.append(len(made))
         pieces = [str(tokenizer.decode([ids[t]], skip_special_tokens=True)) for t in turn]
         token_of = [t for t, piece in zip(turn, pieces, strict=True) for _ in piece]
         # A call left open is one where the completion was cut off there, but not before a closing token.
@@ -45,16 +56,18 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     found = rights(problem, made)
     settled = decisions(problem, made)
     lost: list[tuple[int, ...]] = [()] * len(ids)
-    call = int(tokenizer.convert_tokens_to_ids("<tool_call>"))
-    for begin in (turn[0] for turn in turns):
-        done = {request for number, request in settled.items() if max(places[number], default=0) < begin}
-        lost[begin] = tuple(n for n in range(len(problem.items)) if n not in done)
-        if lost[begin]:
-            right[begin], right_id[begin] = ids[begin] == call, call
+    words = {int(tokenizer.convert_tokens_to_ids(word)): word for word in (*ITEMS, *CODES)}
+    for turn, number in zip(turns, before, strict=True):
+        done = {settled[call] for call in range(number) if call in settled}
+        left = tuple(n for n in range(len(problem.items)) if n not in done)
+        if not left or number >= Tier(requests=len(problem.items)).calls:
+            break
+        for t, due, at_stake in _form(ids, turn, problem, left, words, tokenizer):
+            right[t], right_id[t], lost[t] = ids[t] == due, due, at_stake
     for number, request in settled.items():
         code = RIGHT[problem.items[request]]
         for t in places[number]:
-            decision[t], right[t] = request, found[number]
+            decision[t], right[t], lost[t] = request, found[number], ()
             right_id[t] = int(tokenizer.convert_tokens_to_ids(code))
     return Truth(
         decision=tuple(decision),
@@ -64,6 +77,50 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
         num_decisions=len(problem.items),
         exact=False,
     )
+
+
+def _form(
+    ids: Sequence[int],
+    turn: range,
+    problem: Problem,
+    left: tuple[int, ...],
+    words: Mapping[int, str],
+    tokenizer: Any,
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """The tokens of a turn's first call that no choice is left to: token, what should stand there, what is lost.
+
+    Nothing is asked of what follows one that cannot be gone on from. `words` are the items and codes by token.
+    """
+    due = problem.items[left[0]]
+    send = _ids(Call(SEND, {"item": due, "code": RIGHT[due]}), tokenizer)
+    wait = _ids(Call(WAIT, {}), tokenizer)
+    form, item = send, due
+    for place, t in enumerate(turn[: len(send)]):
+        if place == len(form):
+            return
+        if place == _NAME and ids[t] in (send[_NAME], wait[_NAME]):
+            form = send if ids[t] == send[_NAME] else wait
+        elif form is send and place == _ITEM:
+            item = words.get(ids[t], "")
+            if item == due or item not in (problem.items[n] for n in left):
+                yield t, send[_ITEM], left[:1]
+            if item not in ITEMS:
+                return
+        elif form is send and place == _CODE_AT:
+            if words.get(ids[t]) not in CODES:
+                # Digits are a code in several tokens; anything else is none, and settles nothing.
+                if item == due and not tokenizer.decode([ids[t]]).isdigit():
+                    yield t, send[_CODE_AT], left[:1]
+                return
+        else:
+            yield t, form[place], left
+            if ids[t] != form[place]:
+                return
+
+
+def _ids(call: Call, tokenizer: Any) -> list[int]:
+    """A turn that makes this call."""
+    return [*tokenizer(call.text)["input_ids"], tokenizer.eos_token_id]
 
 
 def _turns(ids: Sequence[int], tokenizer: Any) -> list[range]:
