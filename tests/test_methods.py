@@ -14,7 +14,7 @@ from gear_rl.traits import distillation_of
 from support.commands import untouched
 
 pytestmark = pytest.mark.methods
-STEPS = 3
+STEPS = 2
 TURNS = {"turn_reward", "anchor_id", "answer_confidence"}
 AGENTS = {name for name, cls in METHODS.items() if TURNS & set(cls().needs)} | {"serl"}
 """Methods that tell turns apart: they train the task with tools."""
@@ -38,7 +38,7 @@ def _history_of(name: str, folder, changes):
             seed=1,
             steps=STEPS,
             output_dir=str(folder),
-            rollouts_per_step=8 if name in AGENTS else 16,
+            rollouts_per_step=8,
             record_file=str(folder / "records.jsonl"),
             **changes,
         )

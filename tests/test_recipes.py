@@ -153,7 +153,7 @@ def test_every_recipe_runs_in_smoke(recipe, tmp_path):
 
 def test_rlsd_runs_in_smoke_with_an_adapter():
     words = ["--smoke", "--credit", "{name: rlsd}", "--lora", "{r: 16, target_modules: all-linear}"]
-    done = gear("train", "--config", "examples/tools_qwen3_4b.yaml", *words, cwd=ROOT)
+    done = gear("train", "--config", "examples/math_qwen3_4b.yaml", *words, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert re.search(r"[1-9]\d* completions scored for rlsd", done.stderr)
     assert "smoke: lora: r 4" in done.stderr

@@ -19,7 +19,7 @@ from gear_rl.arena.evaluate import sample
 from gear_rl.arena.task import get_task
 
 torch.set_num_threads(1)
-TINY = recipe.Recipe(steps=5, short_steps=2, grow_steps=1, fall_steps=2, settle_steps=2, batch_tokens=300)
+TINY = recipe.Recipe(steps=2, short_steps=1, grow_steps=1, fall_steps=1, settle_steps=2, batch_tokens=300)
 
 
 @pytest.fixture(scope="module")

@@ -55,9 +55,9 @@ def test_an_agent_learns_in_the_demo(tmp_path):
         "--credit",
         "gear",
         "--steps",
-        "2",
+        "1",
         "--n-eval",
-        "16",
+        "8",
         "--out",
         str(tmp_path),
     )
@@ -68,7 +68,7 @@ def test_an_agent_learns_in_the_demo(tmp_path):
     assert "answer  «" in done.stdout
     assert "<tool_call>" in done.stdout
     records = list(read_records(tmp_path / "records.jsonl"))
-    assert len(records) == 2 * 64
+    assert len(records) == 64
     assert {record.context for record in records} == {"environment"}
     assert any(max(record.turn) >= 2 for record in records)
     assert sum(record.tools["calls"] for record in records if record.tools) > 64
@@ -77,7 +77,7 @@ def test_an_agent_learns_in_the_demo(tmp_path):
 
 def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys, monkeypatch):
     success = check.success
-    monkeypatch.setattr(check, "success", lambda trainer, rows: success(trainer, rows[:8]))
+    monkeypatch.setattr(check, "success", lambda trainer, rows: success(trainer, rows[:2]))
     recipe = LedgerRecipe(
         competence_steps=2,
         short_steps=1,

@@ -1,5 +1,6 @@
 """One of two processes whose weights are sharded by FSDP 2, on a CPU: checkpoints, a resume, and the credit."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def main(model: str, folder: Path) -> None:
     # torch shards on CPUs too, but accelerate on accelerators alone: several CPUs (MULTI_CPU) always get DDP.
     PartialState._prepare_backend = lambda self, *_, **__: ("gloo", DistributedType.MULTI_XPU)
     torch.set_num_threads(1)
+    gc.freeze()  # as in the tests' conftest
     for kind, reshards in (("SHARDED_STATE_DICT", "true"), ("FULL_STATE_DICT", "false")):
         os.environ |= {"FSDP_STATE_DICT_TYPE": kind, "FSDP_RESHARD_AFTER_FORWARD": reshards}
         AcceleratorState._reset_state()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.arena import split
-from gear_rl.experiments import compare
+from gear_rl.experiments import compare, rates
 from gear_rl.experiments.cells import run_cell
 from gear_rl.experiments.compare import Tuned, compared, plan_of, run_plan
 from gear_rl.experiments.rates import MOST_STEPS, best, grid, next_rate
@@ -73,7 +73,8 @@ def test_every_tier_that_chose_is_one() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tuning seed and four problems: the cells carry both to the workers."""
+    """One tuning seed, four problems and a rate more at most: the cells carry them to the workers."""
+    monkeypatch.setattr(rates, "MOST_STEPS", 1)
     monkeypatch.setattr(compare, "TUNING_SEEDS", (1000,))
     monkeypatch.setattr(compare, "tuning", lambda held_out: held_out[-4:])
 
@@ -82,7 +83,7 @@ def in_this_process(workers: compare.Workers, specs: list[Spec], each: object) -
     return [finished(spec, workers.folder) or run_cell(spec, workers.folder) for spec in specs]
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("few", "unchecked")
 def test_a_killed_comparison_goes_on_and_gives_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -114,9 +115,9 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
     document = json.loads(resumed)
     assert document["comparisons"][0]["ceiling"] == "oracle" and document["settings"]["use"] == "choosing"
     assert not [*(tmp_path / "a").glob(".worker-*")]
-    rates = document["settings"]["rates"]
-    assert set(rates) == {"uniform", "oracle"}
-    for method, one in rates.items():
+    tuned = document["settings"]["rates"]
+    assert set(tuned) == {"uniform", "oracle"}
+    for method, one in tuned.items():
         assert one["tried"][f"{one['rate']:g}"] == max(one["tried"].values())
         shown = [cell["rate"] for cell in document["comparisons"][0]["cells"] if cell["method"] == method]
         assert shown == [one["rate"]]
