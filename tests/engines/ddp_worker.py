@@ -1,4 +1,5 @@
-"""One of two processes: train with TRL's trainer, with Uniform, Gear, Sdpg and Igpo; write down what came out."""
+"""One of two processes: train with TRL's trainer, with Uniform, Gear, Sdpg and Igpo; write down what came out.
+Then the same checkpoints once more where FSDP shards the weights."""
 
 import gc
 import json
@@ -10,7 +11,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from engines import probing, resuming, tiny
+from engines import probing, resuming, sharding, tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit import passes as engine
 from gear_rl.credit.siblings import credit_beside_siblings
@@ -114,6 +115,7 @@ def main(model: str, folder: Path) -> None:
     ).train()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     resuming.resume(model, folder / "resuming")
+    sharding.resume(model, folder)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """GEAR through the real GRPOTrainer, on a model of a few thousand weights."""
 
+import functools
 import json
 import logging
 
@@ -52,6 +53,21 @@ def grpo(tiny_model, tmp_path_factory):
     return run(tmp_path_factory.mktemp("grpo"), tiny_model)
 
 
+@pytest.fixture(scope="module")
+def plain_of(tiny_model, tmp_path_factory):
+    """TRL's own trainer after a run with a loss, on the same rollouts twice: one for all tests."""
+
+    @functools.cache
+    def of(loss_type):
+        folder = tmp_path_factory.mktemp("plain")
+        return run(folder, tiny_model, loss_type=loss_type, **TWICE)
+
+    return of
+
+
+TWICE = {"num_iterations": 2, "max_steps": 2}
+
+
 # --- all-one weights are GRPO, bit for bit -------------------------------------------------------------------
 
 
@@ -68,11 +84,10 @@ def test_gear_itself_is_not_grpo(grpo, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_bit_for_bit_in_every_loss(tiny_model, tmp_path, loss_type):
-    changes = {"loss_type": loss_type, "num_iterations": 2}
-    plain = run(tmp_path, tiny_model, **changes)
-    assert same(run(tmp_path, tiny_model, Gear(alpha=0), **changes), plain)
-    assert not same(run(tmp_path, tiny_model, Gear(), **changes), plain)
+def test_bit_for_bit_in_every_loss(tiny_model, tmp_path, loss_type, plain_of):
+    plain = plain_of(loss_type)
+    assert same(run(tmp_path, tiny_model, Gear(alpha=0), loss_type=loss_type, **TWICE), plain)
+    assert not same(run(tmp_path, tiny_model, Gear(), loss_type=loss_type, **TWICE), plain)
 
 
 def test_uniform_is_grpo_with_one_ratio_for_a_completion_too(tiny_model, tmp_path):
@@ -81,16 +96,15 @@ def test_uniform_is_grpo_with_one_ratio_for_a_completion_too(tiny_model, tmp_pat
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_the_loss_takes_one_advantage_per_token(tiny_model, tmp_path, loss_type, monkeypatch):
+def test_the_loss_takes_one_advantage_per_token(tiny_model, tmp_path, loss_type, monkeypatch, plain_of):
     """The same number for every token, forced through as (B, T): nothing broadcasts behind our back."""
-    changes = {"loss_type": loss_type, "num_iterations": 2}
-    plain = run(tmp_path, tiny_model, **changes)
+    plain = plain_of(loss_type)
 
     def expanded(self, inputs, output):
         return torch.where(output["completion_mask"].bool(), output["advantages"][:, None], 0.0)
 
     monkeypatch.setattr(GEARTrainer, "_spread", expanded)
-    assert same(run(tmp_path, tiny_model, Uniform(), **changes), plain)
+    assert same(run(tmp_path, tiny_model, Uniform(), loss_type=loss_type, **TWICE), plain)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +316,7 @@ def test_rendering_cannot_repeat_a_rollouts_own_prompt(tmp_path):
         GEARTrainer("no-such-model", tiny.vowels, args, tiny.rows(), rollout_func=two_turns, credit=Gear())
 
 
-def test_where_nothing_was_seen_nothing_is_added(tiny_model, tmp_path):
+def test_where_nothing_was_seen_nothing_is_added(grpo, tiny_model, tmp_path):
     """An additive method must not act on the zeros that stand for signals nobody computed."""
 
     class Additive(Uniform):
@@ -317,7 +331,7 @@ def test_where_nothing_was_seen_nothing_is_added(tiny_model, tmp_path):
 
     plain = run(tmp_path, tiny_model, reward=equal)
     assert same(run(tmp_path, tiny_model, Additive(), reward=equal), plain)
-    assert not same(run(tmp_path, tiny_model, Additive()), run(tmp_path, tiny_model))
+    assert not same(run(tmp_path, tiny_model, Additive()), grpo)
 
 
 def test_a_method_that_distils_must_say_what(tiny_model, tmp_path):

@@ -21,27 +21,19 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory) -> Path:
-    return two_processes("ddp_worker.py", tiny_model, tmp_path_factory.mktemp("ddp"))
-
-
-@pytest.fixture(scope="module")
-def sharded(tiny_model, tmp_path_factory) -> Path:
-    return two_processes("fsdp_worker.py", tiny_model, tmp_path_factory.mktemp("fsdp"))
-
-
-def two_processes(worker: str, *arguments: object) -> Path:
-    """Run the worker in two processes; the last of its arguments is the folder that it writes to."""
+    """What two processes have left: a folder."""
+    folder = tmp_path_factory.mktemp("ddp")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = os.environ | {
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent / 'src'}",
         "OMP_NUM_THREADS": "1",
     }
-    script = [str(TESTS / "engines" / worker), *map(str, arguments)]
+    script = [str(TESTS / "engines" / "ddp_worker.py"), tiny_model, str(folder)]
     done = subprocess.run(
         [*command, *script], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return Path(script[-1])
+    return folder
 
 
 def weights(folder: Path, name: str, rank: int) -> dict[str, torch.Tensor]:
@@ -186,8 +178,8 @@ def test_both_refuse_another_configuration(finished):
 
 
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-def test_weights_sharded_by_fsdp_are_resumed_bit_for_bit_with_their_teacher(sharded, kind):
-    folder = sharded / kind
+def test_weights_sharded_by_fsdp_are_resumed_bit_for_bit_with_their_teacher(finished, kind):
+    folder = finished / kind
     for rank in (0, 1):
         assert equal(weights(folder, "resumed", rank), weights(folder, "whole", 0)), rank
         refused = json.loads((folder / f"refused-{rank}.json").read_text())
@@ -201,8 +193,8 @@ def test_weights_sharded_by_fsdp_are_resumed_bit_for_bit_with_their_teacher(shar
 
 
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-def test_weights_sharded_by_fsdp_get_the_credit_of_whole_ones(finished, sharded, kind):
-    whole, parts = finished, sharded / kind
+def test_weights_sharded_by_fsdp_get_the_credit_of_whole_ones(finished, kind):
+    whole, parts = finished, finished / kind
     first, second = (list(read_records(folder / "resuming" / "records.jsonl")) for folder in (whole, parts))
     assert [record.step for record in first] == [0] * 16 + [2] * 16
     for a, b in zip(first, second, strict=True):

@@ -1,18 +1,16 @@
-"""One of two processes whose weights are sharded by FSDP 2, on a CPU: checkpoints, a resume, and the credit."""
+"""What each of two processes does where FSDP 2 shards the weights: checkpoints, a resume, and the credit."""
 
-import gc
 import os
-import sys
 from pathlib import Path
 
-import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from engines import resuming
 
 
-def main(model: str, folder: Path) -> None:
+def resume(model: str, folder: Path) -> None:
+    """As ``resuming.resume``, for each kind of checkpoint. What trains later in this process is sharded too."""
     os.environ |= {
         "ACCELERATE_TORCH_DEVICE": "cpu",
         "ACCELERATE_USE_FSDP": "true",
@@ -22,14 +20,8 @@ def main(model: str, folder: Path) -> None:
     }
     # torch shards on CPUs too, but accelerate on accelerators alone: several CPUs (MULTI_CPU) always get DDP.
     PartialState._prepare_backend = lambda self, *_, **__: ("gloo", DistributedType.MULTI_XPU)
-    torch.set_num_threads(1)
-    gc.freeze()  # as in the tests' conftest
     for kind, reshards in (("SHARDED_STATE_DICT", "true"), ("FULL_STATE_DICT", "false")):
         os.environ |= {"FSDP_STATE_DICT_TYPE": kind, "FSDP_RESHARD_AFTER_FORWARD": reshards}
-        AcceleratorState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
         (folder / kind).mkdir(exist_ok=True)
         resuming.resume(model, folder / kind / "resuming", use_cpu=False)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
