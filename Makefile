@@ -34,7 +34,7 @@ demo: $(VENV)/.trl ## Train a small language model with GEAR on this machine, in
 	$(BIN)/gear demo $(ARGS)
 
 test: $(VENV)/.dev ## Run every test, on two processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not lm" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not lm" $(ARGS)
 
 test-lm: $(VENV)/.dev ## Fetch a pretrained model of 135M weights, and run the tests that need one: minutes
 	$(BIN)/gear model smollm2
