@@ -367,7 +367,8 @@ def _inner_method(value: Any, cls: Any, key: str, hint: Any, where: str) -> Cred
         raise InputError(f"{where}: {_shown(value)} is no method; give a name, or a name and its settings")
     method = build_method(cast("str | Mapping[str, Any]", value), where)
     if isinstance(hint, type) and hint is not CreditAssigner and not isinstance(method, hint):
-        raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {hint.name}")
+        needed = getattr(hint, "name", hint.__name__)
+        raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {needed}")
     return method
 
 
