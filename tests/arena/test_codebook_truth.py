@@ -101,7 +101,7 @@ def test_the_right_decisions_make_up_the_reward(ids: list[int]) -> None:
     assert sum(map(sum, taken.values())) / 3 == codebook.share_right(text, ROW["answer"])
 
 
-def test_irrelevant_words_leave_no_truth() -> None:
+def test_irrelevant_words_leave_no_formula() -> None:
     """The student finds its place in the list by them, so a decision is not all that matters to the next."""
     task = get_task("codebook")
     assert {tier: task.truth_of(tier) is None for tier in task.budgets} == {

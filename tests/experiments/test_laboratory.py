@@ -395,10 +395,6 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["compare", "--rates", "0"], "--rates: 0; give 1 or more"),
         (["compare", "--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
         (["compare", "--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
-        (
-            ["compare", "--task", "codebook", "--tier", "words", "--methods", "oracle"],
-            "'oracle' needs the truth about every token, which codebook/words does not know",
-        ),
         (["compare", "--methods", ","], "--methods: empty"),
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),

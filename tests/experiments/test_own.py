@@ -1,11 +1,13 @@
 """gear compare on the user's own run: its settings, its data, its reward, its held-out rows."""
 
 import json
+import tempfile
 
 import pytest
+import torch
 
 from gear_rl.errors import InputError
-from gear_rl.experiments.cells import run_cell
+from gear_rl.experiments.cells import cell_trainer, run_cell
 from gear_rl.experiments.compare import compared
 from gear_rl.experiments.own import OwnTask
 from gear_rl.experiments.own_plan import plan_of_run
@@ -83,6 +85,30 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert found["settings"]["run"]["reward"] == "rewards:digits"
 
 
+def test_the_ceiling_comes_where_it_is_asked_for(folder):
+    """Branching rollouts, judged by the run's own reward: digits are worth something, all else is not."""
+    plan = plan_of_run(config(dataset="rows.jsonl"), ["oracle"], seeds=1, steps=1)
+    assert plan.ceiling == "oracle"
+    [_, spec] = plan.reported(plan.own_rates)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = cell_trainer(spec, scratch)
+        told, seen = trainer.truth, []
+
+        def kept(batch, engine):
+            logged = dict(trainer.rollouts.logged)
+            seen.append((batch, told(batch, engine)))
+            assert trainer.rollouts.messages == batch.messages and trainer.rollouts.logged == logged
+            return seen[-1][1]
+
+        trainer.truth = kept
+        trainer.train()
+    [[batch, worth]] = seen
+    # Advantages of a completion add up to its reward less that of the prompt, which siblings share.
+    of_prompt = torch.tensor(batch.rewards) - worth.sum(-1)
+    assert set(batch.group) == {0} and worth.any() and worth.sum(-1).std() > 0.01
+    assert torch.allclose(of_prompt, of_prompt[:1], atol=1e-5) and 0.0 < of_prompt[0] < 1.2
+
+
 class Trainer:
     """Four rows, and the rewards that their rollouts have."""
 
@@ -115,11 +141,16 @@ def test_right_is_what_has_the_reward_of_a_success():
             ["gear"],
             "gear: train_dataset: method 'gear' compares",
         ),
+        (
+            {"max_steps": 1, "environment": "arena", "dataset": "arena/ledger/easy"},
+            ["oracle"],
+            "--methods: 'oracle' goes on from the middle of rollouts",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_a_model_is_loaded(folder, more, methods, message):
     with pytest.raises(InputError) as refused:
-        plan_of_run(config(dataset="rows.jsonl", **more), methods, seeds=1)
+        plan_of_run(config(**{"dataset": "rows.jsonl", **more}), methods, seeds=1)
     assert message in str(refused.value)
 
 

@@ -142,7 +142,8 @@ class Task(Protocol):
         ...
 
     def truth_of(self, tier: str) -> TruthOf | None:
-        """What is true about every token of a rollout; None where no formula says what a token is worth."""
+        """What is true about every token of a rollout; None where no formula says what a token is worth, and a
+        laboratory has to ask rollouts that branch off."""
         ...
 
     def rows(

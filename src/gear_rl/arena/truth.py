@@ -32,25 +32,20 @@ class Truth:
     """Whether all must be right for a reward; else the reward is the share that is."""
 
 
-def only_right(ids: Sequence[int], gold: Sequence[int], own: Sequence[bool] | None = None) -> Truth:
+def only_right(ids: Sequence[int], gold: Sequence[int]) -> Truth:
     """The truth of a task where one completion alone, `gold`, earns the reward: every token of it is a decision.
 
     So up to the first token that is another, the value of what is written is the probability of the rest of
-    `gold`, and after it nothing is worth anything. `own` says which tokens of `gold` the model writes; a tool's
-    answer is no decision. Ids after the end of `gold` are worth nothing either. What little is earned in
-    another way (a wrong sum that a later one heals) counts as nothing.
+    `gold`, and after it nothing is worth anything. Ids after the end of `gold` are worth nothing either. What
+    little is earned in another way (a wrong sum that a later one heals) counts as nothing.
 
     >>> facts = only_right([5, 6, 8, 7], gold=[5, 6, 7, 9])
     >>> facts.decision, facts.right, facts.right_id, facts.num_decisions
     ((0, 1, 2, -1), (True, True, False, False), (5, 6, 7, -1), 4)
     """
-    own = [True] * len(gold) if own is None else own
     decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
-    number = 0
-    for t, (written, wanted, mine) in enumerate(zip(ids, gold, own, strict=False)):
-        if mine:
-            decision[t], right[t], right_id[t] = number, written == wanted, wanted
-            number += 1
+    for t, (written, wanted) in enumerate(zip(ids, gold, strict=False)):
+        decision[t], right[t], right_id[t] = t, written == wanted, wanted
         if written != wanted:
             break
     return Truth(
@@ -58,7 +53,7 @@ def only_right(ids: Sequence[int], gold: Sequence[int], own: Sequence[bool] | No
         right=tuple(right),
         right_id=tuple(right_id),
         lost=((),) * len(ids),
-        num_decisions=sum(own),
+        num_decisions=len(gold),
         exact=True,
     )
 

@@ -111,8 +111,8 @@ def _rollout_signals(needs: Sequence[str], batch: RolloutBatch) -> dict[str, Ten
     if "true_advantage" in needs:
         if batch.true_advantage is None:
             raise ValueError(
-                "credit: the signal 'true_advantage' is told by a laboratory that knows the truth, and none did; "
-                "run the method in gear compare, on a task with truth"
+                "credit: the signal 'true_advantage' is given by the laboratory, and nobody gave it; run the "
+                "method in gear compare, as oracle"
             )
         values["true_advantage"] = torch.where(mask, batch.true_advantage, 0.0)
     return values

@@ -64,7 +64,7 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a cell, with the engine's settings that the spec has recorded."""
-    from gear_rl.experiments.oracle import told_by
+    from gear_rl.experiments.oracle import told
     from gear_rl.experiments.own import own_trainer
     from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
@@ -85,9 +85,8 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
             **spec.engine,
         )
     )
-    truth = task_of(spec.task, spec.tier).truth_of(spec.tier)
-    if truth is not None and "true_advantage" in trainer.credit.needs:
-        trainer.truth = told_by(truth)
+    if "true_advantage" in trainer.credit.needs:
+        trainer.truth = told(task_of(spec.task, spec.tier), spec.tier, trainer)
     return trainer
 
 

@@ -180,7 +180,7 @@ def plan_of(
     n_eval: int = 256,
     samples: int = _SAMPLES,
 ) -> Plan:
-    """The plan of a comparison, checked; the baseline and, where the task can tell, the ceiling are in it.
+    """The plan of a comparison, checked; the baseline and the ceiling are in it.
 
     >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
     >>> list(plan.methods), plan.ceiling
@@ -196,14 +196,7 @@ def plan_of(
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    named = {BASELINE: {"name": BASELINE}}
-    if chosen.truth_of(tier) is not None:
-        named |= {CEILING: ORACLE}
-    named |= parse_methods(methods)
-    if ORACLE in named.values() and chosen.truth_of(tier) is None:
-        raise InputError(
-            f"--methods: {CEILING!r} needs the truth about every token, which {task}/{tier} does not know"
-        )
+    named = {BASELINE: {"name": BASELINE}, CEILING: dict(ORACLE)} | parse_methods(methods)
     engine = {name: take_engine(credit) for name, credit in named.items()}
     return Plan(
         methods=named,

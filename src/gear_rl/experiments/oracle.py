@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, prod
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.arena.task import TruthOf
+from gear_rl.arena.task import Task, TruthOf
 from gear_rl.arena.truth import Truth
 from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.engine import Engine
+from gear_rl.experiments.branching import branched, written_out
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
@@ -29,10 +30,11 @@ ORACLE = {"name": f"{__name__}:Oracle"}
 class Oracle:
     """Every token gets its own true advantage in place of the completion's.
 
-    The true advantage of a token is the expected reward after it less that before it, under the policy as it is
-    (VinePPO, arXiv:2410.01679, estimates it by branching rollouts; here the task has a formula, `Truth`).
-    It is in units of the reward, so a completion's credit is smaller than GRPO's, which is in standard deviations
-    of the group: AdamW does not see such a factor. Completions whose group has no spread are credited too.
+    The true advantage of a token is the expected reward after it less that before it, under the policy as it is.
+    Where the task has a formula (`Truth`) it is exact; elsewhere branching rollouts estimate it (VinePPO,
+    arXiv:2410.01679). It is in units of the reward, so a completion's credit is smaller than GRPO's, which is in
+    standard deviations of the group: AdamW does not see such a factor. Completions whose group has no spread are
+    credited too.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True]]), true_advantage=torch.tensor([[0.5, -0.25]]))
     >>> Oracle()(torch.tensor([1.0]), signals).advantage
@@ -42,6 +44,13 @@ class Oracle:
     name: ClassVar[str] = "oracle"
     source: ClassVar[str] = "control (ours); arXiv:2410.01679"
     additive: ClassVar[bool] = True
+    branches: int = 4
+    """Continuations from each place where rollouts branch off. With 4 a run ends where one with the formula does
+    (docs/decisions/0013)."""
+
+    def __post_init__(self) -> None:
+        if self.branches < 1:
+            raise ValueError(f"branches: {self.branches}; give 1 or more")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -50,6 +59,22 @@ class Oracle:
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         advantage = torch.where(signals.mask, signals.get("true_advantage"), 0.0)
         return Credit(advantage=advantage, segment_id=masked_rank(signals.mask))
+
+
+def told(task: Task, tier: str, trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
+    """What gives a trainer the true advantages of its rollouts: the task's formula, else branching rollouts."""
+    truth_of = task.truth_of(tier)
+    return estimated(trainer, task.environment(tier)) if truth_of is None else told_by(truth_of)
+
+
+def estimated(trainer: Any, environment: type[Any] | None = None) -> Callable[[RolloutBatch, Engine], Tensor]:
+    """The same by branching rollouts, for any trainer whose rollouts have one turn or run in an ``environment``
+    that may be played again. ``trainer.credit`` is the oracle, which says how many branches there are."""
+    if environment is None:
+        return branched(trainer, written_out(trainer), trainer.credit.branches)
+    from gear_rl.experiments.branching_agents import played_out
+
+    return branched(trainer, played_out(trainer, environment), trainer.credit.branches)
 
 
 def told_by(truth_of: TruthOf) -> Callable[[RolloutBatch, Engine], Tensor]:

@@ -22,13 +22,17 @@ QUIET: dict[str, Any] = {
 
 def own_trainer(run: Mapping[str, Any], spec: Spec, scratch: str) -> Any:
     """The trainer of one cell of such a comparison."""
+    from gear_rl.experiments.oracle import estimated
     from gear_rl.runs.trainer import make_trainer
 
     config = own_config(run, spec.credit, spec.engine)
     config.trainer |= {
         "output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": spec.steps,
     }  # fmt: skip
-    return make_trainer(config)
+    trainer = make_trainer(config)
+    if "true_advantage" in trainer.credit.needs:
+        trainer.truth = estimated(trainer)
+    return trainer
 
 
 def own_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:

@@ -11,6 +11,7 @@ from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
 from gear_rl.experiments.compare import (
     BASELINE,
+    CEILING,
     RATES,
     Plan,
     check_counts,
@@ -18,6 +19,7 @@ from gear_rl.experiments.compare import (
     parse_methods,
     take_engine,
 )
+from gear_rl.experiments.oracle import ORACLE
 from gear_rl.experiments.own import QUIET, held_out_rows, own_config
 from gear_rl.runs.config import RunConfig
 
@@ -41,8 +43,10 @@ def plan_of_run(
     """The plan of a comparison on the user's own run, checked; reads its data, loads no model.
 
     ``config.credit`` is left out: the methods are those of the comparison. The held-out rows are those of ``gear
-    train`` (``held_out`` or ``eval_dataset``); the last quarter of them tells rates, and no report has them.
-    Raises ``InputError`` where there are none, or no number of steps, and for what ``gear train`` refuses.
+    train`` (``held_out`` or ``eval_dataset``); the last quarter of them tells rates, and no report has them. A
+    ceiling is there if ``oracle`` is among the methods: it samples many more completions than any other. Raises
+    ``InputError`` where there are no such rows, or no number of steps, for an oracle on a run with tools, and for
+    what ``gear train`` refuses.
     """
     from gear_rl.engines.trl.config import GEARConfig
     from gear_rl.runs.trainer import check_run, load_data
@@ -67,6 +71,11 @@ def plan_of_run(
     n_eval = min(_EVALUATED, len(reported(held_out_range))) if n_eval is None else n_eval
     check_n_eval(n_eval, held_out_range)
     named = {BASELINE: {"name": BASELINE}} | parse_methods(methods)
+    if ORACLE in named.values() and (config.environment or config.tools):
+        raise InputError(
+            f"--methods: {CEILING!r} goes on from the middle of rollouts again and again, and nobody knows "
+            "whether your tools bear it; leave it out of a run with tools"
+        )
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
     engine = {name: take_engine(credit, usual) for name, credit in named.items()}
     default = GEARConfig.__dataclass_fields__
@@ -82,7 +91,7 @@ def plan_of_run(
     return Plan(
         methods=named,
         engine=engine,
-        ceiling=None,
+        ceiling=CEILING if CEILING in named else None,
         task=config.dataset,
         tier=config.model,
         held_out=held_out_range,

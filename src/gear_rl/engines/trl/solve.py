@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gear_rl.engines.trl.trainer_type import Trainer
+from gear_rl.tensor.lists import float_list
 
 
 def solve(
@@ -42,6 +44,26 @@ def solve(
             if advance is not None:
                 advance(len(block))
     return rewards
+
+
+def judged(
+    trainer: Trainer, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], ids: Sequence[Sequence[int]]
+) -> list[float]:
+    """The reward of completions of one turn that something else than TRL's loop has sampled; one for each row.
+
+    The trainer's own reward functions are called as in training, by this process alone, and what they log is
+    dropped. A row that none of them judged has 0.
+    """
+    shown = [dict(row) for row in rows]
+    prompts = [row["prompt"] for row in shown]
+    chat = not isinstance(prompts[0], str)
+    said: list[Any] = [[{"role": "assistant", "content": text}] for text in texts] if chat else [*texts]
+    logged = dict(trainer.rollouts.logged)
+    with unnoticed(trainer):
+        # TRL's, not this trainer's: that keeps what it judges as the rollouts of the step.
+        each_BR = cast(Any, GRPOTrainer)._calculate_rewards(trainer, shown, prompts, said, ids)
+    trainer.rollouts.logged = logged
+    return float_list((each_BR * trainer.reward_weights.to(each_BR.device)).nansum(-1))
 
 
 @contextmanager
