@@ -146,6 +146,11 @@ def test_right_is_what_has_the_reward_of_a_success():
             ["oracle"],
             "--methods: 'oracle' goes on from the middle of rollouts",
         ),
+        (
+            {"max_steps": 1, "top_p": 0.9},
+            ["oracle"],
+            "top_p: 0.9; 'oracle' among the methods samples from all words",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_a_model_is_loaded(folder, more, methods, message):

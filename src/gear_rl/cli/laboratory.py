@@ -241,7 +241,8 @@ def compare(
     """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
     rate, with every seed, on one budget of rollouts, and compares in words.
 
-    On tasks that know the truth about every token a control that is told it (oracle) is the ceiling.
+    A control that is told the true advantage of every token (oracle) is the ceiling. Where no formula knows it,
+    rollouts branch off from every token, which takes its time: a run of your own has it only if you name it.
 
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
     compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled. So may its

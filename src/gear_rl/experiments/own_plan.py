@@ -27,6 +27,8 @@ LEAST_ROWS = 8
 """Held-out rows without which there are none to tune on beside those to report on."""
 _EVALUATED = 256
 """Held-out rows that are reported on where the user does not say, if there are so many."""
+_WHOLE_VOCABULARY = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What leaves a sample to temperature alone."""
 _OURS = ("output_dir", "seed", "learning_rate", "max_steps", "num_train_epochs", "resume_from_checkpoint")
 
 
@@ -71,11 +73,8 @@ def plan_of_run(
     n_eval = min(_EVALUATED, len(reported(held_out_range))) if n_eval is None else n_eval
     check_n_eval(n_eval, held_out_range)
     named = {BASELINE: {"name": BASELINE}} | parse_methods(methods)
-    if ORACLE in named.values() and (config.environment or config.tools):
-        raise InputError(
-            f"--methods: {CEILING!r} goes on from the middle of rollouts again and again, and nobody knows "
-            "whether your tools bear it; leave it out of a run with tools"
-        )
+    if ORACLE in named.values():
+        _check_branching(config)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
     engine = {name: take_engine(credit, usual) for name, credit in named.items()}
     default = GEARConfig.__dataclass_fields__
@@ -104,6 +103,21 @@ def plan_of_run(
         samples=1 if samples is None else samples,
         run=run,
     )
+
+
+def _check_branching(config: RunConfig) -> None:
+    """``InputError`` for a run whose rollouts cannot be gone on with as they were sampled."""
+    if config.environment or config.tools:
+        raise InputError(
+            f"--methods: {CEILING!r} goes on from the middle of rollouts again and again, and nobody knows "
+            "whether your tools bear it; leave it out of a run with tools"
+        )
+    for name, plain in _WHOLE_VOCABULARY.items():
+        if config.trainer.get(name) not in (None, plain):
+            raise InputError(
+                f"{name}: {config.trainer[name]}; {CEILING!r} among the methods samples from all words: "
+                "leave out one of them"
+            )
 
 
 def _fingerprint(train: Any, held_out: Any) -> str:
