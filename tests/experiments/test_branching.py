@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_rl.arena.calls import render_ids, tools_of
-from gear_rl.arena.coupled import SharedNoise, continuations
 from gear_rl.arena.task import get_task
 from gear_rl.credit.batch import RolloutBatch
-from gear_rl.experiments.branching import Begun, branched
-from gear_rl.experiments.branching_agents import played_out
+from gear_rl.engines.trl.branches import Begun, SharedNoise, continuations
+from gear_rl.engines.trl.branches_with_tools import played_out
+from gear_rl.experiments.branching import branched
 from gear_rl.experiments.cells import cell_trainer, run_cell
 from gear_rl.experiments.compare import plan_of
 from gear_rl.experiments.oracle import Oracle, estimated, told_by
@@ -104,7 +104,8 @@ def rollouts(completions: list[tuple[int, ...]], mask: Any = None) -> RolloutBat
 
 def policy_trainer(seed: int) -> Any:
     args = SimpleNamespace(seed=seed, max_completion_length=LONG, temperature=1.0)
-    return SimpleNamespace(args=args, model=Policy())
+    alone = SimpleNamespace(device=torch.device("cpu"))
+    return SimpleNamespace(args=args, model=Policy(), accelerator=alone)
 
 
 def test_it_comes_to_the_true_advantage_of_every_token() -> None:
@@ -274,10 +275,10 @@ def test_a_full_completion_is_left_as_it_is(trainer_of) -> None:
     end = trainer.processing_class.eos_token_id
     noise = SharedNoise(branches=1, room=3, vocabulary=greedy_of(trainer).vocabulary, seed=(0,))
     begun = [((5, 6), (7, 8, 9), 0), ((5, 6), (7, end), 0), ((5,), (7,), 0), ((5, 6), (), 0)]
-    done = continuations(trainer.model, trainer.processing_class, begun, noise, batch_size=2)
+    done = continuations(trainer, begun, noise, batch_size=2)
     assert done[:2] == [[7, 8, 9], [7, end]]
     assert done[2][0] == 7 and all(len(ids) == 3 or ids[-1] == end for ids in done[2:])
-    alone = continuations(trainer.model, trainer.processing_class, begun[2:3], noise)
+    alone = continuations(trainer, begun[2:3], noise)
     assert alone == done[2:3], "padding and neighbours change nothing"
 
 

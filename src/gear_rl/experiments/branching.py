@@ -7,49 +7,21 @@ Knows no method and no task.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gear_rl.arena.coupled import SharedNoise, continuations
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.engine import Engine
-from gear_rl.engines.trl.solve import judged
+from gear_rl.engines.trl.branches import Begun, Finish, SharedNoise
+from gear_rl.engines.trl.solve import unnoticed
 from gear_rl.tensor.lists import int_list
 
 _LOGITS = 1 << 26
 """So many logits at a time at most: 256 MB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A rollout that is to go on."""
-
-    prompt: tuple[int, ...]
-    """The ids of the prompt."""
-    written: tuple[int, ...]
-    """The ids of the completion so far, tool answers included."""
-    branch: int
-    """Which branch of the noise it goes on with."""
-    row: Mapping[str, Any]
-    """The dataset's row."""
-
-    @property
-    def key(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """What it depends on how it ends: siblings that have it in common end alike.
-
-        >>> Begun(prompt=(1, 4), written=(7,), branch=0, row={"answer": "2"}).key
-        ((1, 4), (7,), 0)
-        """
-        return self.prompt, self.written, self.branch
-
-
-Finish = Callable[[Sequence[Begun], SharedNoise], Sequence[float]]
-"""The rewards of rollouts that go on from where they are."""
 
 
 def branched(
@@ -96,23 +68,6 @@ def branched(
     return true_advantage
 
 
-def written_out(trainer: Any) -> Finish:
-    """How completions of one turn end: what the model writes, judged by the trainer's own reward functions."""
-
-    def finish(begun: Sequence[Begun], noise: SharedNoise) -> Sequence[float]:
-        whole = continuations(
-            trainer.model,
-            trainer.processing_class,
-            [one.key for one in begun],
-            noise,
-            temperature=trainer.args.temperature,
-        )
-        texts = trainer.processing_class.batch_decode(whole, skip_special_tokens=True)
-        return judged(trainer, [one.row for one in begun], texts, whole)
-
-    return finish
-
-
 _Leaves = list[list[list[tuple[int, Begun]]]]
 """By completion and branch: the places where the branch leaves it, in order, and how it goes on from each."""
 
@@ -144,14 +99,15 @@ def _drawn(trainer: Any, batch: RolloutBatch, noise: SharedNoise) -> Int[Tensor,
     own = [noise.rows([m] * width, [*range(width)]).to(ids.device) for m in range(noise.branches)]
     size = max(1, _LOGITS // (width * noise.vocabulary))
     drawn: list[Tensor] = []
-    for first in range(0, count, size):
-        some = slice(first, first + size)
-        with torch.no_grad():
+    with unnoticed(trainer):
+        trainer.model.eval()  # as whoever goes on from there
+        for first in range(0, count, size):
+            some = slice(first, first + size)
             logits_NTV = trainer.model(
                 input_ids=ids[some],
                 attention_mask=seen[some],
                 position_ids=(seen[some].cumsum(-1) - 1).clamp(min=0),
             ).logits[:, -width - 1 : -1]
-        scores = logits_NTV.float() / trainer.args.temperature
-        drawn.append(torch.stack([(scores + row_TV).argmax(-1) for row_TV in own], dim=1))
+            scores = logits_NTV.float() / trainer.args.temperature
+            drawn.append(torch.stack([(scores + row_TV).argmax(-1) for row_TV in own], dim=1))
     return torch.cat(drawn)

@@ -17,7 +17,8 @@ from gear_rl.arena.task import Task, TruthOf
 from gear_rl.arena.truth import Truth
 from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.engine import Engine
-from gear_rl.experiments.branching import branched, written_out
+from gear_rl.engines.trl.branches import written_out
+from gear_rl.experiments.branching import branched
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
@@ -72,7 +73,7 @@ def estimated(trainer: Any, environment: type[Any] | None = None) -> Callable[[R
     that may be played again. ``trainer.credit`` is the oracle, which says how many branches there are."""
     if environment is None:
         return branched(trainer, written_out(trainer), trainer.credit.branches)
-    from gear_rl.experiments.branching_agents import played_out
+    from gear_rl.engines.trl.branches_with_tools import played_out
 
     return branched(trainer, played_out(trainer, environment), trainer.credit.branches)
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from trl.chat_template_utils import parse_response
 
-from gear_rl.arena.calls import Messages, tools_of
-from gear_rl.arena.coupled import SharedNoise, continuations
-from gear_rl.experiments.branching import Begun, Finish
+from gear_rl.engines.tools import tool_functions
+from gear_rl.engines.trl.branches import Begun, Finish, SharedNoise, continuations
+from gear_rl.engines.trl.trainer_type import Trainer
 
 
-def played_out(trainer: Any, environment: type[Any]) -> Finish:
+def played_out(trainer: Trainer, environment: type[Any]) -> Finish:
     """How the rollouts of ``trainer`` end in an environment of this class, which also gives their rewards."""
     suffixes: dict[tuple[tuple[str, str], ...], list[int]] = {}
 
-    def answered(messages: Messages) -> list[int]:
+    def answered(messages: list[dict[str, Any]]) -> list[int]:
         key = tuple((message["name"], message["content"]) for message in messages)
         if key not in suffixes:
             suffixes[key] = trainer._get_tool_suffix_ids(messages)
@@ -36,14 +36,8 @@ def played_out(trainer: Any, environment: type[Any]) -> Finish:
                 while not rollout.over and (turn := _whole_turn(trainer, rollout, noise.room)):
                     _call(trainer, rollout, turn, noise.room, answered)
             playing = [rollout for rollout in playing if not rollout.over]
-            whole = continuations(
-                trainer.model,
-                trainer.processing_class,
-                [(rollout.begun.prompt, rollout.ids, rollout.begun.branch) for rollout in playing],
-                noise,
-                temperature=trainer.args.temperature,
-            )
-            for rollout, ids in zip(playing, whole, strict=True):
+            begun_again = [(one.begun.prompt, one.ids, one.begun.branch) for one in playing]
+            for rollout, ids in zip(playing, continuations(trainer, begun_again, noise), strict=True):
                 rollout.ids = ids
         return [float(rollout.environment.get_reward()) for rollout in rollouts]
 
@@ -65,19 +59,21 @@ class _Rollout:
     def __post_init__(self) -> None:
         self.ids = [*self.begun.written]
         self.environment.reset(**self.begun.row)
-        self.tools = {tool.__name__: tool for tool in tools_of(self.environment)}
+        self.tools = {
+            name: getattr(self.environment, name) for name in tool_functions(type(self.environment))
+        }
 
 
-def _whole_turn(trainer: Any, rollout: _Rollout, room: int) -> list[int]:
+def _whole_turn(trainer: Trainer, rollout: _Rollout, room: int) -> list[int]:
     """The ids of the turn that comes next, if it is written to its end or to that of the room; else none."""
     rest = rollout.ids[rollout.turn :]
-    end = trainer.processing_class.eos_token_id
+    end = trainer._tokenizer.eos_token_id
     if end in rest:
         return rest[: rest.index(end) + 1]
     return rest if len(rollout.ids) >= room else []
 
 
-def _call(trainer: Any, rollout: _Rollout, turn: list[int], room: int, answered: Any) -> None:
+def _call(trainer: Trainer, rollout: _Rollout, turn: list[int], room: int, answered: Any) -> None:
     """Make the calls of a whole turn, and put the answers after it, where they do not stand there already.
 
     A call that was written when the room was full is made, as TRL makes it; its answer has no place.
@@ -85,11 +81,11 @@ def _call(trainer: Any, rollout: _Rollout, turn: list[int], room: int, answered:
     end = rollout.turn + len(turn)
     before = [*rollout.begun.prompt, *rollout.ids[: rollout.turn]]
     tools = [*rollout.tools.values()]
-    calls = parse_response(trainer.processing_class, turn, prefix=before, tools=tools).get("tool_calls")
+    calls = parse_response(trainer._tokenizer, turn, prefix=before, tools=tools).get("tool_calls")
     if not calls or rollout.rounds >= trainer.max_tool_calling_iterations:
         rollout.over = True
         return
-    messages: Messages = []
+    messages: list[dict[str, Any]] = []
     for call in calls:
         name = call["function"]["name"]
         try:
