@@ -121,8 +121,8 @@ class TokenSignals:
 
     # What only a laboratory has.
     true_advantage: Float[Tensor, "B T"] | None = _signal("rollout")
-    """What y_t is worth under the current policy: the expected reward after it less that before it, from who
-    knows the truth. No engine can compute it: it is for controls of tasks that can tell."""
+    """What y_t is worth under the current policy: the expected reward after it less that before it. No pass of a
+    model gives it: it is for the laboratory's controls."""
 
     # Turns and text.
     token_id: Int[Tensor, "B T"] | None = _signal("rollout", late=True)

@@ -83,6 +83,17 @@ class ToolGuard:
         finally:
             self._serving = False
 
+    @contextmanager
+    def apart(self) -> Generator[None]:
+        """While other rollouts than those of the batch under way call tools; what fails there is forgotten."""
+        failed, answered = dict(self._failed), set(self._answered)
+        try:
+            yield
+        finally:
+            self.begin()
+            self._failed.update(failed)
+            self._answered.update(answered)
+
     def guard_options(self, options: dict[str, Any]) -> None:
         """Guard the ``tools`` and the ``environment_factory`` (one, or one for each name) among a trainer's
         options."""

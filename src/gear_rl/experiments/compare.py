@@ -25,7 +25,7 @@ from gear_rl.traits import engine_settings_of
 BASELINE = "uniform"
 """GRPO: in every comparison."""
 CEILING = "oracle"
-"""The name under which the control that knows the truth is compared."""
+"""The name under which the control that is told the true advantages is compared."""
 RATES = 4
 """Learning rates of the first grid where the user does not say."""
 _SAMPLES = 4
@@ -58,6 +58,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     ('gear:sign_mode=aware', {'name': 'gear', 'sign_mode': 'aware'})
     >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
     ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
+    >>> parse_method("oracle:branches=16")[1]["branches"]
+    16
     >>> parse_method("random_onsets:of.alpha=1")  # a setting of the method that a placebo is made of
     ('random_onsets:of.alpha=1', {'name': 'random_onsets', 'of': {'alpha': 1}})
     """
@@ -67,11 +69,9 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if given and ":" not in shown:
         return shown.strip(), parse_method(rest)[1]
     name, _, settings = text.strip().partition(":")
-    if text.strip() == CEILING:
-        return CEILING, dict(ORACLE)
     if "." in name:  # package.module:object
         return text.strip(), {"name": text.strip()}
-    credit: dict[str, Any] = {"name": name}
+    credit: dict[str, Any] = dict(ORACLE) if name == CEILING else {"name": name}
     for part in _COMMA.split(settings) if settings else ():
         key, equals, value = part.partition("=")
         if not equals:
@@ -91,6 +91,15 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         if named.setdefault(name, credit) != credit:
             raise InputError(f"--methods: {name!r} stands for {named[name]} and for {credit}; rename one")
     return named
+
+
+def ceiling_of(methods: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The name of the first oracle among them.
+
+    >>> ceiling_of(parse_methods(["gear", "oracle:branches=16"])), ceiling_of(parse_methods(["gear"]))
+    ('oracle:branches=16', None)
+    """
+    return next((name for name, credit in methods.items() if credit["name"] == ORACLE["name"]), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +205,14 @@ def plan_of(
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    named = {BASELINE: {"name": BASELINE}, CEILING: dict(ORACLE)} | parse_methods(methods)
+    given = parse_methods(methods)
+    ceiling = ceiling_of(given) or CEILING
+    named = {BASELINE: {"name": BASELINE}, ceiling: dict(ORACLE)} | given
     engine = {name: take_engine(credit) for name, credit in named.items()}
     return Plan(
         methods=named,
         engine=engine,
-        ceiling=CEILING if CEILING in named else None,
+        ceiling=ceiling,
         task=chosen.name,
         tier=tier,
         held_out=chosen.held_out,

@@ -1,6 +1,6 @@
-"""The ceiling of a comparison: credit by the truth, which only a task of the arena knows.
+"""The ceiling of a comparison: credit by the truth, which a task of the arena knows, or branching rollouts say.
 
-A control of the laboratory, not a method of the user's: no task outside knows the truth of its tokens.
+A control of the laboratory, not a method of the user's: nobody could afford it, or would need to learn then.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,6 @@ from gear_rl.arena.task import Task, TruthOf
 from gear_rl.arena.truth import Truth
 from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.engine import Engine
-from gear_rl.engines.trl.branches import written_out
-from gear_rl.experiments.branching import branched
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
@@ -65,17 +63,16 @@ class Oracle:
 def told(task: Task, tier: str, trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
     """What gives a trainer the true advantages of its rollouts: the task's formula, else branching rollouts."""
     truth_of = task.truth_of(tier)
-    return estimated(trainer, task.environment(tier)) if truth_of is None else told_by(truth_of)
+    return estimated(trainer) if truth_of is None else told_by(truth_of)
 
 
-def estimated(trainer: Any, environment: type[Any] | None = None) -> Callable[[RolloutBatch, Engine], Tensor]:
-    """The same by branching rollouts, for any trainer whose rollouts have one turn or run in an ``environment``
-    that may be played again. ``trainer.credit`` is the oracle, which says how many branches there are."""
-    if environment is None:
-        return branched(trainer, written_out(trainer), trainer.credit.branches)
-    from gear_rl.engines.trl.branches_with_tools import played_out
+def estimated(trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
+    """The same by branching rollouts, as many as ``trainer.credit`` says if it is the oracle."""
+    from gear_rl.engines.trl.branches import Continuations
+    from gear_rl.experiments.branching import branched
 
-    return branched(trainer, played_out(trainer, environment), trainer.credit.branches)
+    oracle = trainer.credit if isinstance(trainer.credit, Oracle) else Oracle()
+    return branched(trainer, Continuations(trainer), oracle.branches)
 
 
 def told_by(truth_of: TruthOf) -> Callable[[RolloutBatch, Engine], Tensor]:

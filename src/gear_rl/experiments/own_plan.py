@@ -14,12 +14,12 @@ from gear_rl.experiments.compare import (
     CEILING,
     RATES,
     Plan,
+    ceiling_of,
     check_counts,
     check_n_eval,
     parse_methods,
     take_engine,
 )
-from gear_rl.experiments.oracle import ORACLE
 from gear_rl.experiments.own import QUIET, held_out_rows, own_config
 from gear_rl.runs.config import RunConfig
 
@@ -27,7 +27,9 @@ LEAST_ROWS = 8
 """Held-out rows without which there are none to tune on beside those to report on."""
 _EVALUATED = 256
 """Held-out rows that are reported on where the user does not say, if there are so many."""
-_WHOLE_VOCABULARY = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_WHOLE_VOCABULARY = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": None,
+}  # fmt: skip
 """What leaves a sample to temperature alone."""
 _OURS = ("output_dir", "seed", "learning_rate", "max_steps", "num_train_epochs", "resume_from_checkpoint")
 
@@ -72,8 +74,10 @@ def plan_of_run(
     held_out_range = range(count)
     n_eval = min(_EVALUATED, len(reported(held_out_range))) if n_eval is None else n_eval
     check_n_eval(n_eval, held_out_range)
-    named = {BASELINE: {"name": BASELINE}} | parse_methods(methods)
-    if ORACLE in named.values():
+    asked = parse_methods(methods)
+    ceiling = ceiling_of(asked)
+    named = {BASELINE: {"name": BASELINE}} | ({} if ceiling is None else {ceiling: asked[ceiling]}) | asked
+    if ceiling is not None:
         _check_branching(config)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
     engine = {name: take_engine(credit, usual) for name, credit in named.items()}
@@ -90,7 +94,7 @@ def plan_of_run(
     return Plan(
         methods=named,
         engine=engine,
-        ceiling=CEILING if CEILING in named else None,
+        ceiling=ceiling,
         task=config.dataset,
         tier=config.model,
         held_out=held_out_range,
@@ -113,7 +117,7 @@ def _check_branching(config: RunConfig) -> None:
             "whether your tools bear it; leave it out of a run with tools"
         )
     for name, plain in _WHOLE_VOCABULARY.items():
-        if config.trainer.get(name) not in (None, plain):
+        if config.trainer.get(name) not in (None, plain, {}):
             raise InputError(
                 f"{name}: {config.trainer[name]}; {CEILING!r} among the methods samples from all words: "
                 "leave out one of them"

@@ -15,6 +15,7 @@ from gear_rl.records import Record
 
 Turns = Sequence[Sequence[int]]
 """The ids of each turn that a rollout samples, closing tokens included; what tools answer stands between."""
+_TOO_FEW = "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
 
 
 def replay(
@@ -63,34 +64,50 @@ def prompt_tokens(trainer: Trainer, prompt: Any) -> int:
 @contextmanager
 def _serving(trainer: Trainer, turns: Sequence[Turns]) -> Generator[None]:
     """While it is open, the policy "samples" the given turns."""
-    active = list(range(len(turns)))
-    written: list[list[int]] = [[] for _ in turns]
     turn = -1
 
-    def serve(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        nonlocal turn, active
+    def sampled(rollouts: Sequence[int], ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        nonlocal turn
         turn += 1
-        if turn:
-            # Of those that have turns left, the ones whose tools answered; TRL keeps their order.
-            waiting, still = iter(active), list[int]()
-            for ids in prompt_ids:
-                row = next((b for b in waiting if ids[: len(written[b])] == written[b]), None)
-                if row is None or turn >= len(turns[row]):
-                    raise ValueError(
-                        "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
-                    )
-                still.append(row)
-            active = still
-        sampled = [list(turns[b][turn]) for b in active]
+        if any(turn >= len(turns[b]) for b in rollouts):
+            raise ValueError(_TOO_FEW)
+        return [list(turns[b][turn]) for b in rollouts]
+
+    with serving(trainer, len(turns), sampled), unnoticed(trainer):
+        trainer.model.train()  # credit is assigned in training only
+        yield
+
+
+@contextmanager
+def serving(
+    trainer: Trainer, count: int, sample: Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
+) -> Generator[None]:
+    """While it is open, ``sample`` writes the turns of a batch of ``count`` rollouts in the policy's place.
+
+    It is given which of the rollouts are to go on, and all ids of each so far, prompt and tool answers included.
+    ``ValueError`` where TRL goes on with something else than was written.
+    """
+    active = list(range(count))
+    written: list[list[int]] = [[] for _ in active]
+
+    def serve(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        nonlocal active
+        # Of those before, the ones whose tools answered; TRL keeps their order.
+        waiting, still = iter(active), list[int]()
+        for ids in prompt_ids:
+            row = next((b for b in waiting if ids[: len(written[b])] == written[b]), None)
+            if row is None:
+                raise ValueError(_TOO_FEW)
+            still.append(row)
+        active = still
+        sampled = sample(active, prompt_ids)
         for b, ids, new in zip(active, prompt_ids, sampled, strict=True):
             written[b] = [*ids, *new]
         return sampled, None
 
     trainer._generate_single_turn = serve
     try:
-        with unnoticed(trainer):
-            trainer.model.train()  # credit is assigned in training only
-            yield
+        yield
     finally:
         del trainer._generate_single_turn
 

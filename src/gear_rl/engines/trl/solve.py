@@ -3,13 +3,11 @@
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from gear_rl.engines.trl.trainer_type import Trainer
-from gear_rl.tensor.lists import float_list
 
 
 def solve(
@@ -46,26 +44,6 @@ def solve(
     return rewards
 
 
-def judged(
-    trainer: Trainer, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], ids: Sequence[Sequence[int]]
-) -> list[float]:
-    """The reward of completions of one turn that something else than TRL's loop has sampled; one for each row.
-
-    The trainer's own reward functions are called as in training, by this process alone, and what they log is
-    dropped. A row that none of them judged has 0.
-    """
-    shown = [dict(row) for row in rows]
-    prompts = [row["prompt"] for row in shown]
-    chat = not isinstance(prompts[0], str)
-    said: list[Any] = [[{"role": "assistant", "content": text}] for text in texts] if chat else [*texts]
-    logged = dict(trainer.rollouts.logged)
-    with unnoticed(trainer):
-        # TRL's, not this trainer's: that keeps what it judges as the rollouts of the step.
-        each_BR = cast(Any, GRPOTrainer)._calculate_rewards(trainer, shown, prompts, said, ids)
-    trainer.rollouts.logged = logged
-    return float_list((each_BR * trainer.reward_weights.to(each_BR.device)).nansum(-1))
-
-
 @contextmanager
 def unnoticed(trainer: Trainer) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
@@ -73,7 +51,7 @@ def unnoticed(trainer: Trainer) -> Generator[None]:
     was_training = model.training
     kept = {
         name: copy.deepcopy(getattr(trainer, name))
-        for name in ("_logs", "_metrics")
+        for name in ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs")
         if hasattr(trainer, name)
     }
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
