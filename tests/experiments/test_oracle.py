@@ -1,4 +1,4 @@
-"""The ceiling: true advantages by hand, against branching rollouts, and in a real run."""
+"""The ceiling by formula: true advantages by hand, and in a real run; against rollouts: test_branching.py."""
 
 from statistics import fmean
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from gear_rl.arena.codebook.truth import truth
-from gear_rl.arena.evaluate import prompt_text
-from gear_rl.arena.model import EOS, load
 from gear_rl.arena.task import get_task
 from gear_rl.arena.truth import Truth
 from gear_rl.experiments.cells import cell_trainer
@@ -67,70 +65,6 @@ def trainer(tmp_path_factory):
     with untouched(None):
         quiet_libraries()
         yield cell_trainer(spec, str(tmp_path_factory.mktemp("oracle")))
-
-
-class Branching:
-    """A task's formula, and its slow twin: the mean reward of many continuations."""
-
-    def __init__(self, name: str, tier: str) -> None:
-        self.task = get_task(name)
-        self.model, self.tokenizer = load(task=name)
-        [self.row] = self.task.rows(tier, num=1, first_seed=0)
-        self.truth_of = self.task.truth_of(tier)
-        self.prompt = self.tokenizer(prompt_text(self.tokenizer, self.row))["input_ids"]
-
-    def ids(self, completion: str) -> list[int]:
-        return self.tokenizer(completion + EOS)["input_ids"]
-
-    def worth(self, completions: list[list[int]]) -> list[list[float]]:
-        """By the formula, with the policy's own probabilities; the completions are siblings."""
-        facts = [self.truth_of(ids, self.row, self.tokenizer) for ids in completions]
-        chances = [self._chances(ids, one) for ids, one in zip(completions, facts, strict=True)]
-        expected = expected_of_prompts(facts, chances, [0] * len(facts))
-        return [true_advantages(*of) for of in zip(facts, chances, expected, strict=True)]
-
-    def gained(self, ids: list[int], t: int) -> float:
-        """What token ``t`` brings: the value after it, less that before it."""
-        return self._value(ids[: t + 1]) - self._value(ids[:t])
-
-    def _chances(self, ids: list[int], facts: Truth) -> list[float]:
-        logits = self.model(torch.tensor([self.prompt + ids])).logits[0, len(self.prompt) - 1 : -1].float()
-        asked = [right if right >= 0 else own for right, own in zip(facts.right_id, ids, strict=True)]
-        return logits.detach().softmax(-1)[range(len(ids)), asked].tolist()
-
-    def _value(self, prefix: list[int], draws: int = 512) -> float:
-        begin = torch.tensor([self.prompt + prefix] * draws)
-        pad = self.tokenizer.pad_token_id
-        with torch.no_grad():
-            ids = self.model.generate(begin, max_new_tokens=16, do_sample=True, top_k=0, pad_token_id=pad)
-        texts = [text.split(EOS)[0] for text in self.tokenizer.batch_decode(ids[:, len(self.prompt) :])]
-        return fmean(self.task.reward(texts, answer=[self.row["answer"]] * draws))
-
-
-def test_it_agrees_with_branching_rollouts() -> None:
-    of = Branching("codebook", "easy")
-    completion = of.ids("codes Mo 64 Fa 99 Fa 83 Ni 80")
-    [worth] = of.worth([completion])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        # A right code, a wrong one: each reward is a share of four, so 512 draws say it to 0.02.
-        for t in (2, 4):
-            assert worth[t] == pytest.approx(of.gained(completion, t), abs=0.05)
-    assert worth[2] > 0.02 and worth[4] < -0.02
-
-
-def test_a_chain_agrees_with_branching_rollouts() -> None:
-    """One right completion is paid, so what a token is worth is the chance of all that is still to come."""
-    of = Branching("chain", "default")
-    right = of.ids("18 -9 = 09 ; 09 -6 = 03 ; 03 +3 = 06 ; ans 06")
-    wrong = of.ids("18 -9 = 12 ; 12 -6 = 06 ; 06 +3 = 09 ; ans 09")
-    of_right, of_wrong = of.worth([right, wrong])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        # Rewards of 0 and 1: the difference of two means of 512 has a deviation of 0.03.
-        for ids, worth, t in ((right, of_right, 6), (wrong, of_wrong, 2), (wrong, of_wrong, 6)):
-            assert worth[t] == pytest.approx(of.gained(ids, t), abs=0.09), (t, ids)
-    assert of_right[6] > 0.1 and of_wrong[2] < -0.1 and of_wrong[6] == 0.0
 
 
 def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(tmp_path) -> None:
