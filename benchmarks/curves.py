@@ -164,9 +164,9 @@ def curves_cells(result: Mapping[str, Any]) -> Cells:
         for point in curve(result, axis):
             verdicts = {v["method"]: v for v in point["verdicts"]}
             place = f"{point['decisions']} decisions, {point['rollouts']} rollouts"
-            rows.append(
-                (place, _number(verdicts[names[0]]["mean"]), *(_gain(verdicts.get(n)) for n in names[1:]))
-            )
+            base = verdicts[names[0]]
+            gains = (_gain(verdicts.get(n)) for n in names[1:])
+            rows.append((place, _number(base["mean"]) + _lost(base), *gains))
     title = f"Gain over GRPO, {result['task']}, {result['total']} rollouts, {result['seeds']} seeds"
     reports = [str(p["decisions"]) for p in result["points"] if p["use"] == "reporting"]
     below = [f"{', '.join(reports)} decisions: reports only; the others chose."] if reports else []
@@ -182,7 +182,14 @@ def _gain(verdict: Mapping[str, Any] | None) -> str:
     if verdict is None or verdict["difference"] is None:
         return "-"
     ends = verdict["difference_interval"]
-    return f"{verdict['difference']:+.3f}" + ("" if ends is None else f" ({ends[0]:+.2f}, {ends[1]:+.2f})")
+    around = "too few seeds" if ends is None else f"{ends[0]:+.2f}, {ends[1]:+.2f}"
+    return f"{verdict['difference']:+.3f} ({around}){_lost(verdict)}"
+
+
+def _lost(verdict: Mapping[str, Any]) -> str:
+    """Runs that ended below their own start, which files of earlier versions do not count."""
+    lost = len(verdict.get("lost_seeds", ()))
+    return f", {lost} lost" if lost else ""
 
 
 def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:

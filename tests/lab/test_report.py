@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gear_rl.cli.compare import verdict_table
 from gear_rl.lab import report
 from gear_rl.lab.cells import Cell
 from gear_rl.lab.localisation import Located, localisation
@@ -155,7 +156,7 @@ def test_the_verdicts_stand_first_and_in_words(made, shown):
     assert rows["uniform"]["verdict"] == "baseline"
     assert rows["gear"]["verdict"] == "▲ better at 3 seeds"
     assert rows["rlsd"]["verdict"] == "▼ worse at 4 seeds"
-    assert rows["gear"]["final accuracy"] == "0.710"
+    assert (rows["gear"]["final accuracy"], rows["gear"]["lost"]) == ("0.710", "0")
     assert rows["gear"]["difference, seed by seed"] == "+0.100"
     assert rows["gear"]["seeds"] == "3 paired, 1 failed"
     # Differences -0.1, -0.12, -0.11, -0.11; the numbers are those of the document, with a true minus.
@@ -183,9 +184,24 @@ def test_what_is_beside_the_verdict(made, shown):
 
 def test_findings_of_before_the_interval_are_still_drawn(found, tmp_path):
     for verdict in found["comparisons"][0]["verdicts"]:
-        del verdict["iqm_interval"]
-    rows = page_of(found, tmp_path)[1].rows("chance to win")
-    assert rows["gear"]["interquartile mean"] == "0.710"
+        del verdict["iqm_interval"], verdict["lost_seeds"]
+    page = page_of(found, tmp_path)[1]
+    assert page.rows("chance to win")["gear"]["interquartile mean"] == "0.710"
+    assert page.rows("verdict")["gear"]["lost"] == "\N{EN DASH}"
+
+
+def test_two_seeds_have_no_interval_and_lost_runs_are_counted_on_the_page_and_in_the_terminal(tmp_path):
+    runs = cells({"uniform": [0.6, 0.61], "gear": [0.7, 0.1]})
+    settings = {"place": "chain", "use": "choosing", "rollouts": 16}
+    found = findings(title="t", command="c", comparisons=[(compare(runs), runs)], settings=settings)
+    gear = page_of(found, tmp_path)[1].rows("verdict")["gear"]
+    assert (gear["its interval"], gear["lost"], gear["p"]) == ("too few seeds", "1", "\N{EN DASH}")
+    columns = {str(column.header): list(column.cells) for column in verdict_table(found).columns}
+    assert (columns["95% interval"], columns["lost"]) == (["", "too few seeds"], ["0", "1"])
+    for drawing in drawings(found):
+        assert not drawing.draw().axes[0].collections
+    bars = [line for line in drawings(found)[0].draw().axes[1].lines if len(set(line.get_xdata())) == 2]
+    assert bars == []
 
 
 def test_failed_and_missing_runs_are_listed(tmp_path):

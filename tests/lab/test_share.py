@@ -11,11 +11,12 @@ PROBLEMS, SAMPLES = 256, 4
 
 
 def test_fieller_by_hand() -> None:
-    """Two pairs: t = 12.706, means 1 and 4, variances of the means 0.0025, 0.0025, covariance 0.0025."""
-    found = ratio_interval([0.95, 1.05], [3.95, 4.05])
+    """Three pairs: t = 4.302653, means 1 and 4, variances of the means and their covariance 0.01 / 3."""
+    found = ratio_interval([0.9, 1.0, 1.1], [3.9, 4.0, 4.1])
     assert found is not None
     ratio, (low, high) = found
-    a, b, c = 16 - 161.4476 * 0.0025, 4 - 161.4476 * 0.0025, 1 - 161.4476 * 0.0025
+    less = 4.302653**2 * 0.01 / 3
+    a, b, c = 16 - less, 4 - less, 1 - less
     reach = (b * b - a * c) ** 0.5
     assert ratio == pytest.approx(0.25)
     assert (low, high) == pytest.approx(((b - reach) / a, (b + reach) / a), abs=1e-5)
@@ -33,10 +34,11 @@ def test_the_ends_are_where_students_interval_touches_zero() -> None:
         assert (inside.low <= 0 <= inside.high) == (found[1].low <= r <= found[1].high)
 
 
-def test_a_whole_that_may_be_zero_has_no_share() -> None:
+def test_a_whole_that_is_not_shown_to_be_above_zero_has_no_share() -> None:
     assert ratio_interval([0.1, 0.2, 0.1], [0.1, -0.1, 0.05]) is None
-    assert ratio_interval([0.1], [0.2]) is None
-    assert ratio_interval([0.5, 0.5], [1.0, 1.0]) == (0.5, Interval(0.5, 0.5))
+    assert ratio_interval([-0.5, -0.5, -0.5], [-1.0, -1.0, -1.0]) is None
+    assert ratio_interval([0.5, 0.5], [1.0, 1.0]) is None, "two pairs are too few"
+    assert ratio_interval([0.5, 0.5, 0.5], [1.0, 1.0, 1.0]) == (0.5, Interval(0.5, 0.5))
 
 
 @pytest.mark.parametrize("seeds", [3, 10])
@@ -101,6 +103,13 @@ def test_a_task_whose_ceiling_is_not_clear_cannot_tell() -> None:
     assert found.baseline_problem is not None and found.baseline_problem.startswith("this task cannot tell")
     assert [v.verdict for v in found.verdicts] == ["baseline", "no verdict", "no verdict"]
     assert all(v.share is None for v in found.verdicts)
+
+
+def test_a_ceiling_below_the_baseline_has_no_share() -> None:
+    found = _compared(uniform=[0.80, 0.81, 0.79], oracle=[0.70, 0.71, 0.69], gear=[0.75, 0.76, 0.74])
+    assert found.ceiling_gain is not None and found.ceiling_gain.interval is not None
+    assert found.ceiling_gain.interval.high < 0
+    assert all(v.share is None and v.share_interval is None for v in found.verdicts)
 
 
 def test_the_budget_to_the_baselines_end() -> None:

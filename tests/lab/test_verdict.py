@@ -145,9 +145,17 @@ def test_failed_and_missing_seeds_leave_the_pairs_and_are_told():
 
 
 def test_two_pairs_are_too_few():
-    found = compare(cells_of({"uniform": [0.5, 0.5, None], "gear": [0.9, 0.9, 0.9]}))
-    assert of(found, "gear").words == "no verdict: too few seeds (2 paired, 3 needed)"
-    assert of(found, "gear").difference == pytest.approx(0.4), "the numbers are shown"
+    found = compare(cells_of({"uniform": [0.5, 0.51, None], "gear": [0.9, 0.95, None]}))
+    gear = of(found, "gear")
+    assert gear.words == "no verdict: too few seeds (2 paired, 3 needed)"
+    assert gear.difference == pytest.approx(0.42), "the numbers are shown"
+    assert gear.p is None
+    assert [name for name, value in asdict(gear).items() if "interval" in name and value is not None] == []
+
+
+def test_runs_that_end_below_their_start_are_counted():
+    found = compare(cells_of({"uniform": [0.5, 0.24, 0.25], "gear": [0.1, None, 0.2]}))
+    assert (of(found, "uniform").lost_seeds, of(found, "gear").lost_seeds) == ([1], [0, 2])
 
 
 @pytest.mark.parametrize("ends", [[None, None, None], [0.9, None, None]])

@@ -53,13 +53,14 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
     for column in (
         "method",
         "rate",
-        *(("share of the ceiling",) if told else ()),
+        *(("share of the oracle's gain",) if told else ()),
         "after",
+        "lost",
         "difference",
         f"{one['level']:.0%} interval",
         "verdict",
     ):
-        table.add_column(column, justify="right" if column in ("rate", "after", "difference") else "left")
+        table.add_column(column, justify="right" if column in ("rate", "after", "lost", "difference") else "left")
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
         share, around = row["share"], row["share_interval"]
@@ -72,8 +73,9 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
                 else ()
             ),
             "-" if row["mean"] is None else f"{row['mean']:.3f}",
+            str(len(row["lost_seeds"])),
             "" if gap is None else f"{gap:+.3f}",
-            "" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}",
+            f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds",
             row["words"],
         )
     return table

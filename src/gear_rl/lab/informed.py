@@ -184,7 +184,9 @@ def _half(difference: float) -> float:
 
 
 def _percent(share: Share) -> str:
-    if share.share is None or share.interval is None:
+    if share.share is None:
         return "-"
+    if share.interval is None:
+        return f"{100 * share.share:.0f} % (too few for an interval)"
     low, high = share.interval
     return f"{100 * share.share:.0f} % ({100 * low:.0f} to {100 * high:.0f})"

@@ -216,7 +216,6 @@ def _curves(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
         for v in c["verdicts"]
     }
     points = {method: row for method, row in points.items() if row}
-    seeds = {v["method"]: len(v["seeds"]) for v in c["verdicts"]}
     others = [method for method in points if method != c["baseline"]] or list(points)
     columns = min(4, len(others))
     rows = math.ceil(len(others) / columns)
@@ -229,9 +228,8 @@ def _curves(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
             row, colour = points.get(name, []), _QUIET if name == c["baseline"] else _BLUE
             steps = [step for step, _, _ in row]
             axes.plot(steps, [mean for _, mean, _ in row], color=colour, lw=1.6, marker="o", ms=2.5)
-            # Of two seeds the interval is 18 times their distance and would flatten every other panel.
-            if seeds[name] > 2:
-                ends = [interval for _, _, interval in row if interval is not None]
+            ends = [interval for _, _, interval in row if interval is not None]
+            if ends:
                 low, high = [max(0.0, end.low) for end in ends], [min(1.0, end.high) for end in ends]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         _tidy(axes, _name(method), "")

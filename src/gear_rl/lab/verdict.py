@@ -18,6 +18,7 @@ from scipy import special
 
 from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import (
+    LEAST,
     LEVEL,
     Interval,
     Paired,
@@ -28,9 +29,6 @@ from gear_rl.lab.statistics import (
     probability_of_improvement,
     ratio_interval,
 )
-
-LEAST_SEEDS = 3
-"""Paired seeds without which nothing is said."""
 
 Kind = Literal["baseline", "better", "worse", "no difference shown", "no verdict"]
 
@@ -51,6 +49,8 @@ class Verdict:
     failed_seeds: list[int]
     unpaired_seeds: list[int]
     """Seeds of the comparison that are not in the pairs: this run or the baseline's failed or is missing."""
+    lost_seeds: list[int]
+    """Seeds that finished below their own start."""
     mean: float | None
     """Of the final accuracies."""
     interval: Interval | None
@@ -80,8 +80,8 @@ class Verdict:
     rate: float | None
     """Learning rate of the runs; None in files of earlier versions."""
     share: float | None
-    """Of the ceiling: (this method - baseline) / (ceiling - baseline), of the mean final accuracies; None where
-    there is no ceiling, or none that is clearly above the baseline."""
+    """Of what the ceiling gains: (this method - baseline) / (ceiling - baseline), of the mean final accuracies;
+    None where no ceiling is shown to be above the baseline."""
     share_interval: Interval | None
     """Fieller's, for itself: not corrected for the number of methods."""
     budget: float | None
@@ -111,7 +111,7 @@ class Comparison:
     baseline_problem: str | None
     """Why there is no verdict at all; None if there is."""
     ceiling: str | None
-    """The method that is told the truth; None where there is none."""
+    """The method that is told the truth, a reference and no bound; None where there is none."""
     ceiling_gain: Paired | None
     """Ceiling minus baseline, in final accuracy; its interval is for itself."""
     verdicts: list[Verdict]
@@ -166,6 +166,7 @@ def compare(
         curves=curves,
         baseline=baseline,
         ceiling=ceiling,
+        gain=gain,
         level=level,
         family=max(1, len(runs) - (1 if ceiling is None else 2)),
         resolution=resolution,
@@ -255,7 +256,7 @@ def _one(name: str, values: set[int] | set[str]) -> int | None:
 
 def _baseline_problem(cells: list[Cell]) -> str | None:
     """Why no method can be judged against these runs; None also if they are too few to say."""
-    if len(cells) < LEAST_SEEDS:
+    if len(cells) < LEAST:
         return None
     before, after = [cell.curve[0][1] for cell in cells], [_end(cell.curve) for cell in cells]
     n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
@@ -280,7 +281,7 @@ def _gain(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float, 
 
 def _ceiling_problem(gain: Paired | None) -> str | None:
     """Why no method can be judged under this ceiling; None also if its seeds are too few to say."""
-    if gain is None or gain.num_pairs < LEAST_SEEDS or gain.interval is None or gain.interval.low > 0:
+    if gain is None or gain.interval is None or gain.interval.low > 0:
         return None
     low, high = gain.interval
     return (
@@ -295,6 +296,7 @@ class _Given(NamedTuple):
     """Method, seed, curve; finished runs only."""
     baseline: str
     ceiling: str | None
+    gain: Paired | None
     level: float
     family: int
     resolution: float
@@ -333,6 +335,7 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
         paired_seeds=pairs,
         failed_seeds=sorted(cell.seed for cell in cells if cell.seed not in ours),
         unpaired_seeds=[seed for seed in seeds if seed not in pairs] if other else [],
+        lost_seeds=sorted(seed for seed, curve in ours.items() if _end(curve) < curve[0][1]),
         mean=_mean(ends),
         interval=None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high)),
         iqm=interquartile_mean(ends),
@@ -357,12 +360,12 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
 
 def _share_of_ceiling(method: str, given: _Given) -> tuple[float, Interval] | None:
     """How much of what there is to gain the method gains; over the seeds that all three have."""
-    if given.ceiling is None or method == given.baseline:
+    if given.ceiling is None or given.gain is None or method == given.baseline:
+        return None
+    if given.gain.interval is None or given.gain.interval.low <= 0:
         return None
     ours, theirs, best = (given.curves[name] for name in (method, given.baseline, given.ceiling))
     seeds = [seed for seed in theirs if seed in ours and seed in best]
-    if len(seeds) < LEAST_SEEDS:
-        return None
     gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
     return ratio_interval(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds], given.level)
 
@@ -371,8 +374,8 @@ _BASELINE: tuple[Kind, str] = "baseline", "baseline"
 
 
 def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[Kind, str]:
-    if num_pairs < LEAST_SEEDS or interval is None:
-        return "no verdict", f"no verdict: too few seeds ({num_pairs} paired, {LEAST_SEEDS} needed)"
+    if interval is None:
+        return "no verdict", f"no verdict: too few seeds ({num_pairs} paired, {LEAST} needed)"
     if problem is not None:
         return "no verdict", f"no verdict: {problem}"
     if interval.low > 0:
