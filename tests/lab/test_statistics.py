@@ -258,7 +258,10 @@ def test_a_paired_interval_covers_at_its_level(num_seeds, spread, their_spread):
         (lambda: probability_of_improvement([1.0], [math.inf]), "theirs: .* no finite numbers"),
         (lambda: bootstrap_interval([1.0, 2.0, 3.0], level=95), "level: 95 is no confidence"),
         (lambda: mean_interval([1.0, 2.0, 3.0], level=0.0), "level: 0.0 is no confidence"),
-        (lambda: mean_interval([1.0, 2.0, 3.0], least_spread=-1.0), "least_spread: -1.0 is no standard deviation"),
+        (
+            lambda: mean_interval([1.0, 2.0, 3.0], least_spread=-1.0),
+            "least_spread: -1.0 is no standard deviation",
+        ),
         (lambda: mean_interval([1.0, 2.0, 3.0], least_spread=math.nan), "least_spread: nan"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -304,6 +305,22 @@ def test_the_curve_of_a_cell_runs_from_before_to_after():
     assert found.curve == ((0, 0.25), (5, 0.375), (15, 0.5), (20, 0.75)), "ends are those of all the problems"
     assert cell("gear", 0, None, held_out=way).curve == ()
     assert cell("gear", 0, 0.75, error="killed").curve == ()
+
+
+@pytest.mark.parametrize(
+    "file",
+    sorted((Path(__file__).parents[2] / "docs/results").glob("compare_*/*.json")),
+    ids=lambda f: f.parts[-2],
+)
+def test_a_committed_comparison_is_what_its_cells_say(file):
+    [stored] = json.loads(file.read_text(encoding="utf-8"))["comparisons"]
+    cells = [Cell.from_dict(row) for row in stored["cells"]]
+    found = compare(cells, stored["baseline"], stored["level"], stored.get("ceiling"))
+    for told, verdict in zip(
+        stored["verdicts"], json.loads(json.dumps(asdict(found)))["verdicts"], strict=True
+    ):
+        assert told == {name: pytest.approx(verdict[name]) for name in told}
+        assert "lost_seeds" in told
 
 
 def test_a_cell_that_failed_needs_no_numbers():

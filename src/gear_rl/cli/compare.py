@@ -60,7 +60,9 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
         f"{one['level']:.0%} interval",
         "verdict",
     ):
-        table.add_column(column, justify="right" if column in ("rate", "after", "lost", "difference") else "left")
+        table.add_column(
+            column, justify="right" if column in ("rate", "after", "lost", "difference") else "left"
+        )
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
         share, around = row["share"], row["share_interval"]
