@@ -241,7 +241,7 @@ def compare(
     """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
     rate, with every seed, on one budget of rollouts, and compares in words.
 
-    A control that is told the true advantage of every token (oracle) is the ceiling. Where no formula knows it,
+    A control that is told the true advantage of every token (oracle) is the reference. Where no formula knows it,
     rollouts branch off from every token, which takes its time: a run of your own has it only if you name it.
 
     Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are

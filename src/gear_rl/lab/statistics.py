@@ -49,7 +49,7 @@ class Paired:
     interval: Interval | None
     """All intervals of the family hold together at the level; None below three pairs."""
     p: float | None
-    """Two-sided, corrected for the family: below 1 - level exactly where the interval excludes 0, None without it."""
+    """Two-sided, corrected for the family: below 1 - level exactly where the interval excludes 0, None without."""
 
 
 def interquartile_mean(values: Sequence[float]) -> float | None:
@@ -177,8 +177,8 @@ def ratio_interval(
 def probability_of_improvement(
     ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL
 ) -> tuple[float, Interval | None] | None:
-    """The chance that one of ours is larger than one of theirs, ties half; None without both. Its interval is None
-    below three of either.
+    """The chance that one of ours is larger than one of theirs, ties half, with an interval, which is None below
+    three of either; None without both.
 
     Every value of ours against every one of theirs, not pair by pair: the statistic of Mann and Whitney over
     their number (Agarwal et al. 2021). The interval is Newcombe's (2006, method 5), which solves ``|x - estimate|
