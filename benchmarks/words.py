@@ -78,7 +78,8 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]], jobs: int = 1) -> 
         found = wrong_completions(task)
         replace_file(task.file, json.dumps(found).encode())
     document = {
-        "what": "absolute credit on sampled wrong completions; the fault is the first wrong digit",
+        "what": "absolute credit on sampled wrong completions; the fault is the first digit that differs from "
+        "the worked solution",
         "model": Path(task.model).name,
         "data": task.data,
         "use": USES[task.split],

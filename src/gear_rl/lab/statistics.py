@@ -49,7 +49,7 @@ class Paired:
     interval: Interval | None
     """All intervals of the family hold together at the level; None below three pairs."""
     p: float | None
-    """Two-sided, corrected for the family: below 1 - level exactly where the interval excludes 0, None without."""
+    """Two-sided, corrected for the family: below 1 - level exactly where the interval excludes 0."""
 
 
 def interquartile_mean(values: Sequence[float]) -> float | None:
