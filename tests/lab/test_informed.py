@@ -80,6 +80,9 @@ def test_a_single_prompt_proves_nothing():
     found = verdict(without_reward(completions(1.0, prompts=1)))
     assert found.word == "not informed" and found.reads.interval is None
     assert as_dict(found)["reads"] == {"share": 1.0, "interval": None, "prompts": 1}
+    two = verdict(without_reward(completions(1.0, prompts=2)))
+    assert (two.word, two.reads.interval) == ("not informed", None)
+    assert "in 100 % (too few for an interval) of" in sentences(two)[1]
 
 
 def test_what_helps_is_said_where_it_is_needed():
