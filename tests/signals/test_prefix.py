@@ -1,5 +1,7 @@
 """Prompts that are run once for all their completions: the same hidden states, where it pays, where it can."""
 
+import inspect
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -67,6 +69,20 @@ def test_the_states_are_those_of_whole_sequences(model, monkeypatch, cache_rows,
     assert calls == [(3, 7), *parts]
 
 
+def test_the_model_is_given_only_arguments_that_its_forward_names(model):
+    # A forward swallows other keywords in **kwargs: without its cache it would score completions without prompts.
+    given = []
+
+    def forward(**arguments):
+        given.append(arguments)
+        return captured_forward(model, **arguments)
+
+    prompts, ids, attention = batch()
+    states_after_shared_prompts(model, forward, prompts.ids_BP, prompts.attention_BP, ids, attention)
+    names = inspect.signature(type(model).forward).parameters
+    assert len(given) == 2 and {*given[0], *given[1]} <= {*names}
+
+
 def test_prompts_that_differ_in_a_token_or_in_padding_are_two():
     ids = torch.tensor([[0, 5, 6], [0, 5, 6], [0, 5, 7], [0, 5, 6]])
     attention = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 1], [0, 1, 1]])
@@ -110,7 +126,7 @@ def test_a_model_with_another_cache_is_asked_once_and_scored_whole(kind):
         calls.append(given)
         hidden, output = captured_forward(net, **given)
         if kind == "none":
-            output.past_key_values = None
+            setattr(output, prefix._cache_name(net), None)
         return hidden, output
 
     args = (prompts.ids_BP, prompts.attention_BP, ids, attention)

@@ -4,12 +4,15 @@ Knows no method, no trainer and no head: hidden states only.
 """
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from gear_rl.signals.forwards import unwrapped
 
 LEAST_SAVED = 0.2
 """Share of a batch's tokens that must be prompts run more than once, from which sharing them pays.
@@ -73,7 +76,8 @@ def states_after_shared_prompts(
     hidden, output = forward(
         input_ids=prompt_BP[first], attention_mask=attention_BP[first], use_cache=True, logits_to_keep=1
     )
-    cache: Any = getattr(output, "past_key_values", None)
+    name = _cache_name(model)
+    cache: Any = getattr(output, name, None)
     if not _is_plain(cache, prompt_BP.shape[1]) or _turns_by_length(model):
         setattr(model, _REFUSED, True)
         return None
@@ -90,13 +94,19 @@ def states_after_shared_prompts(
             part, _ = forward(
                 input_ids=ids[i : i + rows, :go_on],
                 attention_mask=after[i : i + rows],
-                past_key_values=copied,
                 use_cache=True,
                 logits_to_keep=1,
+                **{name: copied},
             )
             parts.append(part)
         states.append(torch.cat(parts))
     return torch.cat(states, 1)
+
+
+def _cache_name(model: nn.Module) -> str:
+    """Name of the cache in the model's forward and output: transformers 5.24 renamed ``past_key_values``."""
+    taken = inspect.signature(type(unwrapped(model)).forward).parameters
+    return "cache" if "cache" in taken else "past_key_values"
 
 
 def _is_plain(cache: Any, tokens: int) -> bool:
