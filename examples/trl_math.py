@@ -25,7 +25,7 @@ def main(output_dir: str = "runs/trl_math", max_steps: int = 10) -> GEARTrainer:
             output_dir=output_dir,
             teacher_prompt_template=TEMPLATE,
             chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
-            record_file=f"{output_dir}/records.jsonl",  # then: gear view runs/trl_math/records.jsonl
+            record_file="records.jsonl",  # in output_dir; then: gear view runs/trl_math/records.jsonl
             max_steps=max_steps,
             per_device_train_batch_size=32,
             num_generations=8,

@@ -25,7 +25,7 @@ Here is a reference solution:
 Solve the problem in your own words, step by step."'
   # Completions in one forward pass of the credit step: 8192 tokens each.
   gear.credit_batch_size=4
-  gear.record_file="$PWD/runs/verl_maths/records.jsonl"
+  gear.record_file=records.jsonl
 
   data.train_files="$DATA/train.parquet"
   data.val_files="$DATA/test.parquet"

@@ -32,7 +32,7 @@ These calls would be right:
 
 Work through the task yourself, with the tool."'
   gear.credit_batch_size=4
-  gear.record_file="$PWD/runs/verl_tools/records.jsonl"
+  gear.record_file=records.jsonl
 
   data.train_files="$DATA/train.parquet"
   data.val_files="$DATA/test.parquet"

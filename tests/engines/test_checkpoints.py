@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -191,20 +192,46 @@ def test_a_file_system_without_locks_is_said_and_leaves_nothing_behind(tmp_path,
 
 
 def test_leftovers_are_what_a_new_run_would_lose(tmp_path):
-    folder, records = RunFolder(tmp_path), tmp_path / "records.jsonl"
+    folder, records = RunFolder(tmp_path, "records.jsonl"), tmp_path / "records.jsonl"
     with folder.held():
         folder.begin()
-    assert folder.leftovers(str(records)) == [], "a run that was killed at once left nothing to lose"
+    assert folder.leftovers() == [], "a run that was killed at once left nothing to lose"
     records.touch()
-    assert folder.leftovers(str(records)) == []
+    assert folder.leftovers() == []
     records.write_text("{}\n")
     checkpoint(tmp_path, 10)
     checkpoint(tmp_path, 9)
     (tmp_path / "trainer_state.json").touch()
     (tmp_path / "mine.txt").touch()
     names = ["checkpoint-9", "checkpoint-10", "trainer_state.json"]
-    assert folder.leftovers(str(records)) == [*names, str(records)]
-    assert folder.leftovers(None) == names
-    folder.clear(str(records))
-    assert folder.leftovers(str(records)) == []
+    assert folder.leftovers() == [*names, str(records)]
+    assert RunFolder(tmp_path).leftovers() == names
+    folder.clear()
+    assert folder.leftovers() == []
     assert (tmp_path / "mine.txt").exists()
+
+
+def test_records_are_in_the_folder_unless_they_are_named_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("runs/a"), tmp_path / "runs" / "a"):
+        assert RunFolder(folder, "more/r.jsonl").records == folder / "more" / "r.jsonl"
+        with pytest.raises(
+            ValueError, match=r"^record_file: runs/a/r.jsonl is relative to .*a; write r.jsonl$"
+        ):
+            RunFolder(folder, "runs/a/r.jsonl")
+    assert RunFolder(Path(), "runs/a/r.jsonl").records == Path("runs/a/r.jsonl")
+    other = tmp_path / "other.jsonl"
+    for name in (str(other), "../other.jsonl", "link.jsonl"):
+        folder = RunFolder(tmp_path / "a", name)
+        folder.path.mkdir(exist_ok=True)
+        (folder.path / "link.jsonl").unlink(missing_ok=True)
+        (folder.path / "link.jsonl").symlink_to(other)
+        other.unlink(missing_ok=True)
+        folder.check_records()
+        other.write_text("{}\n")
+        with pytest.raises(
+            ValueError, match=r"^record_file: .* holds records already, .* outside of .*a; name a new"
+        ):
+            folder.check_records()
+        folder.clear()
+        assert other.read_text() == "{}\n"

@@ -214,5 +214,7 @@ def test_gear_train_runs_them_as_published(name, tiny_model, tmp_path):
     assert done.returncode == 0, done.stderr
     applied = ", ".join(f"{key}={value}" for key, value in engine_settings_of(build_method(name)).items())
     assert f"{name}: {applied}, as the method has it" in " ".join(done.stderr.split())
-    contexts = {record.context for record in read_records(tmp_path / "r.jsonl") if record.fallback is None}
+    contexts = {
+        record.context for record in read_records(tmp_path / "out" / "r.jsonl") if record.fallback is None
+    }
     assert contexts == ({"privileged_context"} if name == "opsd" else {"sibling"})

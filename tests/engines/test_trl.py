@@ -434,7 +434,12 @@ def test_the_record_file_is_bounded_and_a_resumed_run_does_not_repeat_itself(tin
     run(tmp_path, tiny_model, Gear(), **options)
     run(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-2"), **options)
     assert [record.step for record in read_records(file)] == [0] * 8 + [1] * 8 + [2] * 8
-    run(tmp_path / "bounded", tiny_model, Gear(), record_file=str(file), record_max_mb=0.01)
+    whole = file.read_bytes()
+    with pytest.raises(ValueError, match=r"record_file: .* holds records already"):
+        run(tmp_path / "bounded", tiny_model, Gear(), record_file=str(file))
+    assert file.read_bytes() == whole
+    run(tmp_path / "bounded", tiny_model, Gear(), record_file="records.jsonl", record_max_mb=0.01)
+    file = tmp_path / "bounded" / "records.jsonl"
     assert file.stat().st_size <= 0.01 * 1024 * 1024
     kept = [record.step for record in read_records(file)]
     assert kept[-1] == 2 and len(kept) < 24, "the oldest go, the newest stay"

@@ -41,7 +41,7 @@ def test_what_costs_is_swapped_and_what_can_be_wrong_is_not(tmp_path):
     kept = {"learning_rate": 3e-6, "epsilon_high": 0.28, "teacher_model_kind": "ema", "temperature": 0.7}
     more = {
         "reward_weights": [2.0],
-        "record_file": "runs/r.jsonl",
+        "record_file": "/runs/r.jsonl",
         "output_dir": "runs/x",
         "num_generations": 16,
     }
@@ -57,12 +57,19 @@ def test_what_costs_is_swapped_and_what_can_be_wrong_is_not(tmp_path):
     assert small.trainer["use_vllm"] is False and "vllm_mode" not in small.trainer
     assert "deepspeed" not in small.trainer
     assert small.trainer["max_completion_length"] == 32
-    for key in ("output_dir", "record_file"):
-        assert small.trainer[key].startswith(str(tmp_path))
+    assert small.trainer["output_dir"].startswith(str(tmp_path))
+    assert small.trainer["record_file"] == "records.jsonl"
     lines = Path(small.dataset).read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == ROWS, "raw rows, so that the columns are really mapped"
     assert "vllm_mode, deepspeed" in swaps["left out"]
     assert config.trainer["output_dir"] == "runs/x", "the recipe itself stays as it was"
+
+
+def test_a_record_file_that_repeats_the_folder_is_refused():
+    with pytest.raises(
+        InputError, match=r"record_file: runs/x/r.jsonl is relative to .* runs/x; write r.jsonl"
+    ):
+        smoke(recipe(output_dir="runs/x", record_file="runs/x/r.jsonl"))
 
 
 def test_every_tier_of_an_evaluation_is_swapped(tmp_path):

@@ -31,7 +31,7 @@ def test_train_runs_a_local_model_dataset_and_reward(tiny_model, tmp_path):
     )
     (tmp_path / "run.yaml").write_text(
         f"model: {tiny_model}\ndataset: rows.jsonl\ncolumns: {{prompt: question, answer: gold}}\n"
-        "reward: mine:digits\ncredit: gear\nmax_completion_length: 8\nrecord_file: out/records.jsonl\n"
+        "reward: mine:digits\ncredit: gear\nmax_completion_length: 8\nrecord_file: records.jsonl\n"
         "output_dir: out\nlora: {r: 2, target_modules: [q_proj]}\n"
     )
     done = gear("train", "--config", "run.yaml", *SMALL, "--credit.alpha", "0.5", cwd=tmp_path)
@@ -94,7 +94,7 @@ def used(tiny_model, tmp_path_factory):
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "run.yaml").write_text(
         f"model: {tiny_model}\ndataset: rows.jsonl\nreward: mine:digits\ncredit: uniform\noutput_dir: out\n"
-        "record_file: out/records.jsonl\nmax_completion_length: 4\nper_device_train_batch_size: 4\n"
+        "record_file: records.jsonl\nmax_completion_length: 4\nper_device_train_batch_size: 4\n"
         "num_generations: 4\nsave_steps: 1\nlearning_rate: 0.01\n"
     )
     (folder / "mine.py").write_text(
@@ -147,6 +147,9 @@ def test_another_configuration_or_a_broken_checkpoint_is_one_line(used):
         "beta 0.0 is now 0.1",
         "credit 'uniform' is now 'gear'",
     )
+    assert "beta" not in (folder / "out" / "gear.yaml").read_text(), (
+        "what was refused is not the folder's run"
+    )
     one_line(call("--resume_from_checkpoint", "rows.jsonl"), "rows.jsonl is no folder")
     (folder / "checkpoint-9").mkdir(exist_ok=True)
     one_line(
@@ -174,7 +177,7 @@ def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
     folder, call = used
     own = GEARTrainer._compute_loss
     monkeypatch.setattr(GEARTrainer, "_compute_loss", lambda *args: own(*args) * torch.nan)
-    done = call("--max_steps", "1", "--output_dir", "other", "--record_file", "other/records.jsonl")
+    done = call("--max_steps", "1", "--output_dir", "other")
     one_line(done, "step 1: not finite (loss nan, gradient norm nan)", "no checkpoint was saved yet")
     assert not (folder / "other" / "model.safetensors").exists()
 
@@ -187,19 +190,69 @@ def test_a_file_that_is_read_is_not_written(used):
     (folder / "held.jsonl").write_bytes(rows)
     (folder / "linked.jsonl").symlink_to("rows.jsonl")
     for words, message in (
-        (("--record_file", "rows.jsonl"), "record_file: rows.jsonl is read here too; name another file"),
-        (("--record_file", "linked.jsonl"), "record_file: linked.jsonl is read here too"),
-        (("--record_file", "run.yaml"), "record_file: run.yaml is read here too"),
-        (("--record_file", "held.jsonl", "--eval_dataset", "{small: held.jsonl}"), "held.jsonl is read here"),
+        (("--record_file", "../rows.jsonl"), "rows.jsonl is read here too; name another file"),
+        (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl is read here too"),
+        (("--record_file", str(folder / "run.yaml")), "run.yaml is read here too"),
+        (("--record_file", "../held.jsonl", "--eval_dataset", "{small: held.jsonl}"), "held.jsonl is read"),
         (
             ("--dataset", "rows/quarantine.jsonl", "--output_dir", "rows"),
             "output_dir: rows/quarantine.jsonl is read here too",
         ),
         (
-            ("--dataset", "rows", "--record_file", "rows/more/records.jsonl"),
-            "record_file: rows/more/records.jsonl is in rows, which is read here too",
+            ("--dataset", "rows", "--record_file", "../rows/more/records.jsonl"),
+            "record_file: out/../rows/more/records.jsonl is in rows, which is read here too",
         ),
     ):
         one_line(call("--overwrite", *words), message)
     assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()
     assert (folder / "rows" / "quarantine.jsonl").read_bytes() == rows
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_its_gear_yaml_runs_again_elsewhere_and_touches_nothing_of_the_first(used):
+    folder, call = used
+    # An absolute path in the folder follows the folder too.
+    done = call("--max_steps", "2", "--output_dir", "one", "--record_file", str(folder / "one" / "r.jsonl"))
+    assert done.returncode == 0, done.stderr
+    one = contents(folder / "one")
+    words = (folder / "one" / "gear.yaml").read_text().partition(" OTHER")[0].split()[2:]
+    assert words == ["train", "--config", "one/gear.yaml", "--output_dir"]
+    words.append("two")
+    for more in ([], ["--overwrite"]):
+        done = gear(*words, *more, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert contents(folder / "one") == one
+        assert len(list(read_records(folder / "two" / "r.jsonl"))) == 8
+    assert (folder / "two" / "r.jsonl").read_bytes() == one[folder / "one" / "r.jsonl"]
+
+
+def test_records_outside_of_the_folder_are_never_replaced_or_cut(used):
+    folder, call = used
+    records, words = folder / "shared.jsonl", ("--output_dir", "three", "--record_file", "../shared.jsonl")
+    done = call("--max_steps", "2", *words)
+    assert done.returncode == 0, done.stderr
+    three = contents(folder / "three") | {records: records.read_bytes()}
+    assert len(three[records].splitlines()) == 8
+    for more in ([], ["--overwrite"], ["--resume_from_checkpoint", "three/checkpoint-1"]):
+        done = call("--max_steps", "2", *words, *more)
+        one_line(done, "record_file: three/../shared.jsonl holds records already", "name a new file")
+        assert contents(folder / "three") | {records: records.read_bytes()} == three
+    done = gear("train", "--config", "three/gear.yaml", "--output_dir", "four", cwd=folder)
+    one_line(done, "record_file: four/../shared.jsonl holds records already")
+    command = (folder / "three" / "gear.yaml").read_text().splitlines()[0].replace("OTHER", "four")
+    done = gear(*command.split()[2:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert contents(folder / "three") | {records: records.read_bytes()} == three
+
+
+def test_a_run_of_another_folder_goes_on_only_where_nothing_is_cut(used):
+    folder, call = used
+    (folder / "five").mkdir()
+    (folder / "five" / "records.jsonl").write_bytes((folder / "out" / "records.jsonl").read_bytes())
+    five = contents(folder / "five")
+    done = call("--output_dir", "five", "--resume_from_checkpoint", "out/checkpoint-1", "--max_steps", "2")
+    one_line(done, "output_dir: five holds another run than out/checkpoint-1 (five/records.jsonl)")
+    assert {path: path.read_bytes() for path in five} == five

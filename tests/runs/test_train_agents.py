@@ -70,7 +70,7 @@ def run(folder, model, text, *words):
     (folder / "run.yaml").write_text(
         f"model: {model}\ndataset: train.jsonl\ncolumns: {{prompt: question}}\n"
         "max_completion_length: 12\noutput_dir: out\n"
-        "record_file: out/records.jsonl\n" + text
+        "record_file: records.jsonl\n" + text
     )
     return gear("train", "--config", "run.yaml", *SMALL, *words, cwd=folder)
 

@@ -31,7 +31,7 @@ def config_of(section: dict[str, Any], **changes: Any) -> Config:
     """A small configuration of verl that can run; dotted keys change it. GEAR's own teacher would need more."""
     config: dict[str, Any] = {
         "gear": {"teacher": "live"} | section,
-        "trainer": {"use_v1": True, "v1": {"trainer_mode": "gear_sync"}},
+        "trainer": {"default_local_dir": "runs/verl", "use_v1": True, "v1": {"trainer_mode": "gear_sync"}},
         "data": {"train_files": "train.parquet", "val_files": ["held.parquet"]},
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
         "actor_rollout_ref": {
@@ -139,8 +139,11 @@ def test_records_never_replace_the_data(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
     checks.check(config_of({"record_file": "records.jsonl"}))
-    with pytest.raises(InputError, match=rf"gear\.record_file: {name} is read here too"):
-        checks.check(config_of({"record_file": f"./{name}"}))
+    with pytest.raises(InputError, match=rf"gear\.record_file: .*{name} is read here too"):
+        checks.check(config_of({"record_file": f"{tmp_path}/{name}"}))
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match=r"gear\.record_file: .*other.jsonl holds records already"):
+        checks.check(config_of({"record_file": f"{tmp_path}/other.jsonl"}))
 
 
 def test_what_the_refusals_name_runs():

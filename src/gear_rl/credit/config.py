@@ -160,7 +160,9 @@ class CreditConfig:
     )
     record_file: str | None = _setting(
         None,
-        "Where to write one JSON line per completion with its credit; None for nowhere.",
+        "Where to write one JSON line per completion with its credit, relative to the run's folder "
+        "(`output_dir`; verl's trainer.default_local_dir). A file outside of it must be new: nothing there is "
+        "replaced. None for nowhere.",
     )
     record_max_mb: float = _setting(
         32.0,

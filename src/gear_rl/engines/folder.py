@@ -25,7 +25,9 @@ _FILE, _LOCK, _FINISHED = "run.json", ".lock", "trainer_state.json"
 
 
 class RunFolder:
-    """The folder that a run writes to.
+    """The folder that a run writes to. Its record file is in it, unless ``record_file`` is an absolute path.
+
+    ``ValueError`` for a relative one that repeats the folder, which would be made inside itself.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -36,8 +38,9 @@ class RunFolder:
     True
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, record_file: str | None = None) -> None:
         self.path = path
+        self.records = None if record_file is None else _record_path(path, Path(record_file).expanduser())
         # No soft lock where the file system has none: its file would outlive a process that is killed.
         self._lock = FileLock(path / _LOCK, timeout=0, fallback_to_soft=False)
 
@@ -80,25 +83,40 @@ class RunFolder:
         replace_file(self.path / _FILE, (json.dumps(facts) + "\n").encode())
         return run
 
-    def leftovers(self, record_file: str | None) -> list[str]:
+    @property
+    def records_outside(self) -> bool:
+        """Whether the record file lies elsewhere, where another run's may be."""
+        return self.records is not None and not _is_in(self.records, self.path)
+
+    def check_records(self) -> None:
+        """Raise ``ValueError`` for records outside of the folder: nothing there is replaced, cut or deleted."""
+        if self.records_outside and self._has_records:
+            raise ValueError(
+                f"record_file: {self.records} holds records already, maybe another run's, since it is outside of "
+                f"{self.path}; name a new file, or records.jsonl to have it inside"
+            )
+
+    def leftovers(self) -> list[str]:
         """What a new run in this folder would mix with or replace: checkpoints, a finished model, records.
 
-        >>> RunFolder(Path("nowhere")).leftovers(None)
+        >>> RunFolder(Path("nowhere")).leftovers()
         []
         """
         names = [path.name for path in reversed(checkpoints_in(self.path))]
         names += [_FINISHED] if (self.path / _FINISHED).exists() else []
-        if record_file is not None and Path(record_file).is_file() and Path(record_file).stat().st_size:
-            names.append(str(record_file))
-        return names
+        return [*names, str(self.records)] if self._has_records else names
 
-    def clear(self, record_file: str | None) -> None:
-        """Delete the leftovers of the run before."""
+    def clear(self) -> None:
+        """Delete the leftovers of the run before; nothing outside of the folder."""
         for path in (*checkpoints_in(self.path), self.path / UNFINISHED):
             shutil.rmtree(path, ignore_errors=True)
         (self.path / _FINISHED).unlink(missing_ok=True)
-        if record_file is not None and Path(record_file).is_file():
-            Path(record_file).unlink()
+        if self._has_records and not self.records_outside:
+            cast(Path, self.records).unlink()
+
+    @property
+    def _has_records(self) -> bool:
+        return self.records is not None and self.records.is_file() and self.records.stat().st_size > 0
 
     def _facts(self) -> dict[str, Any]:
         try:
@@ -106,3 +124,14 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return cast(dict[str, Any], facts) if isinstance(facts, dict) else {}
+
+
+def _record_path(folder: Path, file: Path) -> Path:
+    if not file.is_absolute() and _is_in(file, folder) and not _is_in(Path.cwd(), folder):
+        name = os.path.relpath(file, folder)
+        raise ValueError(f"record_file: {file} is relative to the run's folder, {folder}; write {name}")
+    return folder / file
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())

@@ -147,7 +147,7 @@ def _trainer(demo: Demo, folder: str, records: Path) -> Any:
             steps=demo.steps,
             output_dir=folder,
             per_device_eval_batch_size=_EVAL_BATCH,
-            record_file=str(records),
+            record_file=str(records.resolve()),
         )
     )
 

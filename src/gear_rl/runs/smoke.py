@@ -21,6 +21,7 @@ from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
+from gear_rl.runs.resolved import run_folder
 from gear_rl.runs.tiny_model import save_tiny_model
 
 STEPS = 2
@@ -181,7 +182,7 @@ def _small_settings(
     if config.trainer.get("reward_weights"):
         trainer["reward_weights"] = [*config.trainer["reward_weights"], 1.0]
     if config.trainer.get("record_file"):
-        trainer["record_file"] = str(folder / "records.jsonl")
+        trainer["record_file"] = "records.jsonl"
     return trainer
 
 
@@ -189,6 +190,7 @@ def _check_settings(config: RunConfig) -> None:
     """TRL's own checks of the settings, those of vLLM included, which the run itself leaves out."""
     from gear_rl.engines.trl.config import GEARConfig
 
+    run_folder(config)
     known = {key: value for key, value in config.trainer.items() if key not in _DROPPED}
     try:
         everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}

@@ -116,19 +116,26 @@ def train(
     """
     _check_outputs(config, source)
     resume = _checkpoint(config)
-    folder, records = _folder(config), config.trainer.get("record_file")
+    folder = run_folder(config)
     overwrite |= resume is None and bool(config.trainer.get("overwrite_output_dir"))
-    _check_folder(folder, records, resume, overwrite)
+    _check_folder(folder, resume, overwrite)
     trainer = make_trainer(config)
-    for callback in callbacks:
-        trainer.add_callback(callback)
+    from transformers.trainer_callback import TrainerCallback
+
     from gear_rl.engines.trl.saving import on_main, writing
 
+    class WriteRun(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:  # a run that was refused never comes here
+                write_run(config, trainer)
+
+    for callback in (WriteRun(), *callbacks):
+        trainer.add_callback(callback)
+
     def ready() -> None:
-        _check_folder(folder, records, resume, overwrite)  # another may have begun and ended meanwhile
+        _check_folder(folder, resume, overwrite)  # another may have begun and ended meanwhile
         if overwrite:
-            folder.clear(records)
-        write_run(config, trainer)
+            folder.clear()
 
     try:
         with writing(trainer):
@@ -152,7 +159,7 @@ def _check_outputs(config: RunConfig, source: Path | None) -> None:
     names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
     inputs = [Path(name) for name in names if not is_generated(name)]
     inputs += [] if source is None else [source]
-    outputs = {"record_file": config.trainer.get("record_file"), "output_dir": quarantine_file(config)}
+    outputs = {"record_file": run_folder(config).records, "output_dir": quarantine_file(config)}
     for key, out in outputs.items():
         try:
             check_output(Path(str(out)), [] if out is None else inputs, key)
@@ -160,15 +167,15 @@ def _check_outputs(config: RunConfig, source: Path | None) -> None:
             raise InputError(str(error)) from None
 
 
-def _folder(config: RunConfig) -> RunFolder:
-    return RunFolder(run_folder(config))
-
-
-def _check_folder(folder: RunFolder, records: str | None, resume: str | None, overwrite: bool) -> None:
+def _check_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> None:
     """Refuse to mix a new run with one that is there; ``InputError`` that names what to say."""
     if overwrite and resume is not None:
         raise InputError("--overwrite: it begins anew, resume_from_checkpoint goes on; leave one of them out")
-    leftovers = folder.leftovers(records)
+    try:
+        folder.check_records()
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    leftovers = folder.leftovers()
     if leftovers and resume is None and not overwrite:
         raise InputError(
             f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); go on with it by "
@@ -180,7 +187,7 @@ def _checkpoint(config: RunConfig) -> str | None:
     """What to resume from, taken out of the trainer's settings; None for a run that begins anew."""
     resume = config.trainer.pop("resume_from_checkpoint", None)
     if resume == "latest":
-        folder = _folder(config).path
+        folder = run_folder(config).path
         if not checkpoints_in(folder):
             raise InputError(
                 f"resume_from_checkpoint: {folder} holds no checkpoint; leave it out to begin anew"

@@ -119,7 +119,9 @@ class GEARConfig(CreditConfig, GRPOConfig):
     )
     overwrite_output_dir: bool = field(
         default=False,
-        metadata={"help": "Delete the checkpoints of the run that output_dir holds, to begin anew there."},
+        metadata={
+            "help": "Delete the checkpoints and records of the run that output_dir holds, to begin anew there."
+        },
     )
     non_finite_step: str = field(
         default="stop",

@@ -1,6 +1,7 @@
 """TRL's trainer as an ``Engine`` of the credit step: passes in its own process, accelerate between processes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -113,14 +114,15 @@ class TRLEngine:
         rollouts = self.trainer.rollouts
         if rollouts.record_sink is not None:
             return rollouts.record_sink
-        return None if self.trainer.args.record_file is None else self._write
+        return None if self.trainer.run_folder.records is None else self._write
 
     def _write(self, records: list[Record]) -> None:
         args, rollouts = self.trainer.args, self.trainer.rollouts
         if rollouts.writer is None:
             size = int(args.record_max_mb * 1024 * 1024)
             step = self.trainer.state.global_step
-            rollouts.writer = RecordWriter(args.record_file or "", size, resume_step=step)
+            path = cast(Path, self.trainer.run_folder.records)
+            rollouts.writer = RecordWriter(path, size, resume_step=step)
         rollouts.writer.write(records)
 
     def _largest(self, count: int) -> int:

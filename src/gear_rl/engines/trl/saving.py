@@ -63,11 +63,12 @@ def begin(trainer: Trainer, resume: str | bool | None) -> tuple[Run, str | None]
     """The run that begins or goes on, and the checkpoint to resume from; ``ValueError`` for one that cannot be.
 
     True and "latest" mean the newest whole checkpoint of the run whose folder it is. Where a run begins, that
-    folder has no checkpoints, or ``overwrite_output_dir`` deletes them.
+    folder has no checkpoints, or ``overwrite_output_dir`` deletes them. Records outside of it are never touched.
     """
     configuration = configuration_of(trainer)
 
     def choose() -> tuple[Run, str | None]:
+        trainer.run_folder.check_records()
         if resume is None or resume is False:
             _make_room(trainer)
             return Run(trainer.run_folder.begin(), configuration), None
@@ -90,7 +91,7 @@ def _make_room(trainer: Trainer) -> None:
             "another output_dir"
         )
     if names:
-        folder.clear(trainer.args.record_file)
+        folder.clear()
 
 
 def _chosen(trainer: Trainer, resume: str | bool) -> tuple[Path, Manifest]:
@@ -105,9 +106,11 @@ def _chosen(trainer: Trainer, resume: str | bool) -> tuple[Path, Manifest]:
         ) from None
     folder = trainer.run_folder
     elsewhere = path.resolve().parent != folder.path.resolve()
-    if elsewhere and folder.run != manifest.run and checkpoints_in(folder.path):
+    others = folder.leftovers() if elsewhere and folder.run != manifest.run else []
+    if others:
         raise ValueError(
-            f"output_dir: {folder.path} holds checkpoints of another run than {resume}; give another output_dir"
+            f"output_dir: {folder.path} holds another run than {resume} ({', '.join(others)}); give another "
+            "output_dir"
         )
     return path, manifest
 

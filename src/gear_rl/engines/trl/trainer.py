@@ -106,7 +106,7 @@ class GEARTrainer(GRPOTrainer):
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
-        self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir))), None
+        self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir)), args.record_file), None
         self.writes_aside, self.finite_steps = False, FiniteSteps()
         self._sampler: Any = None
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)

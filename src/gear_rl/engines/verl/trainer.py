@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -21,6 +22,7 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
+from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.verl.batch import COLUMNS, SEEN, Columns, log_prob_gap, rollout_batch
 from gear_rl.engines.verl.engine import VerlEngine
 from gear_rl.engines.verl.wire import ORDER, PADDING, Order, jagged, request_fields, rows_of, signal_field
@@ -182,7 +184,8 @@ class CreditTrainer:
         config = self.credit.config
         if self._writer is None:
             size = int(config.record_max_mb * 1024 * 1024)
-            self._writer = RecordWriter(config.record_file or "", size, resume_step=self.global_steps - 1)
+            folder = RunFolder(Path(self.config.trainer.default_local_dir), config.record_file)
+            self._writer = RecordWriter(cast(Path, folder.records), size, resume_step=self.global_steps - 1)
         self._writer.write(records)
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.signals import needs_passes
+from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
 from gear_rl.runs.verl.settings import SECTION, VerlSettings, read_settings
@@ -175,17 +176,18 @@ def _check_loss(config: Any, settings: VerlSettings) -> None:
 
 
 def _check_records(config: Any, settings: VerlSettings) -> None:
-    records = settings.config.record_file
-    if records is None:
-        return
-    for key in ("train_files", "val_files"):
-        files: Any = config.data.get(key) or []
-        try:
+    try:
+        folder = RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file)
+        if folder.records is None:
+            return
+        folder.check_records()
+        for key in ("train_files", "val_files"):
+            files: Any = config.data.get(key) or []
             check_output(
-                Path(records), map(Path, [files] if isinstance(files, str) else files), "gear.record_file"
+                folder.records, map(Path, [files] if isinstance(files, str) else files), "record_file"
             )
-        except ValueError as error:
-            raise InputError(str(error)) from None
+    except ValueError as error:
+        raise InputError(f"gear.{error}") from None
 
 
 def _lora(config: Any) -> bool:
