@@ -43,6 +43,7 @@ def uniform(chain: Path, tmp_path_factory: pytest.TempPathFactory):
     from verl_cpu import harness
 
     settings = [harness.SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=uniform"]
+    settings.append("+gear.record_file=records.jsonl")
     return harness.train(tmp_path_factory.mktemp("uniform"), chain, *settings, steps=2)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gear_rl.records import read_records
 from verl_cpu.harness import Run
 
 
@@ -23,3 +24,7 @@ def test_losses_and_gradients_are_the_same(stock: Run, uniform: Run, name: str):
 
 def test_the_credit_step_ran_all_the_same(uniform: Run):
     assert any(name.startswith("gear/") for name in uniform.steps[0])
+
+
+def test_the_records_lie_beside_verls_checkpoints(uniform: Run):
+    assert len(list(read_records(uniform.folder / "checkpoints" / "records.jsonl"))) == 2 * 16 * 8
