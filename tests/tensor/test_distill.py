@@ -31,15 +31,15 @@ def slow_terms(student, teacher, token, head, taught, *, beta, top_k, tail, temp
     for h, g, y in zip(student, teacher, token.tolist(), strict=True):
         logprobs.append(distribution(h, head, 1.0)[y].log())
         p, q = distribution(h, head, temperature), distribution(g, taught, temperature)
-        outcomes = list(range(len(p)))
+        outcomes, others = list(range(len(p))), []
         if top_k is not None and top_k < len(p):
             likely = p if top_k_of == "student" else q
-            outcomes = sorted(outcomes, key=lambda v: -likely[v].item())[:top_k]
+            outcomes = sorted(outcomes, key=lambda v: -likely[v].item())
+            outcomes, others = outcomes[:top_k], outcomes[top_k:]
         ps, qs = [p[v] for v in outcomes], [q[v] for v in outcomes]
-        if len(outcomes) < len(p):
-            rest_p, rest_q = 1 - sum(ps), 1 - sum(qs)
+        if others:
             if tail:
-                ps, qs = [*ps, rest_p], [*qs, rest_q]
+                ps, qs = [*ps, sum(p[v] for v in others)], [*qs, sum(q[v] for v in others)]
             else:
                 ps, qs = [x / sum(ps) for x in ps], [x / sum(qs) for x in qs]
         term = torch.zeros((), dtype=torch.float64)
@@ -95,8 +95,7 @@ def trained(head):
 terms_of = st.fixed_dictionaries(
     {
         "beta": st.sampled_from([0.0, 0.3, 0.5, 1.0]),
-        # Not 10 of 11: log(1 - sum) of a tail of 1e-5 has 0.6 % of rounding in float32, here as in SDPO's code.
-        "top_k": st.sampled_from([None, 1, 3, 6, 11, 50]),
+        "top_k": st.sampled_from([None, 1, 3, 6, 10, 11, 50]),
         "top_k_of": st.sampled_from(["student", "teacher"]),
         "tail": st.booleans(),
         "temperature": st.sampled_from([0.7, 1.0, 1.1]),
@@ -372,14 +371,48 @@ def test_an_infinite_term_is_limited_and_pulls_at_nothing():
 
 
 def test_peaked_distributions_keep_a_tail():
-    """All mass on one token in float32: the tail is held at 1e-7 rather than at log 0."""
+    """All mass on one token in float32: the tail is the others' 2 e^-60, not 1 - 1."""
     head = Head(weight_VD=torch.eye(3))
     student = torch.tensor([[60.0, 0.0, 0.0], [0.0, 60.0, 0.0]]).requires_grad_()
     teacher = torch.tensor([[60.0, 0.0, 0.0], [60.0, 0.0, 0.0]])
     terms, _ = distillation_terms(student, teacher, torch.tensor([0, 0]), head, top_k=1, beta=1.0)
-    # Agreement, then log(1 / 1e-7) = 16.12: the student's tail holds 1, the teacher's 1e-7.
-    assert terms.tolist() == pytest.approx([0.0, 7 * math.log(10)], abs=0.05)
+    # Agreement, then log(1 / 2 e^-60): the student's tail holds 1.
+    assert terms.tolist() == pytest.approx([0.0, 60 - LN2], rel=1e-6)
     assert torch.autograd.grad(terms.sum(), student)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("top_k_of", ["student", "teacher"])
+@pytest.mark.parametrize("sharp", [5.0, 10.0, 30.0])
+def test_the_tail_of_sharp_distributions_is_that_of_float64(sharp, top_k_of, beta):
+    g = torch.Generator().manual_seed(0)
+    student, teacher = sharp * torch.randn(2, 200, 50, generator=g)
+    token, plain = torch.zeros(200, dtype=torch.long), drawn(0)[3] | {"weight": torch.eye(50)}
+    given_ = {"beta": beta, "top_k": 10, "top_k_of": top_k_of, "tail": True, "temperature": 1.0}
+    student, exact_student = student.requires_grad_(), student.double().requires_grad_()
+    found = distillation_terms(student, teacher, token, as_head(plain), **given_)[0]
+    wide = doubled(plain, False)
+    exact = slow_terms(exact_student, teacher.double(), token, wide, wide, **given_)[0]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    gradients = [torch.autograd.grad(x.sum(), s)[0] for x, s in ((found, student), (exact, exact_student))]
+    torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("empty_for", ["both", "student", "teacher"])
+def test_a_tail_that_is_impossible(empty_for, beta):
+    """A bias of -inf on all but the two tokens that are chosen: what both find impossible adds nothing."""
+    student, teacher, token, plain = drawn(8, biased=True)
+    plain["bias"][:2] += 9.0
+    two = dict(plain) | {"bias": plain["bias"].clone()}
+    two["bias"][2:] = -math.inf
+    heads = [two if empty_for in ("both", whose) else plain for whose in ("student", "teacher")]
+    student.requires_grad_()
+    terms = distillation_terms(student, teacher, token, *map(as_head, heads), beta=beta, top_k=2)[0]
+    gradient = torch.autograd.grad(terms.sum(), student)[0]
+    infinite = (empty_for, beta) in (("student", 0.0), ("teacher", 1.0))
+    assert terms.isinf().all() if infinite else terms.isfinite().all()
+    assert gradient.isfinite().all() and gradient.any() == (not infinite)
 
 
 def test_no_token_is_an_empty_term_that_still_has_a_gradient():

@@ -21,9 +21,6 @@ TILE_ELEMENTS = 2**25
 """Logits that a tile may hold: 128 MiB in float32, 220 tokens of a vocabulary of 152,000. About eight tensors of
 this size live at once in the backward pass."""
 
-_LEAST_TAIL_NATS = 1e-7
-"""How far the log of the top-k's mass is kept below 0 (SDPO's code), or the tail's would be -inf."""
-
 
 def distillation_terms(
     student_ND: Float[Tensor, "N D"],
@@ -45,10 +42,10 @@ def distillation_terms(
     ``beta KL(q || m) + (1 - beta) KL(p || m)`` with ``m = beta q + (1 - beta) p``, ``p`` the student's and ``q``
     the teacher's distribution; KL(q || p) at ``beta=0`` (forward) and KL(p || q) at ``beta=1`` (reverse), as in
     OPSD (arXiv:2601.18734). With ``top_k`` the outcomes are the likeliest tokens of ``top_k_of`` and, with
-    ``tail``, all others as one more (``log(-expm1(log sum))``, arXiv:2601.20802); without, the two are normalised
-    to 1 over them. The student's choice of tokens is a constant, too. ``temperature`` divides the logits of both
-    beside the head's own; the log-prob is at the head's alone. In nats, float32 whatever goes in, at least 0 and
-    at most ``max_nats``.
+    ``tail``, all others as one more (arXiv:2601.20802); without, the two are normalised to 1 over them. The
+    student's choice of tokens is a constant, too. ``temperature`` divides the logits of both beside the head's
+    own; the log-prob is at the head's alone. In nats, float32 whatever goes in, at least 0 and at most
+    ``max_nats``.
 
     The gradient reaches the student's hidden states, and the head's weight and bias where they want one; the
     teacher is a constant. It is exact, also where ``top_k`` or the tail stand for the vocabulary. Where a term
@@ -160,17 +157,20 @@ def _outcomes(
     if top_k is None:
         return logits.log_softmax(-1), taught.log_softmax(-1)
     places = (logits.detach() if top_k_of == "student" else taught).topk(top_k, dim=-1).indices
-    chosen = [x.gather(-1, places) for x in (logits, taught)]
+    log_p, log_q = (_chosen(x, places, tail).log_softmax(-1) for x in (logits, taught))
+    return log_p, log_q
+
+
+def _chosen(logits: Tensor, places: Int[Tensor, "N K"], tail: bool) -> Float[Tensor, "N L"]:
+    """The logits in these places and, with ``tail``, the log-sum-exp of all others as one more."""
+    chosen = logits.gather(-1, places)
     if not tail:
-        return chosen[0].log_softmax(-1), chosen[1].log_softmax(-1)
-    log_p, log_q = (c - x.logsumexp(-1, keepdim=True) for c, x in zip(chosen, (logits, taught), strict=True))
-    return _with_tail(log_p), _with_tail(log_q)
-
-
-def _with_tail(logprob: Float[Tensor, "N K"]) -> Float[Tensor, "N L"]:
-    """One more outcome, everything else: log(1 - sum p), from log(sum p) kept a little below 0."""
-    mass = logprob.logsumexp(-1, keepdim=True).clamp(max=-_LEAST_TAIL_NATS)
-    return torch.cat([logprob, (-mass.expm1()).log()], -1)
+        return chosen
+    rest = logits.scatter(-1, places, -math.inf)
+    # Where all others are impossible, too (a padded vocabulary), log-sum-exp has a gradient of NaN.
+    empty = rest.detach().amax(-1, keepdim=True) == -math.inf
+    others = rest.masked_fill_(empty, 0.0).logsumexp(-1, keepdim=True)
+    return torch.cat([chosen, others.masked_fill(empty, -math.inf)], -1)
 
 
 def _divergence(log_p: Float[Tensor, "N K"], log_q: Float[Tensor, "N K"], beta: float) -> Float[Tensor, " N"]:
