@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from gear_rl.data.prompts import checksum
@@ -84,24 +85,21 @@ def _endless(rng: random.Random, template: str | None) -> Iterator[tuple[str, _P
 
 
 def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None:
-    """Where the first number stands that is not the solution's, in characters; None where nobody can say.
+    """Where the first number leaves the solution's, in characters; None where nobody can say.
 
-    That is where there is none, or where the completion has other words. Of a number that begins alike the first
-    digit that differs: digits are decided one after the other.
+    That is where no number differs, or where the completion has other words (a minus sign is one). Marked is one
+    character, as digits are decided one after the other: the first that differs, or of a number that ends too
+    early what stands in place of the next digit.
 
     >>> first_wrong_number("7 + 8 = 16. The answer is 16.", "7 + 8 = 15. The answer is 15.")
     (9, 10)
     >>> first_wrong_number("It is 15.", "7 + 8 = 15. The answer is 15.")
     """
-    ours, right = (list(re.finditer(r"\d+", text)) for text in (completion, solution))
-    if re.sub(r"\d+", "#", completion.strip()) != re.sub(r"\d+", "#", solution.strip()):
+    if re.sub(r"\d+", "#", completion) != re.sub(r"\d+", "#", solution):
         return None
-    for one, other in zip(ours, right, strict=True):
-        if one[0] != other[0]:
-            pairs = zip(one[0], other[0], strict=False)
-            same = next((j for j, (a, b) in enumerate(pairs) if a != b), min(len(one[0]), len(other[0])) - 1)
-            return one.start() + same, one.start() + same + 1
-    return None
+    pairs = zip_longest(completion, solution)
+    place = next((i for i, (ours, right) in enumerate(pairs) if ours != right), len(completion))
+    return (place, place + 1) if place < len(completion) else None
 
 
 def results(completion: str) -> list[tuple[int, int]]:
