@@ -13,8 +13,8 @@ from gear_rl.tensor.trust import prefix_trust
 NAN = float("nan")
 
 
-def trust(ratios, decay, mask=None):
-    row = torch.tensor([ratios])
+def trust(ratios, decay, mask=None, dtype=torch.float32):
+    row = torch.tensor([ratios], dtype=dtype)
     counts = torch.ones_like(row, dtype=torch.bool) if mask is None else torch.tensor([mask]).bool()
     return prefix_trust(row, counts, decay)[0].tolist()
 
@@ -86,11 +86,13 @@ def test_empty_shapes(shape):
 @given(
     st.lists(st.tuples(st.floats(-8, 8, width=32), st.booleans()), min_size=1, max_size=40),
     st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0]),
+    st.sampled_from([(torch.float32, 1e-4), (torch.float64, 1e-12)]),
 )
-def test_agrees_with_a_loop(tokens, decay):
-    found = trust([r for r, _ in tokens], decay, [kept for _, kept in tokens])
+def test_agrees_with_a_loop(tokens, decay, precision):
+    dtype, rel = precision
+    found = trust([r for r, _ in tokens], decay, [kept for _, kept in tokens], dtype)
     doubt = 0.0
     for (ratio, kept), here in zip(tokens, found, strict=True):
-        assert here == pytest.approx(math.exp(-doubt) if kept else 0.0, rel=1e-4, abs=1e-30)
+        assert here == pytest.approx(math.exp(-doubt) if kept else 0.0, rel=rel, abs=1e-30)
         if kept:
             doubt = decay * (doubt + max(0.0, -ratio))

@@ -33,7 +33,7 @@ def prefix_trust(
         raise ValueError(f"decay: {decay} is not a share; give a number from 0 to 1")
     shortfall = torch.where(mask, (-log_ratio).clamp(0.0, _MOST_NATS), 0.0)
     # u after each token is keep * (u before it) + added: affine maps, composed in log2(T) rounds (Hillis-Steele).
-    keep = torch.where(mask, decay, 1.0).to(shortfall.dtype)
+    keep = torch.ones_like(shortfall).masked_fill(mask, decay)
     added = keep * shortfall
     step = 1
     while step < mask.shape[-1]:
