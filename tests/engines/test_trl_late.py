@@ -12,6 +12,7 @@ from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.credit.passes import ModelPasses
 from gear_rl.engines.trl import hooks, late
+from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
 from gear_rl.signals import prefix
@@ -337,6 +338,18 @@ def test_dropout_has_a_pass_of_its_own(tiny_model, tmp_path, waited):
     assert not waited
 
 
+def test_the_model_is_looked_at_once_in_a_training(tiny_model, tmp_path, waited, monkeypatch):
+    """And again in the next one, before which dropout may have been set."""
+    looks = []
+    original = hooks.is_deterministic
+    monkeypatch.setattr(trl_trainer, "is_deterministic", lambda m: looks.append(m) or original(m))
+    trainer = trained(tmp_path, tiny_model, Gear(), max_steps=3)
+    assert len(looks) == 1 and len(waited) == 3
+    trainer.model.model.layers[0].self_attn.attention_dropout = 0.1
+    trainer.train()
+    assert len(looks) == 2 and len(waited) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "value", "quiet"),
     [
@@ -365,12 +378,13 @@ def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
         {"sharding": "DEEPSPEED"},
         {"_is_vlm": True},
         {"padding_moves": True},
+        {"deterministic": False},
     ],
     ids=lambda change: "-".join(f"{name}={value}" for name, value in change.items()),
 )
 def test_what_was_never_run_keeps_a_pass_of_its_own(change):
     args = {"student_pass": "auto", "use_liger_kernel": False, "torch_compile": False}
-    trainer = {"sharding": "NO", "_is_vlm": False, "padding_moves": False, "model": nn.Linear(1, 1)}
+    trainer = {"sharding": "NO", "_is_vlm": False, "padding_moves": False, "deterministic": True}
 
     def made(changes):
         own = {name: value for name, value in changes.items() if name in trainer}

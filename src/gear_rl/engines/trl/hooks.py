@@ -82,7 +82,7 @@ def shares(trainer: Trainer) -> bool:
         and not args.torch_compile
         and not getattr(args, "neftune_noise_alpha", None)
         and not getattr(trainer, "_is_vlm", False)
-        and is_deterministic(trainer.model)
+        and trainer.deterministic
         and not trainer.padding_moves
     )
 

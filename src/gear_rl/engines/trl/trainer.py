@@ -36,7 +36,13 @@ from gear_rl.engines.trl.distillation import attach, loss_with_distillation
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.evaluation import evaluate
 from gear_rl.engines.trl.finite import FiniteSteps, count_rewards, judge_step
-from gear_rl.engines.trl.hooks import captured, makes_old_pass, shares, warn_of_positions
+from gear_rl.engines.trl.hooks import (
+    captured,
+    is_deterministic,
+    makes_old_pass,
+    shares,
+    warn_of_positions,
+)
 from gear_rl.engines.trl.late import ROW, LateCredit, may_wait
 from gear_rl.engines.trl.saving import Run, begin, save, skip_epochs, writing
 from gear_rl.engines.trl.solve import solve
@@ -236,6 +242,7 @@ class GEARTrainer(GRPOTrainer):
         with writing(self):
             self.run, checkpoint = begin(self, resume_from_checkpoint)
             self.rollouts.writer = None  # what it continues is read again
+            vars(self).pop("deterministic", None)
             return super().train(checkpoint, *more, **options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -336,6 +343,11 @@ class GEARTrainer(GRPOTrainer):
         """Whether left padding moves the positions of the model's own forward (absolute positions, as in
         GPT-2)."""
         return padding_moves_positions(self.model, self.accelerator.device)
+
+    @cached_property
+    def deterministic(self) -> bool:
+        """Whether the model's forward is the same in training mode as in evaluation; found once in a training."""
+        return is_deterministic(self.model)
 
     @property
     def sharding(self) -> str:
