@@ -20,8 +20,9 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     up. Special tokens are skipped as the reward's text skips them, and nothing after the first closing token
     counts. A code in several tokens (two digits where one token would do) is one decision in all of them.
     Where a symbol is due, the next one keeps the form; another symbol, a number or no word at all loses its
-    decision, so does anything but a code after it, and the closing token loses all that are left. Raises KeyError
-    for a row without an answer.
+    decision, and the closing token loses all that are left. Anything but a code after a symbol loses its own:
+    that is blamed too little, with a third of what branching rollouts say (docs/arena.md). Raises KeyError for a
+    row without an answer.
     """
     answer = str(row["answer"])
     pieces = _pieces(ids, tokenizer)
