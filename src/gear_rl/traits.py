@@ -134,6 +134,19 @@ def is_per_completion(method: CreditAssigner) -> bool:
     return bool(getattr(method, "per_completion", False))
 
 
+def makes_segments(method: CreditAssigner) -> bool:
+    """Whether segments of two tokens and more are what the method is for, in its settings.
+
+    A method says so by an attribute ``makes_segments = True``, or a property where it depends on the settings. An
+    engine warns where next to no token of a run is in one.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in METHODS if makes_segments(METHODS[name]())]
+    ['gear', 'random_onsets']
+    """
+    return bool(getattr(method, "makes_segments", False))
+
+
 def is_even(method: CreditAssigner) -> bool:
     """Whether all tokens of a completion get the same advantage, in whatever setting.
 

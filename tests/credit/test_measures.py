@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
-from gear_rl.credit.metrics import finished, measured
+from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured
+from gear_rl.methods import FixedSpans, Gear, RandomOnsets, Rlsd, Uniform
 from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
 
 
@@ -53,6 +54,39 @@ def test_nothing_scored_leaves_the_means_out():
     found = finished({name: value.item() for name, value in sums.items()}, largest.item(), seconds=0.0)
     assert found["gear/scored"] == 0.0
     assert not [name for name in found if "/mean" in name or "segments" in name or "weight" in name]
+
+
+TOKEN_ONLY = Gear(onset_rule="never")
+
+
+@pytest.mark.parametrize(
+    ("method", "share", "warns"),
+    [
+        (Gear(), 0.0, True),
+        (RandomOnsets(), 0.04, True),
+        (Gear(), 0.06, False),
+        *((method, 0.0, False) for method in (TOKEN_ONLY, RandomOnsets(of=TOKEN_ONLY), Rlsd(), Uniform())),
+        *((method, 0.0, False) for method in (FixedSpans(span_tokens=1), Gear(max_segment_tokens=1))),
+    ],
+    ids=str,
+)
+def test_a_run_without_segments_warns_once(method, share, warns, caplog):
+    check = SegmentCheck()
+    batch = {"tokens": 100.0, "segment_tokens": 100 * share}
+    for _ in range(BATCHES_TO_JUDGE - 1):
+        check(method, batch, rank=0)
+        check(method, {"tokens": 0.0, "segment_tokens": 0.0}, rank=0)  # nothing scored says nothing
+    assert not caplog.records
+    for _ in range(30):
+        check(method, batch, rank=0)
+    assert [f"{method.name} makes next to no segments" in r.message for r in caplog.records] == [True] * warns
+
+
+def test_only_the_main_process_warns_of_segments(caplog):
+    check = SegmentCheck()
+    for _ in range(BATCHES_TO_JUDGE):
+        check(Gear(), {"tokens": 1.0, "segment_tokens": 0.0}, rank=1)
+    assert check.batches == BATCHES_TO_JUDGE and not caplog.records
 
 
 def every_signal(num_rows=4, num_tokens=3):

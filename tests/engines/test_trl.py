@@ -12,6 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 import gear_rl.credit.passes as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
+from gear_rl.credit import metrics
 from gear_rl.engines.trl.config import LOSS_TYPES, incompatibilities
 from gear_rl.records import read_records
 from gear_rl.types import Credit
@@ -182,6 +183,21 @@ def test_metrics_reach_the_trainers_log(tiny_model, tmp_path):
         assert entry[f"gear/{name}"] >= 0, name
     assert 0 < entry["gear/segments/token_share"] < 1
     assert 1 < entry["gear/weight/effective_tokens"] <= entry["completions/max_length"]
+
+
+@pytest.mark.parametrize("student_pass", ["auto", "own"])
+def test_a_run_that_makes_next_to_no_segments_says_so(
+    tiny_model, tmp_path, caplog, monkeypatch, student_pass
+):
+    monkeypatch.setattr(metrics, "BATCHES_TO_JUDGE", 2)
+    run(tmp_path, tiny_model, Gear(end_threshold=0.0), student_pass=student_pass)
+    assert [r.message for r in caplog.records if "segments" in r.message] == [
+        "gear makes next to no segments: 0.0 % of the trained tokens of 2 batches are in one of two tokens or "
+        "more, so its credit is token by token. On natural text nearly every token has more entropy than GEAR's "
+        "end_threshold, which ends a segment at once. What makes longer ones: end_rule sentence, line, turn, or "
+        "fixed_length with max_segment_tokens; or a larger end_threshold. onset_rule never says that single "
+        "tokens are meant"
+    ]
 
 
 # --- what is scored, and what falls back ---------------------------------------------------------------------

@@ -44,8 +44,8 @@ class Engine(Protocol):
 
     The credit step calls the collective methods (``forward``, ``gather``, ``gather_objects``) equally often and
     in the same order on every process. An engine may also have ``max_positions``, the places of its model (int or
-    None): a context that does not fit is then not shown. One process that computes no signals is enough for
-    methods that need none:
+    None): a context that does not fit is then not shown; and ``segment_check``, the run's ``SegmentCheck``. One
+    process that computes no signals is enough for methods that need none:
 
     >>> class Alone:
     ...     signals, tokenizer, rank, world_size, record_sink = frozenset(), None, 0, 1, None

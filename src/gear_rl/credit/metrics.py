@@ -1,6 +1,8 @@
 """The ``gear/*`` metrics of one credit step: sums that processes can add up, and what is logged of them."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,7 +11,22 @@ from torch import Tensor
 from gear_rl.credit.fallbacks import FALLBACKS
 from gear_rl.environments import TOOL_FAILURES
 from gear_rl.tensor.segments import segment_lengths, segment_starts
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.traits import makes_segments
+from gear_rl.types import Credit, CreditAssigner, TokenSignals
+
+logger = logging.getLogger(__name__)
+
+BATCHES_TO_JUDGE = 20
+"""Batches of rollouts after which a run says that it has next to no segments."""
+LEAST_IN_SEGMENTS = 0.05
+"""Share of the tokens. SmolLM2 has .006 on open questions; codebook, half of whose tokens are decisions, .08."""
+NO_SEGMENTS = (
+    "%s makes next to no segments: %.1f %% of the trained tokens of %d batches are in one of two tokens or more, "
+    "so its credit is token by token. On natural text nearly every token has more entropy than GEAR's "
+    "end_threshold, which ends a segment at once. What makes longer ones: end_rule sentence, line, turn, or "
+    "fixed_length with max_segment_tokens; or a larger end_threshold. onset_rule never says that single tokens "
+    "are meant"
+)
 
 
 def weights(
@@ -101,3 +118,24 @@ def tool_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
     1.0
     """
     return {f"gear/tools/{kind}": float(sum(c.get(kind, 0) for c in counts)) for kind in TOOL_FAILURES}
+
+
+@dataclass
+class SegmentCheck:
+    """Whether a method that is for segments makes any: one warning in a run, after ``BATCHES_TO_JUDGE``."""
+
+    batches: int = 0
+    """Batches of rollouts with a scored token."""
+    tokens: float = 0.0
+    in_segments: float = 0.0
+
+    def __call__(self, method: CreditAssigner, sums: Mapping[str, float], rank: int) -> None:
+        """One more batch, as ``measured`` over all processes; one without a scored token does not count."""
+        if not sums["tokens"] or not makes_segments(method):
+            return
+        self.batches += 1
+        self.tokens += sums["tokens"]
+        self.in_segments += sums["segment_tokens"]
+        share = self.in_segments / self.tokens
+        if self.batches == BATCHES_TO_JUDGE and share < LEAST_IN_SEGMENTS and rank == 0:
+            logger.warning(NO_SEGMENTS, method.name, 100 * share, self.batches)

@@ -177,6 +177,9 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
     if plan.source_names:
         metrics |= source_metrics(plan.sources, plan.source_names, engine)
     engine.log(metrics)
+    check = getattr(engine, "segment_check", None)
+    if check is not None:
+        check(plan.method, totals, engine.rank)
     if engine.record_sink is not None:
         local = records_of(plan, result, engine.tokenizer)
         everywhere = engine.gather_objects(local)

@@ -207,6 +207,11 @@ class Gear:
             signals += ("student_entropy",)
         return tuple(dict.fromkeys(signals))
 
+    @property
+    def makes_segments(self) -> bool:
+        """Unless every token is one by itself."""
+        return self.onset_rule != "never" and self.max_segment_tokens != 1
+
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         return self.spread(advantage_B, signals, *self.onsets(advantage_B, signals))
 

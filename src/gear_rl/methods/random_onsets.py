@@ -57,6 +57,11 @@ class RandomOnsets:
         """GEAR's."""
         return self.of.engine_settings
 
+    @property
+    def makes_segments(self) -> bool:
+        """As GEAR does."""
+        return self.of.makes_segments
+
     def at_step(self, step: int) -> "RandomOnsets":
         """The places of optimizer step ``step``."""
         return replace(self, step=step)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.engine import Tokenizer
+from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
 from gear_rl.engines.trl.checks import SHARDED, gathered_head
 from gear_rl.engines.trl.trainer_type import Trainer
@@ -53,6 +54,10 @@ class TRLEngine:
     @property
     def max_positions(self) -> int | None:
         return max_positions(unwrapped(self.trainer.model).config)
+
+    @property
+    def segment_check(self) -> SegmentCheck:
+        return self.trainer.segment_check
 
     @property
     def rank(self) -> int:

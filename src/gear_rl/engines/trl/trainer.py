@@ -22,6 +22,7 @@ from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.informed import TeacherCheck
+from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
 from gear_rl.engines.checkpoints import UNFINISHED
@@ -110,6 +111,7 @@ class GEARTrainer(GRPOTrainer):
         self.truth: Truth | None = None
         self.rollouts = RolloutState()
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
+        self.segment_check = SegmentCheck()
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
         self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir)), args.record_file), None

@@ -9,6 +9,7 @@ from torch import Tensor
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.engine import Tokenizer
+from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.passes import PASS_SIGNALS
 from gear_rl.engines.verl.wire import PADDING, Order, packed, padded, placed, placed_by_group
 from gear_rl.records import Record
@@ -43,6 +44,7 @@ class VerlEngine:
     tools: Sequence[Sequence[Mapping[str, Any]] | None]
     template_kwargs: Mapping[str, Any]
     metrics: dict[str, Any]
+    segment_check: SegmentCheck | None = None
     max_positions: int | None = None
     record_sink: Callable[[list[Record]], object] | None = None
 

@@ -20,6 +20,7 @@ from verl.workers.config import HFModelConfig
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import needs_context
+from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import RunFolder
@@ -68,6 +69,7 @@ class CreditTrainer:
         config.trainer.v1.trainer_mode = self.mode
         self._writer: RecordWriter | None = None
         self._prompts_agree = False
+        self._segment_check = SegmentCheck()
         super().__init__(config)  # pyright: ignore[reportCallIssue]
 
     def _init_resource_pool_mgr(self) -> None:
@@ -121,6 +123,7 @@ class CreditTrainer:
             tools=[row.get("tools") for row in seen],
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
             metrics=metrics,
+            segment_check=self._segment_check,
             max_positions=self._max_positions,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
