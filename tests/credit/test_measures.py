@@ -63,8 +63,8 @@ TOKEN_ONLY = Gear(onset_rule="never")
     ("method", "share", "warns"),
     [
         (Gear(), 0.0, True),
-        (RandomOnsets(), 0.04, True),
-        (Gear(), 0.06, False),
+        (RandomOnsets(), 0.09, True),
+        (Gear(), 0.11, False),
         *((method, 0.0, False) for method in (TOKEN_ONLY, RandomOnsets(of=TOKEN_ONLY), Rlsd(), Uniform())),
         *((method, 0.0, False) for method in (FixedSpans(span_tokens=1), Gear(max_segment_tokens=1))),
     ],

@@ -95,11 +95,12 @@ def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None
     (9, 10)
     >>> first_wrong_number("It is 15.", "7 + 8 = 15. The answer is 15.")
     """
-    if re.sub(r"\d+", "#", completion) != re.sub(r"\d+", "#", solution):
+    ours, right = completion.strip(), solution.strip()
+    if re.sub(r"\d+", "#", ours) != re.sub(r"\d+", "#", right):
         return None
-    pairs = zip_longest(completion, solution)
-    place = next((i for i, (ours, right) in enumerate(pairs) if ours != right), len(completion))
-    return (place, place + 1) if place < len(completion) else None
+    place = len(commonprefix([ours, right]))
+    begin = len(completion) - len(completion.lstrip()) + place
+    return (begin, begin + 1) if place < len(ours) else None
 
 
 def results(completion: str) -> list[tuple[int, int]]:
