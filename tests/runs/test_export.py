@@ -161,12 +161,6 @@ def test_a_setting_that_the_group_does_not_have_is_added(tmp_path):
     assert given["+gear"] == "shuffled" and given["+gear.of"] == "{name:rlsd}"
 
 
-def test_the_base_teacher_loads_verls_reference_model_outside_of_the_loss(tmp_path):
-    given = overrides(exported(tmp_path, *CHAIN, *BATCH, "--teacher_model_kind", "base"))
-    assert given["actor_rollout_ref.actor.use_kl_loss"] == "true"
-    assert float(given["actor_rollout_ref.actor.kl_loss_coef"]) == 0.0
-
-
 def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
     done = exported(tmp_path, *CHAIN, *BATCH, "--mask_truncated_completions", "true", "--use_vllm", "true")
     assert done.notes[0] == "left to verl's own settings: mask_truncated_completions"

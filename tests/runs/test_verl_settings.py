@@ -114,14 +114,27 @@ def test_methods_that_reweight_are_accepted(name):
             {},
             r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\)",
         ),
-        ({"teacher": "base"}, {}, r"gear\.teacher: base .*use_kl_loss=True"),
-        ({"teacher": None}, {}, r"gear\.teacher: base .*use_kl_loss=True"),
         ({}, {"actor_rollout_ref__actor__strategy": "megatron"}, r"actor\.strategy: 'megatron'"),
         ({}, {"actor_rollout_ref__actor__ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
         (
             {},
             {"actor_rollout_ref__actor__fsdp_config": {"ulysses_sequence_parallel_size": 4}},
             r": 4 divides",
+        ),
+        (
+            {"teacher": "base"},
+            {"actor_rollout_ref__ref": {"ulysses_sequence_parallel_size": 2}},
+            r"ref\.ulysses_sequence_parallel_size: 2 divides",
+        ),
+        (
+            {"teacher": "base"},
+            {"actor_rollout_ref__ref": {"fsdp_config": {"ulysses_sequence_parallel_size": 2}}},
+            r"ref\.fsdp_config\.ulysses_sequence_parallel_size: 2 divides",
+        ),
+        (
+            {},
+            {"distillation": {"enabled": True, "distillation_loss": {"use_task_rewards": False}}},
+            r"distillation_loss\.use_task_rewards: False",
         ),
         ({}, {"actor_rollout_ref__model__use_fused_kernels": True}, r"use_fused_kernels: True"),
         ({}, {"algorithm__adv_estimator": "gae"}, r"adv_estimator: 'gae' gives every token"),
@@ -146,10 +159,26 @@ def test_records_never_replace_the_data(tmp_path, monkeypatch, name):
         checks.check(config_of({"record_file": f"{tmp_path}/other.jsonl"}))
 
 
+@pytest.mark.parametrize(
+    ("section", "model", "reads"),
+    [
+        ({"teacher": None}, {}, True),
+        ({"credit": "rlsd", "teacher": "base"}, {}, True),
+        ({"teacher": "live"}, {}, False),
+        ({"teacher": "base"}, {"lora_rank": 8}, False),
+        ({"credit": "gigpo", "teacher": "base"}, {}, False),
+    ],
+)
+def test_verls_reference_is_read_by_the_base_teacher_without_lora(section, model, reads):
+    config = config_of(section, actor_rollout_ref__model=model)
+    assert checks.reads_reference(config, checks.check(config)) == reads
+
+
 def test_what_the_refusals_name_runs():
-    use_kl = {"actor_rollout_ref__actor__use_kl_loss": True}
-    assert checks.check(config_of({"teacher": "base"}, **use_kl)).config.teacher_model_kind == "base"
-    assert checks.check(config_of({"teacher": "base"}, actor_rollout_ref__model={"lora_rank": 8}))
+    apart = {"actor_rollout_ref__ref": {"ulysses_sequence_parallel_size": 2}}
+    assert checks.check(config_of({"teacher": "live"}, **apart)), "nobody reads the reference"
+    rewards = {"enabled": True, "distillation_loss": {"use_task_rewards": True}}
+    assert checks.check(config_of({}, distillation=rewards))
     megatron = {"actor_rollout_ref__actor__strategy": "megatron"}
     assert checks.check(config_of({"credit": "gigpo"}, **megatron)).method.name == "gigpo"
     geo_mean = {"actor_rollout_ref__actor__policy_loss": {"loss_mode": "geo_mean"}}

@@ -59,7 +59,8 @@ SETTINGS = [
     f"reward.custom_reward_function.path={HERE}/tasks.py",
     "algorithm.adv_estimator=grpo",
     "algorithm.use_kl_in_reward=False",
-    "actor_rollout_ref.model.use_remove_padding=False",  # needs flash attention
+    # Without flash attention a pass over packed rows has a mask of their whole length squared.
+    "actor_rollout_ref.model.use_remove_padding=False",
     "actor_rollout_ref.model.enable_gradient_checkpointing=False",
     "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
     f"{ACTOR}.strategy=fsdp2",
@@ -69,6 +70,7 @@ SETTINGS = [
     f"{ACTOR}.use_torch_compile=False",
     f"{ACTOR}.fsdp_config.use_torch_compile=False",
     f"+{ACTOR}.fsdp_config.mixed_precision={FLOAT32}",
+    f"+actor_rollout_ref.ref.fsdp_config.mixed_precision={FLOAT32}",
     f"{ROLLOUT}.name=vllm",
     f"{ROLLOUT}.dtype=float32",
     f"{ROLLOUT}.load_format=auto",

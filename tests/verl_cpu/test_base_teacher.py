@@ -19,11 +19,6 @@ def run(request: pytest.FixtureRequest, chain: Path, tmp_path_factory: pytest.Te
     settings = [
         *request.param,
         *("trainer.v1.trainer_mode=gear_sync", "+gear.credit=rlsd", "+gear.teacher=base"),
-        # verl only loads its reference model for a KL term; this one weighs nothing.
-        f"{harness.ACTOR}.use_kl_loss=True",
-        f"{harness.ACTOR}.kl_loss_coef=0",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
-        f"+actor_rollout_ref.ref.fsdp_config.mixed_precision={harness.FLOAT32}",
     ]
     return harness.train(tmp_path_factory.mktemp("base"), chain, *settings, steps=3)
 

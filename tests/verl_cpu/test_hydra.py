@@ -1,11 +1,13 @@
 """Recipes and exported commands, composed by Hydra with the installed verl and checked as a run checks them."""
 
+import copy
 import sys
 from pathlib import Path
 
 import pytest
 import verl
 
+from gear_rl.errors import InputError
 from gear_rl.runs.verl.checks import check
 from gear_rl.runs.verl.export import export, read_run
 from gear_rl.runs.verl.launch import Cluster, hydra_value
@@ -19,7 +21,6 @@ ARENA = ["--per_device_train_batch_size", "64", "--held_out", "8", "--model"]
 EXPORTS = {
     "chain": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit.alpha", "0.5"],
     "ledger": [*ARENA, "arena/ledger", "--dataset", "arena/ledger/easy", "--credit", "gigpo"],
-    "base": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--teacher_model_kind", "base"],
     "wrapped": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit",
                 "{name: shuffled, of: {name: rlsd}}", "--teacher_model_kind", "live"],
     "own": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit",
@@ -73,6 +74,68 @@ def test_a_wrong_setting_of_a_recipe_would_be_caught(tmp_path):
         composed(overrides(RECIPES[0], tmp_path, sys.executable, ["gear.alhpa=1"]))
 
 
+SECTION = ["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear"]
+KL = ["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.01"]
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [
+        (["+gear=gear"], True),
+        (["+gear=gear", "trainer.v1.trainer_mode=gear_colocate_async"], True),
+        (SECTION, True),
+        (["+gear=gear", *KL], True),
+        (["+gear=gear", "algorithm.use_kl_in_reward=True"], True),
+        (["+gear=gear", "actor_rollout_ref.actor.use_kl_loss=False"], True),
+        (["+gear=gear", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2"], True),
+        (["+gear=gear", "gear.teacher=live"], False),
+        (["+gear=gear", "gear.teacher=live", *KL], True),
+        (["+gear=gear", "actor_rollout_ref.model.lora_rank=8"], False),
+        (["+gear=gigpo"], False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_base_teacher_loads_verls_reference_and_changes_no_setting(words, loaded):
+    from verl.trainer.ppo.utils import Role
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    rollout = "actor_rollout_ref.rollout"
+    config = composed([f"{rollout}.name=vllm", f"{rollout}.log_prob_micro_batch_size_per_gpu=4", *words])
+    before = copy.deepcopy(config)
+    trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+    trainer._init_resource_pool_mgr()
+    role = Role.ActorRolloutRef if loaded else Role.ActorRollout
+    assert trainer.role_worker_mapping.keys() == {role} and trainer.mapping[role] == "global_pool"
+    assert trainer.use_reference_policy == (loaded and any("kl" in word and "True" in word for word in words))
+    assert (
+        config.algorithm == before.algorithm
+        and config.actor_rollout_ref.actor == before.actor_rollout_ref.actor
+    )
+    size = before.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
+    if size is not None:
+        assert config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu == size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"], "ref.ulysses_.*: 2 divides"),
+        (
+            ["actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2"],
+            "ref.fsdp_config.*: 2 divides",
+        ),
+        (
+            ["distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"],
+            "distillation.distillation_loss.use_task_rewards: False",
+        ),
+    ],
+)
+def test_a_setting_that_would_spoil_the_credit_without_a_word_is_refused(words, message):
+    check(composed(["+gear=gear"]))
+    with pytest.raises(InputError, match=message):
+        check(composed(["+gear=gear", *words]))
+
+
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_exported_command_is_a_configuration_that_would_run(name, tmp_path):
     done = export(read_run(None, EXPORTS[name]), tmp_path / "out", Cluster(gpus=2))
@@ -85,7 +148,6 @@ def test_an_exported_command_is_a_configuration_that_would_run(name, tmp_path):
         assert settings.config.template == "{prompt}\nref {privileged_context}"
     if name in ("chain", "own"):
         assert settings.method.alpha == 0.5
-    assert config.actor_rollout_ref.actor.use_kl_loss == (name == "base")
 
 
 def test_verl_loads_the_exported_reward(tmp_path):

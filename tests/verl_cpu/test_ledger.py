@@ -26,11 +26,10 @@ TURNS = [
 def run(ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> harness.Run:
     folder = tmp_path_factory.mktemp("ledger-run")
     settings = [
-        "trainer.v1.trainer_mode=gear_sync",
-        "+gear.credit=gear",
-        "+gear.environment=arena/ledger/easy",
+        "+gear=gear",
+        "gear.environment=arena/ledger/easy",
+        f"gear.record_file={folder}/records.jsonl",
     ]
-    settings.append(f"+gear.record_file={folder}/records.jsonl")
     return harness.train(folder, ledger, *TURNS, *settings, steps=2, rollouts=(8, 8))
 
 

@@ -13,7 +13,6 @@ REFUSED = {
     "trainer.v1.trainer_mode: 'sync' does not assign token credit": ["+gear.credit=gear"],
     "gear.credit: 'opsd' adds a distillation term": [RAW[0], "+gear.credit=opsd"],
     "gear.teacher: 'ema'": [*RAW[:2], "+gear.teacher=ema"],
-    "gear.teacher: base is verl's reference model": ["+gear=gear"],
     "actor_rollout_ref.actor.strategy: 'megatron'": [*RAW, "actor_rollout_ref.actor.strategy=megatron"],
     "trainer.v1.trainer_mode: 'separate_async'": ["+gear=gear", "trainer.v1.trainer_mode=separate_async"],
 }

@@ -28,7 +28,7 @@ def check(config: Any) -> VerlSettings:
     settings = read_settings(section_of(config), rollout.get("log_prob_micro_batch_size_per_gpu"))
     _check_trainer(config)
     check_method(settings)
-    _check_reference(config, settings)
+    _check_contrast(config, settings)
     if needs_passes(settings.method):
         _check_workers(config, settings)
     _check_loss(config, settings)
@@ -120,18 +120,14 @@ def check_method(settings: VerlSettings, section: str = "gear.", teacher: str = 
         )
 
 
-def _check_reference(config: Any, settings: VerlSettings) -> None:
-    """Where the base teacher is another model in verl, it has to be loaded."""
-    if settings.config.teacher_model_kind != "base" or not needs_teacher(settings.method.needs):
-        return
-    lora = _lora(config)
-    reference = config.algorithm.get("use_kl_in_reward", False) or config.actor_rollout_ref.actor.use_kl_loss
-    if not lora and not reference:
-        raise InputError(
-            "gear.teacher: base is verl's reference model, which is only loaded with "
-            "actor_rollout_ref.actor.use_kl_loss=True (kl_loss_coef=0 keeps it out of the loss); or set live"
-        )
-    if not lora and settings.config.teacher_contrast != NO_CONTRAST:
+def reads_reference(config: Any, settings: VerlSettings) -> bool:
+    """Whether the teacher is verl's reference model; with LoRA it is the actor without its adapter."""
+    base = settings.config.teacher_model_kind == "base" and needs_teacher(settings.method.needs)
+    return base and not _lora(config)
+
+
+def _check_contrast(config: Any, settings: VerlSettings) -> None:
+    if reads_reference(config, settings) and settings.config.teacher_contrast != NO_CONTRAST:
         raise InputError(
             "gear.teacher_contrast: a contrast with teacher=base was never run in verl without LoRA; use live"
         )
@@ -146,13 +142,14 @@ def _check_workers(config: Any, settings: VerlSettings) -> None:
             f"the exact signals of {name!r} cannot be computed there; set it to fsdp2, or take a method that "
             "needs no pass (uniform, gigpo, mt_grpo)"
         )
-    name_of_size = "ulysses_sequence_parallel_size"
-    sequence = max(int(_select(place, name_of_size) or 1) for place in (actor, actor.get("fsdp_config")))
-    if sequence > 1:
-        raise InputError(
-            f"actor_rollout_ref.actor.{name_of_size}: {sequence} divides a sequence among ranks, "
-            "which the signals were never run with; set it to 1"
-        )
+    for part in ("actor", "ref") if reads_reference(config, settings) else ("actor",):
+        for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+            sequence = int(_select(config, f"actor_rollout_ref.{part}.{key}") or 1)
+            if sequence > 1:
+                raise InputError(
+                    f"actor_rollout_ref.{part}.{key}: {sequence} divides a sequence among ranks, which the "
+                    "signals were never run with; set it to 1"
+                )
     if model.get("use_fused_kernels", False):
         raise InputError(
             "actor_rollout_ref.model.use_fused_kernels: True replaces the model's forward, which the signals "
@@ -172,6 +169,12 @@ def _check_loss(config: Any, settings: VerlSettings) -> None:
         raise InputError(
             "actor_rollout_ref.actor.policy_loss.loss_mode: 'geo_mean' averages the advantages of a completion, "
             f"so the token credit of {settings.method.name!r} would be lost; use vanilla, gspo or cispo"
+        )
+    distilled = _select(config, "distillation.enabled")
+    if distilled and not _select(config, "distillation.distillation_loss.use_task_rewards"):
+        raise InputError(
+            "distillation.distillation_loss.use_task_rewards: False leaves the advantages out of the loss, and "
+            "the credit with them; set it to True, or distillation.enabled to False"
         )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, dataset_task, get_task
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import needs_context
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean
@@ -29,7 +28,6 @@ from gear_rl.runs.verl.launch import (
     overrides_of,
     script,
     section_of,
-    with_reference,
 )
 from gear_rl.runs.verl.settings import read_settings
 
@@ -215,8 +213,6 @@ def _overrides(config: RunConfig, settings: Settings, files: Files, cluster: Clu
     overrides = overrides_of(config.credit, settings, files, cluster, **own)
     chosen = read_settings(section_of(overrides))
     check_method(chosen, section="", teacher="teacher_model_kind")
-    if needs_context(chosen.method) and chosen.config.teacher_model_kind == "base":
-        overrides |= with_reference(settings("beta"))
     return overrides
 
 

@@ -321,12 +321,9 @@ def _loss(settings: Settings) -> Overrides:
         overrides[f"{actor}.policy_loss.loss_mode"] = kind
     if kind == "dr_grpo":
         overrides[f"{actor}.loss_scale_factor"] = _completion_tokens(settings)
-    return overrides | (with_reference(settings("beta")) if settings("beta") > 0 else {})
-
-
-def with_reference(beta: float) -> Overrides:
-    """Load verl's reference model, which is the base teacher too; a weight of 0 adds nothing to the loss."""
-    return {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": beta}
+    if settings("beta") > 0:
+        overrides |= {f"{actor}.use_kl_loss": True, f"{actor}.kl_loss_coef": settings("beta")}
+    return overrides
 
 
 def _rollout(settings: Settings, files: Files) -> Overrides:
