@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from peft import LoraConfig
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.rewards.catalogue import load_reward
@@ -161,6 +162,34 @@ def test_a_setting_that_the_group_does_not_have_is_added(tmp_path):
     assert given["+gear"] == "shuffled" and given["+gear.of"] == "{name:rlsd}"
 
 
+def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEAR_CACHE", str(tmp_path))
+    folder = tmp_path / "models" / "smollm2"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).touch()
+    given = overrides(exported(tmp_path / "out", *CHAIN, *BATCH, "--model", "smollm2"))
+    assert given["actor_rollout_ref.model.path"] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("lora", "wanted"),
+    [
+        (
+            "{r: 32, lora_alpha: 64, lora_dropout: 0.0, target_modules: all-linear}",
+            ["32", "64", "all-linear"],
+        ),
+        ("{target_modules: [q_proj, v_proj]}", ["8", "8", "[q_proj,v_proj]"]),
+        ("{r: 4}", ["4", "8", "null"]),
+    ],
+)
+def test_an_adapter_is_that_of_peft_and_merged_for_vllm(lora, wanted, tmp_path):
+    given = overrides(exported(tmp_path, *CHAIN, *BATCH, "--lora", lora))
+    names = ["lora_rank", "lora_alpha", "target_modules", "lora.merge"]
+    assert [given[f"actor_rollout_ref.model.{name}"] for name in names] == [*wanted, "true"]
+    assert LoraConfig().r == LoraConfig().lora_alpha == 8 and LoraConfig().target_modules is None
+
+
 def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
     done = exported(tmp_path, *CHAIN, *BATCH, "--mask_truncated_completions", "true", "--use_vllm", "true")
     assert done.notes[0] == "left to verl's own settings: mask_truncated_completions"
@@ -171,7 +200,9 @@ def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
 REFUSED = {
     "rollout_func: cannot be exported": ["--rollout_func", "json:loads"],
     "tools: cannot be exported": ["--tools", "[json:loads]"],
-    "lora: cannot be exported": ["--lora", "{{r: 8}}"],
+    "lora.use_rslora: True cannot be exported": ["--lora", "{{r: 8, use_rslora: true}}"],
+    "lora.lora_dropout: 0.1 cannot be exported": ["--lora", "{{r: 8, lora_dropout: 0.1}}"],
+    "model: smollm2 is not on this machine": ["--model", "smollm2"],
     "stream: verl reads": ["--stream", "true"],
     "reward: 'accuracy_reward' is none of ours": ["--reward", "accuracy_reward"],
     "reward_weights: 2 weights for 1": ["--reward_weights", "[1.0, 2.0]"],
@@ -194,7 +225,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_exported_is_one_error_and_writes_nothing(message, tmp_path):
+def test_what_cannot_be_exported_is_one_error_and_writes_nothing(message, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEAR_CACHE", str(tmp_path))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2", "answer": "4"}) + "\n")
     words = [word.format(folder=tmp_path) for word in REFUSED[message]]
     cluster = {"gpus": 1, "nodes": 3} if "--nodes" in words else {"gpus": 1}

@@ -23,6 +23,8 @@ EXPORTS = {
     "ledger": [*ARENA, "arena/ledger", "--dataset", "arena/ledger/easy", "--credit", "gigpo"],
     "wrapped": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit",
                 "{name: shuffled, of: {name: rlsd}}", "--teacher_model_kind", "live"],
+    "adapter": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--lora",
+                "{r: 4, target_modules: [q_proj, v_proj]}"],
     "own": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit",
             "{name: 'gear_rl.methods.gear:Gear', alpha: 0.5}"],
 }  # fmt: skip
@@ -146,6 +148,8 @@ def test_an_exported_command_is_a_configuration_that_would_run(name, tmp_path):
         assert settings.environment == "arena/ledger/easy" and settings.method.name == "gigpo"
     else:
         assert settings.config.template == "{prompt}\nref {privileged_context}"
+    model = config.actor_rollout_ref.model
+    assert (model.lora_rank, model.lora.merge) == ((4, True) if name == "adapter" else (0, False))
     if name in ("chain", "own"):
         assert settings.method.alpha == 0.5
 

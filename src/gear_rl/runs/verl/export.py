@@ -17,6 +17,7 @@ from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import RunConfig, load_config
+from gear_rl.runs.models import resolve_model
 from gear_rl.runs.trainer import load_data, load_environment
 from gear_rl.runs.verl.checks import check_method
 from gear_rl.runs.verl.launch import (
@@ -39,10 +40,12 @@ _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _NOT_EXPORTED = {
     "rollout_func": "verl's agent loop makes the rollouts; write an environment class",
     "tools": "verl's agent loop has tools of an environment; make them methods of one and name it in environment",
-    "lora": "verl has adapters of its own; add actor_rollout_ref.model.lora_rank=... to the command and leave it "
-    "out here",
 }
 """Keys of ours that have no counterpart, and what to do."""
+_LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclude_modules": None}
+"""The settings of an adapter that verl has too, with peft's defaults: verl's are others."""
+_LORA_OF_VERL = {"lora_dropout": 0.0, "bias": "none"}
+"""What every adapter of verl has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def export(
         train=out / "train.parquet",
         rows=1,
         test=None,
-        model=config.model,
+        model=resolve_model(config.model),
         reward=None if config.reward is None else out / "reward.py",
         environment=environment,
     )
@@ -191,8 +194,8 @@ def _arena_settings(config: RunConfig) -> dict[str, Any]:
 def _model(config: RunConfig, out: Path) -> str:
     """verl's ``model.path``; the arena's model is written into a folder of ``out``."""
     if not _is_arena(config.model):
-        local = Path(config.model)
-        return str(local.resolve()) if local.is_dir() else config.model
+        name = resolve_model(config.model)
+        return str(Path(name).resolve()) if Path(name).is_dir() else name
     from gear_rl.arena.model import load
 
     model, tokenizer = load(task=_arena_task(config).name)
@@ -213,7 +216,21 @@ def _overrides(config: RunConfig, settings: Settings, files: Files, cluster: Clu
     overrides = overrides_of(config.credit, settings, files, cluster, **own)
     chosen = read_settings(section_of(overrides))
     check_method(chosen, section="", teacher="teacher_model_kind")
-    return overrides
+    return overrides | _adapter(config.lora)
+
+
+def _adapter(lora: Mapping[str, Any] | None) -> Overrides:
+    """verl's settings of the adapter; vLLM is given the model with the adapter merged into it."""
+    if lora is None:
+        return {}
+    for name, value in lora.items():
+        if name not in _LORA and (name not in _LORA_OF_VERL or value != _LORA_OF_VERL[name]):
+            raise InputError(
+                f"lora.{name}: {value!r} cannot be exported, only {', '.join(_LORA)}; leave it out"
+            )
+    model = "actor_rollout_ref.model"
+    verl = {f"{model}.{'lora_rank' if k == 'r' else k}": lora.get(k, v) for k, v in _LORA.items()}
+    return verl | {f"{model}.lora.merge": True}
 
 
 def _parts(config: RunConfig, out: Path, agent: bool) -> dict[str, Any]:
