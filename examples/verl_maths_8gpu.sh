@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Qwen3-4B on mathematics with token credit in verl: one node of 8 GPUs.
 #
-#   pip install 'gear-rl[verl,math]' 'verl[vllm]'      in an environment of its own, without TRL
+#   pip install -e '.[verl,math]' verl==0.9.1 vllm==0.31.0 transformers==5.10.4    in an environment without TRL
 #   gear doctor --engine verl                          says what is missing
 #   gear export verl --config examples/math_qwen3_4b.yaml --out data/verl_maths    parquet and reward
 #   bash examples/verl_maths_8gpu.sh                   whatever follows goes to verl, and wins
@@ -15,7 +15,7 @@ settings=(
   # The group of a method sets the trainer too: +gear=uniform is GRPO, +gear=rlsd another method.
   +gear=gear
   gear.alpha=1.0
-  # Whose weights the teacher has: live, or base, which is verl's reference model (then the two lines at the end).
+  # Whose weights the teacher has: live, or base, for which verl's reference model is loaded.
   gear.teacher_model_kind=live
   'gear.teacher_prompt_template="{prompt}
 
@@ -39,7 +39,9 @@ Solve the problem in your own words, step by step."'
   algorithm.adv_estimator=grpo
   critic.enable=False
   actor_rollout_ref.model.path=Qwen/Qwen3-4B
+  # verl's default. The tests ran it with sdpa; verl takes flash attention, a package of its own, unless told.
   actor_rollout_ref.model.use_remove_padding=True
+  #: +actor_rollout_ref.model.override_config.attn_implementation=sdpa
   actor_rollout_ref.model.enable_gradient_checkpointing=True
 
   # Exact signals need the whole vocabulary on a rank: FSDP, not Megatron.
@@ -69,9 +71,5 @@ Solve the problem in your own words, step by step."'
   trainer.project_name=gear
   trainer.experiment_name=verl_maths
   trainer.default_local_dir="$PWD/runs/verl_maths"
-
-  # For gear.teacher_model_kind=base: the reference model is loaded, and a weight of 0 keeps it out of the loss.
-  #: actor_rollout_ref.actor.use_kl_loss=True
-  #: actor_rollout_ref.actor.kl_loss_coef=0.0
 )
 exec python3 -m verl.trainer.main_ppo "${settings[@]}" "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Qwen3-8B learns to call functions with token credit in verl: 8 nodes of 8 GPUs.
 #
-#   pip install 'gear-rl[verl]' 'verl[vllm]'           on every node, in an environment of its own, without TRL
+#   pip install -e '.[verl]' verl==0.9.1 vllm==0.31.0 transformers==5.10.4    on every node, without TRL
 #   gear export verl --config examples/tools_qwen3_4b.yaml --out data/verl_tools --prompt-tokens 2048
 #   ray start --head                                   on the first node, and on each of the others:
 #   ray start --address=FIRST_NODE:6379
@@ -45,7 +45,9 @@ Work through the task yourself, with the tool."'
   algorithm.adv_estimator=grpo
   critic.enable=False
   actor_rollout_ref.model.path=Qwen/Qwen3-8B
+  # verl's default. The tests ran it with sdpa; verl takes flash attention, a package of its own, unless told.
   actor_rollout_ref.model.use_remove_padding=True
+  #: +actor_rollout_ref.model.override_config.attn_implementation=sdpa
   actor_rollout_ref.model.enable_gradient_checkpointing=True
 
   actor_rollout_ref.actor.strategy=fsdp2

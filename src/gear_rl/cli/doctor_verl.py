@@ -45,7 +45,7 @@ def _server() -> Finding:
     if found:
         return Finding("ok", "rollout server", ", ".join(found))
     return Finding(
-        "broken", "rollout server", "neither vllm nor sglang is installed", "pip install 'verl[vllm]' on GPUs"
+        "broken", "rollout server", "neither vllm nor sglang is installed", "pip install vllm==0.31.0 on GPUs"
     )
 
 
