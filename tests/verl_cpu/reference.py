@@ -68,7 +68,8 @@ def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least:
     assert one[mask].max() > 1  # the teacher disagrees somewhere, so agreement of the two says something
     assert gap(one, other, mask) <= 1e-5
     assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
-    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=0)
+    # The pass of verl's reference shares no prompts, so its last bits are others.
+    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=1e-5)
 
 
 def gap(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> float:

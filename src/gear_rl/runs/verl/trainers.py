@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 class _Configured(CreditTrainer):
     """Reads its credit from verl's configuration, before anything is loaded."""
 
+    mapping: dict[Any, Any]  # verl's
+
     def __init__(self, config: Any) -> None:
         problem = environment_problem()
         if problem is not None:
