@@ -49,6 +49,7 @@ def test_it_is_a_dataset_by_name():
         ("= -42.", "= 42.", None),
         ("= 420", "= 42", 4),
         ("= 42", "= 420", None),  # only an end token stands there
+        (" = 43. ", "= 42.", 4),
     ],
 )
 def test_the_character_that_leaves_the_right_number_is_marked(written, right, place):

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from os.path import commonprefix
 from typing import Any
 
 from gear_rl.data.prompts import checksum
