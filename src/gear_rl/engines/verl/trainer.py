@@ -63,7 +63,6 @@ class CreditTrainer:
     tokenizer: Any
     actor_rollout_wg: Any
     role_worker_mapping: dict[Any, Any]
-    resource_pool_manager: Any
 
     def __init__(self, config: Any) -> None:
         config.trainer.v1.trainer_mode = self.mode
@@ -116,7 +115,8 @@ class CreditTrainer:
             tokenizer=self.tokenizer,
             config=self.credit.config,
             passes=self._passes(batch, real),
-            parts=self.resource_pool_manager.get_n_gpus(),
+            # How verl divides what it sends to the actor; `_balance_batch` has queried it.
+            parts=max(self.actor_rollout_wg._dispatch_info["actor"]) + 1,
             padding=len(batch.keys) - len(real),
             temperature=float(actor_rollout_ref.rollout.temperature),
             seed=int(actor_rollout_ref.actor.get("data_loader_seed", 0) or 0),
