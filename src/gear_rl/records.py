@@ -46,7 +46,7 @@ class Record:
     """Each token decoded alone."""
     ids: list[int]
     mask: list[int]
-    """1 on tokens that were trained, 0 on tool output."""
+    """1 on tokens that were trained, 0 on tool output; a token that verl rejected has 1, and no credit."""
     turn: list[int]
     """Number of the turn; -1 on tokens that were not trained."""
     segment: list[int]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.step import step
-from gear_rl.engines.verl.batch import SEEN, dataset_row, messages_of, rollout_batch
+from gear_rl.credit.step import for_loss, step
+from gear_rl.engines.verl.batch import SAMPLED, SEEN, dataset_row, messages_of, rollout_batch
 from gear_rl.methods import METHODS
 from support.batches import PlainEngine
 
@@ -42,7 +42,8 @@ def columns_of(**changes):
         "data_source": ["sums"] * 4,
         "extra_fields": [{}] * 4,
     }
-    return {**given, **changes}
+    # What was sampled; a test that has verl reject tokens changes the other mask.
+    return {**given, SAMPLED: [row.clone() for row in given["response_mask"]], **changes}
 
 
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_1_0"]
@@ -78,6 +79,61 @@ def test_what_is_not_trained_has_no_advantage():
     columns["response_mask"][1] = torch.tensor([1, 0, 1])
     columns["advantages"][1] = torch.tensor([1.0, 0.0, 1.0])
     assert rollout_batch(columns, KEYS, 0, Letters()).advantage_B.tolist() == [0.0, 1.0, -1.0, 1.0]
+
+
+class Scripted(PlainEngine):
+    """Passes whose numbers depend on the places of the tokens alone."""
+
+    def render(self, prompts, chat_template_kwargs):
+        return [[1, 2] for _ in prompts]
+
+    def forward(self, request):
+        mask, draw = request.completions.mask, torch.Generator().manual_seed(0)
+        return {
+            name: torch.where(mask, torch.rand(mask.shape, generator=draw), 0.0) for name in request.needs
+        }
+
+
+def credited(name, trained):
+    """Four rollouts of two turns, of which these tokens are trained: the batch, its credit and its records."""
+    sampled = torch.tensor([1, 1, 1, 0, 1, 1])
+    columns = columns_of(
+        responses=[torch.tensor([3, 4, 5, 6, 7, 9])] * 4,
+        response_mask=[torch.tensor(row) for row in trained],
+        advantages=[torch.tensor(row) * a for row, a in zip(trained, (-1.0, 1.0, -1.0, 1.0), strict=True)],
+        rm_scores=[torch.tensor([0.0] * 5 + [r]) for r in (0.0, 1.0, 0.0, 1.0)],
+        extra_fields=[{"reward_extra_info": {"turn_rewards": [b % 2, 1 - b % 2]}} for b in range(4)],
+        **{SAMPLED: [sampled] * 4},
+    )
+    batch, method, engine = rollout_batch(columns, KEYS, 0, Letters()), METHODS[name](), Scripted(Letters())
+    config = CreditConfig(teacher_model_kind="live").resolved(method)
+    return batch, step(batch, method, engine, config), engine.records
+
+
+@pytest.mark.parametrize("name", ["uniform", "gear", "rlsd", "serl", "gigpo", "mt_grpo", "igpo"])
+def test_a_token_that_verl_rejects_is_inside_its_turn_and_changes_no_other(name):
+    whole = [[1, 1, 1, 0, 1, 1]] * 4
+    before, expected, _ = credited(name, whole)
+    batch, result, records = credited(name, [whole[0], [1, 0, 1, 0, 1, 1], *whole[2:]])
+    expected.credit.advantage[1, 1] = 0.0
+    assert torch.equal(result.credit.advantage, expected.credit.advantage)
+    assert result.signals.turn_id[1].tolist() == [0, 0, 0, -1, 1, 1]
+    assert batch.messages == before.messages and len(batch.messages[1]) == 3
+    assert records[1].turn[1] == 0 and records[1].credit[1] == 0.0
+    plain = torch.where(batch.trained, batch.advantage_B[:, None], 0.0)
+    assert name != "uniform" or torch.equal(result.credit.advantage, plain)
+    assert (for_loss(batch, result.credit).dim() == 1) == (name == "uniform")
+
+
+@pytest.mark.parametrize("name", ["uniform", "gear", "serl", "gigpo", "mt_grpo"])
+def test_a_completion_that_verl_rejects_is_not_scored_and_has_no_credit(name):
+    whole = [[1, 1, 1, 0, 1, 1]] * 4
+    batch, result, _ = credited(name, [whole[0], [0] * 6, *whole[2:]])
+    assert (
+        not result.credit.advantage[1].any() and not result.scored_B[1] and result.fallback_B["no_token"][1]
+    )
+    assert result.credit.advantage[[0, 2, 3]].any(-1).all() and result.credit.advantage.isfinite().all()
+    assert [message["role"] for message in batch.messages[1]] == ["assistant", "tool", "assistant"]
 
 
 def test_what_a_reward_function_returned_beside_the_score_is_read():

@@ -23,7 +23,7 @@ def request_of(lengths: list[int], **changes) -> ForwardRequest:
     given = {
         "needs": ("divergence",),
         "step": 4,
-        "completions": Completions(ids=ids, attention=attention, mask=attention.bool()),
+        "completions": Completions(ids=ids, attention=attention, mask=ids % 3 > 0),
         "student": left_padded(prompts, 0),
         "teachers": [left_padded(teachers, 0)],
         "scored_B": torch.tensor([b % 3 > 0 for b in range(len(lengths))]),
@@ -60,9 +60,6 @@ def of_verl(request: ForwardRequest, rows: list[int]) -> dict[str, list[torch.Te
     return {
         "prompts": [one if r == PADDING else cut(student.ids_BP, student.attention_BP, r) for r in rows],
         "responses": [one if r == PADDING else cut(whole.ids, whole.attention, r) for r in rows],
-        "response_mask": [
-            0 * one if r == PADDING else cut(whole.mask.long(), whole.attention, r) for r in rows
-        ],
     }
 
 
@@ -80,7 +77,8 @@ def test_a_worker_sees_its_rows_of_the_request(lengths, random):
             continue
         width = lengths[row]
         assert seen.completions.ids[place, :width].tolist() == request.completions.ids[row, :width].tolist()
-        assert seen.completions.mask[place].sum() == width
+        assert seen.completions.mask[place, :width].tolist() == request.completions.mask[row, :width].tolist()
+        assert not seen.completions.mask[place, width:].any()
         assert seen.student.ids_BP[place].sum() == request.student.ids_BP[row].sum()
         assert seen.teachers[0].ids_BP[place].sum() == request.teachers[0].ids_BP[row].sum()
         assert seen.scored_B[place] == request.scored_B[row]

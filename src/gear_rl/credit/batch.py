@@ -73,6 +73,9 @@ class RolloutBatch:
     """How many tools a rollout called, and how many calls failed of which kind; None without tools."""
     truncated: Sequence[bool] = ()
     """Whether the completion was cut off before it ended."""
+    trained: Bool[Tensor, "B T"] | None = None
+    """False on the tokens that the engine's loss leaves out, though they were sampled: they belong to their turn
+    and have signals as every other, but no advantage. None where the loss leaves out none of the mask."""
     true_advantage: Float[Tensor, "B T"] | None = None
     """What each token is worth, where a laboratory says it; the signal of that name."""
 
@@ -121,6 +124,7 @@ class RolloutBatch:
             },
             **{name: of(getattr(self, name)) for name in ("turn_rewards", "tool_counts")},
             truncated=of(self.truncated) if self.truncated else (),
+            trained=None if self.trained is None else self.trained[rows],
             true_advantage=None if self.true_advantage is None else self.true_advantage[rows],
         )
 

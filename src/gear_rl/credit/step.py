@@ -147,6 +147,8 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
                 "term it weighs; see gear_rl.traits.Distilling"
             )
         credit = _skipping_first(credit, signals, config.teacher_skip_first_tokens)
+    if batch.trained is not None:
+        credit = replace(credit, advantage=torch.where(batch.trained, credit.advantage, 0.0))
     return CreditResult(
         credit=credit,
         signals=signals,
@@ -193,7 +195,8 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
     One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where an engine works on
     whole sequences, the same number repeated T times is summed in another order.
     """
-    plain = torch.where(batch.completions.mask, batch.advantage_B[:, None], 0.0)
+    trained = batch.completions.mask if batch.trained is None else batch.trained
+    plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
 
 

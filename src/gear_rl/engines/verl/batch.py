@@ -24,6 +24,8 @@ COLUMNS = (
     *("raw_prompt", "reward_model", "extra_info", "data_source", "extra_fields"),
 )
 """The fields of verl's rollouts that the driver reads; some are not in every dataset."""
+SAMPLED = "gear_sampled"
+"""Which tokens the policy sampled: the ``response_mask`` before verl rejected any of them."""
 
 Columns = Mapping[str, Sequence[Any]]
 """For each field one entry per rollout: tensors without padding, or plain values."""
@@ -52,13 +54,16 @@ class SeenEnvironment:
 def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer) -> RolloutBatch:
     """The rollouts of the whole batch, padding rows left out by the caller.
 
-    ``keys`` are verl's, ``{prompt}_{session}_{output}``: rollouts of one prompt are a group. Raises
+    ``keys`` are verl's, ``{prompt}_{session}_{output}``: rollouts of one prompt are a group. Turns and messages
+    are those that were sampled, whatever verl rejected of them (``rollout_correction.rollout_rs``). Raises
     ``ValueError`` where the tokens of a completion differ in their advantage.
     """
     rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
     pad_id = int(tokenizer.pad_token_id or 0)
     ids = padded([cast(Tensor, row) for row in columns["responses"]])
-    mask = padded([cast(Tensor, row).long() for row in columns["response_mask"]]).bool()
+    trained = padded([cast(Tensor, row).long() for row in columns["response_mask"]]).bool()
+    sampled = padded([cast(Tensor, row).long() for row in columns[SAMPLED]]).bool()
+    mask = sampled & trained.any(-1, keepdim=True)  # a rollout of which nothing is trained has no turns
     attention = padded([torch.ones_like(row) for row in columns["responses"]])
     prompts = [TeacherPrompt(tuple(int_list(row))) for row in columns["prompts"]]
     rewards = [float(row.sum()) for row in columns["rm_scores"]]
@@ -76,10 +81,11 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         ],
         rows=[dataset_row(columns, b) for b in range(rows)],
         messages=[
-            row.get("messages") or messages_of(ids[b], mask[b], attention[b], tokenizer)
+            row.get("messages") or messages_of(ids[b], sampled[b], attention[b], tokenizer)
             for b, row in enumerate(said)
         ],
-        advantage_B=_advantages(columns, mask),
+        advantage_B=_advantages(columns, trained),
+        trained=trained,
         rewards=rewards,
         rewards_BR=torch.tensor(rewards)[:, None],
         group=[number[uid] for uid in uids],

@@ -1,6 +1,6 @@
 """The two steps of verl's trainer that token credit changes: which worker it starts, and what advantages are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import RunFolder
-from gear_rl.engines.verl.batch import COLUMNS, SEEN, Columns, log_prob_gap, rollout_batch
+from gear_rl.engines.verl.batch import COLUMNS, SAMPLED, SEEN, Columns, log_prob_gap, rollout_batch
 from gear_rl.engines.verl.engine import VerlEngine
 from gear_rl.engines.verl.wire import ORDER, PADDING, Order, jagged, request_fields, rows_of, signal_field
 from gear_rl.engines.verl.worker import CreditWorker
@@ -78,16 +78,27 @@ class CreditTrainer:
                 self.role_worker_mapping[role] = ray.remote(CreditWorker)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        # verl's rejection of tokens writes over the mask, and turns are runs of what was sampled.
+        masks = self._columns(batch.keys, batch.partition_id, ["response_mask"])["response_mask"]
+        sampled = dict(zip(batch.keys, masks, strict=True))
         batch = super()._compute_advantage(batch, metrics)  # pyright: ignore[reportAttributeAccessIssue]
         with marked_timer("credit", self.timing_raw, color="purple"):
-            self.assign_credit(batch, metrics)
+            self.assign_credit(batch, metrics, sampled)
         return batch
 
-    def assign_credit(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> tuple[RolloutBatch, CreditResult]:
-        """Replace the advantages of the batch by the method's; what it was made from, for tests and trackers."""
+    def assign_credit(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], sampled: Mapping[str, Tensor]
+    ) -> tuple[RolloutBatch, CreditResult]:
+        """Replace the advantages of the batch by the method's; what it was made from, for tests and trackers.
+
+        ``sampled`` is the mask of each key before verl rejected any token.
+        """
         real = [r for r, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys = [batch.keys[r] for r in real]
-        columns = self._columns(keys, batch.partition_id)
+        columns = {
+            **self._columns(keys, batch.partition_id, COLUMNS),
+            SAMPLED: [sampled[key] for key in keys],
+        }
         rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer)
         engine = self._engine(batch, real, columns, metrics)
         if needs_context(self.credit.method) and self.credit.config.teacher_prompt == "render":
@@ -160,9 +171,9 @@ class CreditTrainer:
 
         return run
 
-    def _columns(self, keys: list[str], partition: str) -> Columns:
-        data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=list(COLUMNS))
-        return {name: rows_of(data[name]) for name in COLUMNS if name in set(data.keys())}
+    def _columns(self, keys: list[str], partition: str, names: Sequence[str]) -> Columns:
+        data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=list(names))
+        return {name: rows_of(data[name]) for name in names if name in set(data.keys())}
 
     def _put(self, keys: list[str], partition: str, fields: dict[str, Tensor]) -> None:
         transfer_queue.kv_batch_put(

@@ -17,8 +17,8 @@ from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, left_padded
 from gear_rl.tensor.lists import int_list
 
-ROLLOUT = ("prompts", "responses", "response_mask")
-"""verl's own fields of a rollout that a worker reads."""
+ROLLOUT = ("prompts", "responses")
+"""verl's own fields of a rollout that a worker reads; its mask lacks the tokens that verl rejected."""
 ORDER = "gear_order"
 """Under this key every worker is given the same ``Order``."""
 PADDING = -1
@@ -57,7 +57,7 @@ def signal_field(name: str) -> str:
 
 def request_fields(order: Order) -> list[str]:
     """Which fields of a rollout a worker is sent for a request."""
-    own = ["gear_row", "gear_scored", "gear_group", "gear_succeeded", "gear_region"]
+    own = ["gear_row", "gear_mask", "gear_scored", "gear_group", "gear_succeeded", "gear_region"]
     return [*ROLLOUT, *own, *(teacher_field(number) for number in range(order.num_teachers))]
 
 
@@ -81,14 +81,12 @@ def packed(request: ForwardRequest, rows: Sequence[int], pad_id: int) -> dict[st
     ]
     fields["gear_succeeded"] = numbers(request.succeeded_B)
     region = request.answer_region
-    fields["gear_region"] = [
-        torch.zeros(1, dtype=torch.long)
-        if r == PADDING
-        else (torch.zeros_like(request.completions.ids[r]) if region is None else region[r].long())[
-            : int(lengths[r])
-        ].cpu()
-        for r in rows
-    ]
+    region = torch.zeros_like(request.completions.ids) if region is None else region
+    for name, values in (("gear_mask", request.completions.mask), ("gear_region", region)):
+        fields[name] = [
+            torch.zeros(1, dtype=torch.long) if r == PADDING else values[r, : int(lengths[r])].long().cpu()
+            for r in rows
+        ]
     for number, teacher in enumerate(request.teachers):
         fields[teacher_field(number)] = [
             torch.tensor([pad_id])
@@ -102,7 +100,7 @@ def packed(request: ForwardRequest, rows: Sequence[int], pad_id: int) -> dict[st
 def unpacked(fields: Mapping[str, Sequence[Tensor]], order: Order, device: torch.device) -> ForwardRequest:
     """The request as a worker sees it, of its own rollouts; ``fields`` as ``packed`` and verl's ``ROLLOUT``.
 
-    >>> given = {"prompts": [5, 6], "responses": [7], "response_mask": [1], "gear_row": 0, "gear_scored": 1}
+    >>> given = {"prompts": [5, 6], "responses": [7], "gear_mask": [1], "gear_row": 0, "gear_scored": 1}
     >>> fields = {name: [torch.tensor(value)] for name, value in given.items()}
     >>> order = Order(
     ...     needs=("student_entropy",), step=3, config=CreditConfig(), pad_id=0, temperature=1.0, batch_size=8,
@@ -125,7 +123,7 @@ def unpacked(fields: Mapping[str, Sequence[Tensor]], order: Order, device: torch
         return torch.stack(list(fields[name])).to(device)
 
     rows, answers = int_list(torch.stack(list(fields["gear_row"]))), order.answers
-    mask = right("response_mask").bool()
+    mask = right("gear_mask").bool()
     attention = padded([torch.ones_like(ids) for ids in fields["responses"]]).to(device)
     return ForwardRequest(
         needs=order.needs,

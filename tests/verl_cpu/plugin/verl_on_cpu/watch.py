@@ -11,7 +11,7 @@ FOLDER = "GEAR_VERL_WATCH"
 """The environment variable with the folder."""
 GIVEN = (
     *("step", "completions", "student", "prompts", "rows", "messages", "advantage_B"),
-    *("rewards", "rewards_BR", "group", "first", "num_rollouts", "environments"),
+    *("rewards", "rewards_BR", "group", "first", "num_rollouts", "environments", "trained"),
 )
 """Of a batch of rollouts, all that can be saved."""
 RESULT = ("signals", "credit", "scored_B")
@@ -48,8 +48,8 @@ def watch_credit() -> None:
     assign = CreditTrainer.assign_credit
 
     @functools.wraps(assign)
-    def watched(self, batch, metrics):
-        rollouts, result = assign(self, batch, metrics)
+    def watched(self, *given):
+        rollouts, result = assign(self, *given)
         parts = {name: getattr(rollouts, name) for name in GIVEN}
         _save(f"credit{self.global_steps}", {"batch": parts, **{k: getattr(result, k) for k in RESULT}})
         return rollouts, result
