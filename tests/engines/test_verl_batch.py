@@ -5,7 +5,8 @@ import torch
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import for_loss, step
-from gear_rl.engines.verl.batch import SAMPLED, SEEN, dataset_row, messages_of, rollout_batch
+from gear_rl.engines.verl import batch as verl_batch
+from gear_rl.engines.verl.batch import SAMPLED, SEEN, dataset_row, log_prob_gap, messages_of, rollout_batch
 from gear_rl.methods import METHODS
 from support.batches import PlainEngine
 
@@ -134,6 +135,22 @@ def test_a_completion_that_verl_rejects_is_not_scored_and_has_no_credit(name):
     )
     assert result.credit.advantage[[0, 2, 3]].any(-1).all() and result.credit.advantage.isfinite().all()
     assert [message["role"] for message in batch.messages[1]] == ["assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("bypass", "meaning"), [(False, "one of them is wrong"), (True, "rollouts and training")]
+)
+def test_a_gap_beyond_rounding_is_said_once_and_what_it_means(caplog, bypass, meaning):
+    verl_batch._warn_of_gap.cache_clear()
+    ours = torch.zeros(1, 2)
+
+    def gap_of(theirs):
+        return log_prob_gap({"old_log_probs": [torch.tensor(theirs)]}, ours, ours == 0, bypass)
+
+    assert gap_of([0.0, -0.25]) == 0.25 and not caplog.records
+    assert gap_of([-3.0, 0.0]) == gap_of([0.0, -3.0]) == 3.0
+    [record] = caplog.records
+    assert meaning in record.getMessage()
 
 
 def test_what_a_reward_function_returned_beside_the_score_is_read():

@@ -110,8 +110,11 @@ class CreditTrainer:
             lengths = [len(ids) for ids in columns["responses"]]
             self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
         if result.signals.student_logprob is not None:
-            scored = result.scored_B[:, None] & rollouts.completions.mask
-            gap = log_prob_gap(columns, result.signals.student_logprob, scored)
+            # Of the others the signals may be 0.
+            counted = result.trusted_B[:, None] & rollouts.completions.mask
+            correction = self.config.algorithm.get("rollout_correction", None) or {}
+            bypass = bool(correction.get("bypass_mode", False))
+            gap = log_prob_gap(columns, result.signals.student_logprob, counted, bypass)
             if gap is not None:
                 metrics["gear/engine/log_prob_gap"] = gap
         return rollouts, result
