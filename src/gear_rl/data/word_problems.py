@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import zip_longest
 from typing import Any
 
 from gear_rl.data.prompts import checksum
@@ -98,7 +98,7 @@ def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None
     ours, right = completion.strip(), solution.strip()
     if re.sub(r"\d+", "#", ours) != re.sub(r"\d+", "#", right):
         return None
-    place = len(commonprefix([ours, right]))
+    place = next((i for i, (a, b) in enumerate(zip_longest(ours, right)) if a != b), len(ours))
     begin = len(completion) - len(completion.lstrip()) + place
     return (begin, begin + 1) if place < len(ours) else None
 
