@@ -2,10 +2,11 @@
 
 Samples completions of word problems or of reasoning-gym's sums, keeps those that are wrong in the wording of the
 worked solution, marks the first wrong number, and scores them twice: the teacher is shown the worked solution, or
-the answer alone.
+the answer alone. A control shows the teacher a solution with one false digit.
 """
 
 import json
+import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,14 +23,17 @@ from gear_rl.cli.results import Cells
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.data.word_problems import first_wrong_number, results
+from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.engines.trl.sample import sample
 from gear_rl.errors import InputError
 from gear_rl.experiments.marked import marked_material
 from gear_rl.experiments.score import score
 from gear_rl.experiments.teacher import sampling_config, teacher_config
 from gear_rl.files import replace_file
-from gear_rl.runs.machine import quiet_libraries
+from gear_rl.lab.statistics import bootstrap_interval
+from gear_rl.runs.machine import machine_defaults, quiet_libraries
 from gear_rl.runs.trainer import make_trainer
+from gear_rl.signals.privileged import render
 
 CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
 """Column that the teacher is shown, and its name."""
@@ -84,6 +88,7 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]], jobs: int = 1) -> 
         "data": task.data,
         "use": USES[task.split],
         **{name: found[name] for name in ("sampled", "right", "other_words", "marked")},
+        "falsified": falsified_context(task),
     }
     score_all = _scored_in_turn if jobs == 1 else _scored_side_by_side
     return document | {"contexts": score_all(task, methods, found["rows"])}
@@ -166,6 +171,55 @@ def _keep_wrong(
             found["rows"].append(line | {"decisions": [{"start": a, "end": z} for a, z in results(text)]})
 
 
+def falsified(solution: str, seed: int) -> str:
+    """The solution with one digit of one result changed; what is calculated from that result stays as it was.
+
+    >>> falsified("7 + 8 = 15. 15 - 4 = 11. The answer is 11.", seed=0)
+    '7 + 8 = 15. 15 - 4 = 10. The answer is 11.'
+    """
+    draw = random.Random(seed)
+    start, end = draw.choice(results(solution))
+    place = draw.randrange(start, end)
+    others = "0123456789"[place == start :].replace(solution[place], "")  # no number begins with 0
+    return solution[:place] + draw.choice(others) + solution[place + 1 :]
+
+
+@torch.inference_mode()
+def falsified_context(task: Words) -> dict[str, Any]:
+    """Whether a teacher that is shown a ``falsified`` solution follows it, on the first ``n`` problems.
+
+    The completion is the right solution up to the changed digit. Probabilities are those of the next token: the
+    false and the right one with the falsified solution in the prompt, and the right one without a context.
+    """
+    options = machine_defaults(pretrained=True, full=False).get("model_init_kwargs", {})
+    model, tokenizer = load_causal_lm(task.model, options).eval(), load_tokenizer(task.model)
+
+    def next_token(prompt: Any, written: list[int]) -> torch.Tensor:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False) + written
+        return model(input_ids=torch.tensor([ids]), logits_to_keep=1).logits[0, -1].float().softmax(-1)
+
+    found: dict[str, list[float]] = {"follows": [], "p_false": [], "p_right": [], "p_right_unaided": []}
+    for seed, row in enumerate(load_rows(task.data, split=task.split, chat=True, limit=task.n)):
+        shown = falsified(row["solution"], seed)
+        texts = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (row["solution"], shown))
+        pairs = list(zip(*texts, strict=False))
+        place = next(t for t, (right, false) in enumerate(pairs) if right != false)
+        right, false = pairs[place]
+        written = [token for token, _ in pairs[:place]]
+        teacher = next_token(render(row["prompt"], shown), written)
+        found["follows"].append(float(teacher.argmax() == false))
+        found["p_false"].append(float(teacher[false]))
+        found["p_right"].append(float(teacher[right]))
+        found["p_right_unaided"].append(float(next_token(row["prompt"], written)[right]))
+        task.say(f"falsified context: {seed + 1} of {task.n}")
+    document: dict[str, Any] = {"n": len(found["follows"])}
+    for name, values in found.items():
+        ends = bootstrap_interval(values)
+        document[name] = round(sum(values) / len(values), 4)
+        document[f"{name}_interval"] = None if ends is None else [round(end, 4) for end in ends]
+    return document
+
+
 def _scored_in_turn(
     task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
@@ -226,12 +280,15 @@ def words_cells(result: Mapping[str, Any]) -> Cells:
         (name, *(_estimate(methods[name], key) for methods in contexts for key in ("auc", "auc_choices")))
         for name in contexts[0]
     ]
-    counts = [result["contexts"][c] for c in CONTEXTS]
+    counts, false = [result["contexts"][c] for c in CONTEXTS], result["falsified"]
     among = max(row["with_choices"] for row in counts[0]["methods"].values())
     below = [
         f"{result['sampled']} completions sampled: {result['right']} right, {result['marked']} wrong and marked, "
         f"{result['other_words']} in other words. {result['use'].capitalize()} only. Among results: {among} of "
         f"{counts[0]['n']} completions, of which the first wrong number is one.",
+        f"Shown a solution with one false digit, the teacher follows it in {_estimate(false, 'follows')} of "
+        f"{false['n']} problems; p of the false digit {_estimate(false, 'p_false')}, of the right one "
+        f"{_estimate(false, 'p_right')}, and without a context {_estimate(false, 'p_right_unaided')}.",
     ]
     return Cells(f"AUC on {result['data']}, {result['model']}", ("", *columns), rows, below)
 

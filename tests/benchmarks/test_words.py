@@ -2,13 +2,18 @@
 
 import json
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import words as experiment
+from engines import tiny
 from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.data.word_problems import word_problems
 from gear_rl.errors import InputError
 from gear_rl.experiments.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
@@ -59,9 +64,11 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
         experiment, "_scored", lambda task, methods, rows, column: shown.append((column, rows))
     )
     monkeypatch.setattr(experiment, "wrong_completions", lambda task: pytest.fail("sampled again"))
+    monkeypatch.setattr(experiment, "falsified_context", lambda task: {"n": task.n})
     found = experiment.words(task, {})
     assert [column for column, _ in shown] == ["solution", "answer"] and len(shown[0][1]) == 1
     assert found["use"] == "reporting" and found["sampled"] == 2 and "rows" not in found
+    assert found["falsified"] == {"n": 2}
 
 
 def test_both_contexts_are_scored_side_by_side(monkeypatch, tmp_path):
@@ -77,6 +84,7 @@ def test_both_contexts_are_scored_side_by_side(monkeypatch, tmp_path):
 
     both, said = threading.Barrier(2), list[str]()
     monkeypatch.setattr(experiment, "_scored_alone", alone)
+    monkeypatch.setattr(experiment, "falsified_context", lambda task: {})
     monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda n, mp_context: ThreadPoolExecutor(n))
     task = experiment.Words(
         model="arena", data="word-problems/bare", split="test", n=1, runs=tmp_path, say=said.append
@@ -88,6 +96,48 @@ def test_both_contexts_are_scored_side_by_side(monkeypatch, tmp_path):
     assert set(said) == {"solution begins", "answer begins"}
     with pytest.raises(InputError, match="solution: too few"):
         experiment.words(task, {"gear": {}}, jobs=2)
+
+
+def test_one_digit_of_one_result_is_falsified():
+    for seed, row in enumerate(word_problems("test", num=200)):
+        right, shown = row["solution"], experiment.falsified(row["solution"], seed)
+        [place] = [i for i, (a, b) in enumerate(zip(right, shown, strict=True)) if a != b]
+        assert shown[place].isdigit() and any(a <= place < z for a, z in experiment.results(right))
+        assert not re.search(r"= 0\d", shown) and shown == experiment.falsified(right, seed)
+
+
+def copies(text):
+    """What stands after the longest end of the text that it has before."""
+    ends = (text[text.find(text[k:]) + len(text) - k :] for k in range(len(text)))
+    return next(filter(None, ends), "?")
+
+
+def calculates(text):
+    [(steps, written)] = re.findall(r"([\d+* -]+) =( ?\d*)$", text)
+    return f" {eval(steps)}"[len(written) :]
+
+
+@pytest.mark.parametrize(("writes", "p_false", "p_right"), [(copies, 1, 0), (calculates, 0, 1)])
+def test_a_teacher_that_copies_follows_a_false_digit_and_one_that_calculates_does_not(
+    monkeypatch, tmp_path, writes, p_false, p_right
+):
+    tokenizer = tiny.tokenizer()
+
+    class Model:
+        def eval(self):
+            return self
+
+        def __call__(self, input_ids, logits_to_keep):
+            logits = torch.full((1, logits_to_keep, len(tokenizer)), -50.0)
+            logits[..., tokenizer(writes(tokenizer.decode(input_ids[0])))["input_ids"][0]] = 50.0
+            return SimpleNamespace(logits=logits)
+
+    monkeypatch.setattr(experiment, "load_causal_lm", lambda name, options: Model())
+    monkeypatch.setattr(experiment, "load_tokenizer", lambda name: tokenizer)
+    task = experiment.Words(model="m", data="word-problems/bare", split="test", n=12, runs=tmp_path)
+    found = experiment.falsified_context(task)
+    assert [found[name] for name in ("n", "follows", "p_false", "p_right")] == [12, p_false, p_false, p_right]
+    assert (found["p_right_unaided"] == 1) == (writes is calculates)
 
 
 def test_completions_of_another_model_are_not_taken_for_its_own(tmp_path):
