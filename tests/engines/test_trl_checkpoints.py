@@ -156,6 +156,16 @@ def test_a_new_run_replaces_no_checkpoint_unless_that_is_meant(tiny_model, tmp_p
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
+def test_a_new_run_replaces_no_records_unless_that_is_meant(tiny_model, tmp_path):
+    changes = {"max_steps": 1, "save_strategy": "no", "record_file": "records.jsonl"}
+    trained(tmp_path, tiny_model, **changes)
+    first = (tmp_path / "records.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"output_dir: .* holds a run already \(.*records.jsonl\); "):
+        trained(tmp_path, tiny_model, **changes)
+    assert (tmp_path / "records.jsonl").read_bytes() == first
+    trained(tmp_path, tiny_model, learning_rate=1e-3, overwrite_output_dir=True, **changes)
+
+
 def test_the_best_checkpoint_is_named_by_where_it_stays(tiny_model, tmp_path):
     changes = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "max_steps": 2}
     changes |= {"metric_for_best_model": "reward", "eval_greedy": False, "num_generations_eval": 2} | SHORT

@@ -25,7 +25,7 @@ def engine_of(rows: int) -> VerlEngine:
     trainer.credit, trainer.tokenizer = SimpleNamespace(config=CreditConfig()), None
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))})
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: RANKS + 4)
-    vars(trainer)["_max_positions"] = None
+    vars(trainer).update(_max_positions=None, _segment_check=None)
     keys = [f"u{b}_0_0" for b in range(rows)]
     return trainer._engine(KVBatchMeta(keys=keys, tags=[{}] * rows), range(rows), {}, {})
 

@@ -22,8 +22,8 @@ LEAST_IN_SEGMENTS = 0.1
 """Share of the tokens. SmolLM2 has .01 to .09 on questions and answers; the arena's tasks have .08 to .34."""
 NO_SEGMENTS = (
     "%s makes next to no segments: %.1f %% of the trained tokens of %d batches are in one of two tokens or more, "
-    "so its credit is token by token. On natural text nearly every token has more entropy than GEAR's "
-    "end_threshold, which ends a segment at once. What makes longer ones: end_rule sentence, line, turn, or "
+    "so its credit is token by token. Where nearly every token has more entropy than GEAR's end_threshold, as on "
+    "natural text, a segment ends at once. What makes longer ones: end_rule sentence, line, turn, or "
     "fixed_length with max_segment_tokens; or a larger end_threshold. onset_rule never says that single tokens "
     "are meant"
 )

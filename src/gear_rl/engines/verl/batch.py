@@ -198,7 +198,8 @@ def _warn_of_gap(bypass: bool) -> None:
         "(precision, kernels, older weights), and the credit reads the trainer's. With "
         "algorithm.rollout_correction.bypass_mode=False verl computes its own, and rollout_rs can reject tokens"
         if bypass
-        else "Both are of the same weights, so one of them is wrong; where it is ours, so is the credit. Try "
+        else "Both are of the same weights, so rounding aside one of them is wrong; where it is ours, so is the "
+        "credit. Try "
         "actor_rollout_ref.model.use_remove_padding=False and "
         "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     )
