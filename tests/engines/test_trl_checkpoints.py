@@ -156,14 +156,16 @@ def test_a_new_run_replaces_no_checkpoint_unless_that_is_meant(tiny_model, tmp_p
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
-def test_a_new_run_replaces_no_records_unless_that_is_meant(tiny_model, tmp_path):
+def test_a_new_run_keeps_old_records_unless_they_are_overwritten(tiny_model, tmp_path):
     changes = {"max_steps": 1, "save_strategy": "no", "record_file": "records.jsonl"}
-    trained(tmp_path, tiny_model, **changes)
-    first = (tmp_path / "records.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"output_dir: .* holds a run already \(.*records.jsonl\); "):
-        trained(tmp_path, tiny_model, **changes)
-    assert (tmp_path / "records.jsonl").read_bytes() == first
-    trained(tmp_path, tiny_model, learning_rate=1e-3, overwrite_output_dir=True, **changes)
+    kept = []
+    for n in range(2):
+        trained(tmp_path, tiny_model, seed=n, **changes)
+        kept.append((tmp_path / "records.jsonl").read_bytes())
+    trained(tmp_path, tiny_model, seed=2, **changes)
+    assert [(tmp_path / f"records.{n}.jsonl").read_bytes() for n in (1, 2)] == kept and kept[0] != kept[1]
+    trained(tmp_path, tiny_model, seed=3, overwrite_output_dir=True, **changes)
+    assert not (tmp_path / "records.3.jsonl").exists()
 
 
 def test_the_best_checkpoint_is_named_by_where_it_stays(tiny_model, tmp_path):

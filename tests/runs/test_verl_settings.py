@@ -159,22 +159,6 @@ def test_records_never_replace_the_data(tmp_path, monkeypatch, name):
         checks.check(config_of({"record_file": f"{tmp_path}/other.jsonl"}))
 
 
-def test_a_run_that_begins_anew_replaces_no_records(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs" / "verl"
-    folder.mkdir(parents=True)
-    (folder / "records.jsonl").write_text("{}\n")
-    section = {"record_file": "records.jsonl"}
-    for mode in ("auto", "disable"):
-        with pytest.raises(
-            InputError, match=r"gear\.record_file: .*records.jsonl holds the records of a run"
-        ):
-            checks.check(config_of(section, trainer__resume_mode=mode))
-    checks.check(config_of(section, trainer__resume_mode="resume_path"))
-    (folder / "latest_checkpointed_iteration.txt").write_text("3")
-    checks.check(config_of(section, trainer__resume_mode="auto"))
-
-
 @pytest.mark.parametrize(
     ("section", "model", "reads"),
     [

@@ -44,7 +44,10 @@ def uniform(chain: Path, tmp_path_factory: pytest.TempPathFactory):
 
     settings = [harness.SEEDED, "trainer.v1.trainer_mode=gear_sync", "+gear.credit=uniform"]
     settings.append("+gear.record_file=records.jsonl")
-    return harness.train(tmp_path_factory.mktemp("uniform"), chain, *settings, steps=2)
+    folder = tmp_path_factory.mktemp("uniform")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "records.jsonl").write_text("a run before\n")
+    return harness.train(folder, chain, *settings, steps=2)
 
 
 @pytest.fixture(scope="session")

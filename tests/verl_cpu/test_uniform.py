@@ -26,5 +26,7 @@ def test_the_credit_step_ran_all_the_same(uniform: Run):
     assert any(name.startswith("gear/") for name in uniform.steps[0])
 
 
-def test_the_records_lie_beside_verls_checkpoints(uniform: Run):
-    assert len(list(read_records(uniform.folder / "checkpoints" / "records.jsonl"))) == 2 * 16 * 8
+def test_the_records_lie_beside_verls_checkpoints_and_replace_no_others(uniform: Run):
+    folder = uniform.folder / "checkpoints"
+    assert len(list(read_records(folder / "records.jsonl"))) == 2 * 16 * 8
+    assert (folder / "records.1.jsonl").read_text() == "a run before\n"

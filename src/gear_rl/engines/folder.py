@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,7 +91,7 @@ class RunFolder:
 
     def check_records(self) -> None:
         """Raise ``ValueError`` for records outside of the folder: nothing there is replaced, cut or deleted."""
-        if self.records_outside and self.has_records:
+        if self.records_outside and self._has_records:
             raise ValueError(
                 f"record_file: {self.records} holds records already, maybe another run's, since it is outside of "
                 f"{self.path}; name a new file, or records.jsonl to have it inside"
@@ -104,19 +105,27 @@ class RunFolder:
         """
         names = [path.name for path in reversed(checkpoints_in(self.path))]
         names += [_FINISHED] if (self.path / _FINISHED).exists() else []
-        return [*names, str(self.records)] if self.has_records else names
+        return [*names, str(self.records)] if self._has_records else names
 
     def clear(self) -> None:
         """Delete the leftovers of the run before; nothing outside of the folder."""
         for path in (*checkpoints_in(self.path), self.path / UNFINISHED):
             shutil.rmtree(path, ignore_errors=True)
         (self.path / _FINISHED).unlink(missing_ok=True)
-        if self.has_records and not self.records_outside:
+        if self._has_records and not self.records_outside:
             cast(Path, self.records).unlink()
 
+    def keep_old_records(self) -> None:
+        """Rename the records of a run before, which a new one would replace: ``records.1.jsonl``, ``.2``, ..."""
+        if self.records is not None and self._has_records:
+            old = self.records
+            names = (old.with_suffix(f".{n}{old.suffix}") for n in count(1))
+            kept = next(path for path in names if not path.exists())
+            old.rename(kept)
+            logger.warning("record_file: the records of the run before are kept as %s", kept)
+
     @property
-    def has_records(self) -> bool:
-        """Whether the record file holds any."""
+    def _has_records(self) -> bool:
         return self.records is not None and self.records.is_file() and self.records.stat().st_size > 0
 
     def _facts(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from gear_rl.engines.checkpoints import (
     BrokenCheckpointError,
     Manifest,
     checked,
+    checkpoints_in,
     move_into_place,
     newest_whole,
     rotate,
@@ -62,8 +63,7 @@ def begin(trainer: Trainer, resume: str | bool | None) -> tuple[Run, str | None]
     """The run that begins or goes on, and the checkpoint to resume from; ``ValueError`` for one that cannot be.
 
     True and "latest" mean the newest whole checkpoint of the run whose folder it is. Where a run begins, that
-    folder has no checkpoints and no records, or ``overwrite_output_dir`` deletes them. Records outside of it are
-    never touched.
+    folder has no checkpoints, or ``overwrite_output_dir`` deletes them. Records outside of it are never touched.
     """
     configuration = configuration_of(trainer)
 
@@ -81,17 +81,19 @@ def begin(trainer: Trainer, resume: str | bool | None) -> tuple[Run, str | None]
 
 
 def _make_room(trainer: Trainer) -> None:
-    """Refuse to begin where checkpoints or records are, which the run would replace or mix with its own."""
-    folder = trainer.run_folder
-    names = ", ".join(name for name in folder.leftovers() if name != _STATE)
-    if names and not trainer.args.overwrite_output_dir:
+    """Refuse to begin where checkpoints are: those of the same steps would be replaced, and the others stay."""
+    folder, overwrite = trainer.run_folder, trainer.args.overwrite_output_dir
+    names = ", ".join(path.name for path in reversed(checkpoints_in(folder.path)))
+    if names and not overwrite:
         raise ValueError(
             f"output_dir: {folder.path} holds a run already ({names}); go on with it by "
             "train(resume_from_checkpoint=True), delete it and begin anew by overwrite_output_dir=True, or give "
             "another output_dir"
         )
-    if names:
+    if overwrite:
         folder.clear()
+    else:
+        folder.keep_old_records()
 
 
 def _chosen(trainer: Trainer, resume: str | bool) -> tuple[Path, Manifest]:

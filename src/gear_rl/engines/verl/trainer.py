@@ -202,6 +202,8 @@ class CreditTrainer:
         if self._writer is None:
             size = int(config.record_max_mb * 1024 * 1024)
             folder = RunFolder(Path(self.config.trainer.default_local_dir), config.record_file)
+            if self.global_steps == 1:
+                folder.keep_old_records()
             self._writer = RecordWriter(cast(Path, folder.records), size, resume_step=self.global_steps - 1)
         self._writer.write(records)
 

@@ -184,7 +184,6 @@ def _check_records(config: Any, settings: VerlSettings) -> None:
         if folder.records is None:
             return
         folder.check_records()
-        _check_old_records(config, folder)
         for key in ("train_files", "val_files"):
             files: Any = config.data.get(key) or []
             check_output(
@@ -192,17 +191,6 @@ def _check_records(config: Any, settings: VerlSettings) -> None:
             )
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
-
-
-def _check_old_records(config: Any, folder: RunFolder) -> None:
-    """Raise ``ValueError`` where a run that begins anew would replace the records of the one before."""
-    mode = _select(config, "trainer.resume_mode")
-    resumed = mode == "auto" and (folder.path / "latest_checkpointed_iteration.txt").exists()
-    if mode != "resume_path" and not resumed and folder.has_records:
-        raise ValueError(
-            f"record_file: {folder.records} holds the records of a run before, and this one begins anew; move "
-            "them, or give another trainer.default_local_dir"
-        )
 
 
 def _lora(config: Any) -> bool:
