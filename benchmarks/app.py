@@ -212,28 +212,6 @@ def step(
 
 @app.command()
 @user_errors
-def calibration(
-    steps: Annotated[int, typer.Option(help="Steps of a run; the first does not count.")] = 3,
-    repeats: Annotated[int, typer.Option(help="Runs of each method.")] = 2,
-    as_json: AsJson = False,
-    out: Out = None,
-) -> None:
-    """Train on this machine, and say how far off the arithmetic of `gear plan` is; minutes."""
-
-    def run(say: Say) -> dict[str, Any]:
-        from benchmarks.calibration import calibrate
-
-        show_log()
-        return calibrate(steps=steps, repeats=repeats, say=say)
-
-    result = measured(run, PROGRAM)
-    from benchmarks.tables import CELLS
-
-    deliver(result, CELLS["calibration"], out, as_json)
-
-
-@app.command()
-@user_errors
 def curves(
     methods: Annotated[
         str,

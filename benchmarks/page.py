@@ -12,8 +12,6 @@ FILES = {
     "memory": ("memory", "bench_memory.json"),
     "segments": ("segments", "bench_segments.json"),
     "step": ("step", "bench_step.json"),
-    "plan": ("plan", "plan_qwen3_4b.json"),
-    "calibration": ("calibration", "plan_calibration.json"),
 }
 """Of each mark the kind of its table, and the file that holds the numbers."""
 NOT_YET = "Not measured yet."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import COMPETITORS
-from gear_rl.cli.plan_tables import plan_cells
 from gear_rl.cli.results import Cells
 from gear_rl.view.picture import figure_style, write_figure
 
@@ -38,8 +37,7 @@ def command_of(result: Mapping[str, Any]) -> str:
     >>> command_of({"command": "gear bench step --repeats 3"})
     'python -m benchmarks step --repeats 3'
     """
-    command = re.sub(r"^gear bench(?= )", "python -m benchmarks", result["command"])
-    return command.replace("gear plan --calibrate", "python -m benchmarks calibration")
+    return re.sub(r"^gear bench(?= )", "python -m benchmarks", result["command"])
 
 
 def _signals(result: Mapping[str, Any]) -> Cells:
@@ -159,31 +157,11 @@ def _where(result: Mapping[str, Any]) -> str:
     return f"one thread of {processor}" if processor else "one CPU thread"
 
 
-def calibration_cells(calibration: Mapping[str, Any]) -> Cells:
-    """What ``calibration.calibrate`` returns, as a table: three rows for each shape."""
-    rows: list[tuple[str, ...]] = []
-    for i, row in enumerate(calibration["shapes"]):
-        for name, label in (("grpo", "GRPO, s"), ("gear", "GEAR, s"), ("ratio", "GEAR / GRPO")):
-            shape = row["shape"] + (" (fitted)" if i == 0 else "") if name == "grpo" else ""
-            both = [f"{row[side][name]:.2f}" for side in ("predicted", "measured")]
-            rows.append((shape, label, *both, f"{row['error'][name]:+.0%}"))
-    shares = ", ".join(f"{name} {share:.2f}" for name, share in calibration["shares"].items())
-    below = (
-        f"Shares of this machine's {calibration['gflops']:.0f} Gflop/s, fitted on the first: {shares}. Off by up "
-        f"to {calibration['error_step']:.0%} in the seconds of a step and {calibration['error_ratio']:.0%} in "
-        "GEAR over GRPO on the others."
-    )
-    columns = ("", "", "predicted", "measured", "error")
-    return Cells("CPU seconds of one step, one thread", columns, rows, [below])
-
-
 CELLS: dict[str, Callable[[Mapping[str, Any]], Cells]] = {
     "signals": _signals,
     "memory": _memory,
     "segments": _segments,
     "step": _step,
-    "plan": plan_cells,
-    "calibration": calibration_cells,
 }
 """How each kind of result is laid out."""
 

@@ -16,7 +16,6 @@ from gear_rl.cli.evaluate import evaluate
 from gear_rl.cli.export import export_app
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.model import model
-from gear_rl.cli.plan import plan
 from gear_rl.cli.report import report
 from gear_rl.cli.teacher import teacher
 from gear_rl.errors import InputError
@@ -365,7 +364,6 @@ add_laboratory(app)
 app.command("eval")(evaluate)
 app.command()(model)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(teacher)
-app.command()(plan)
 app.command()(report)
 
 if __name__ == "__main__":
