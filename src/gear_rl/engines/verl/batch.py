@@ -70,7 +70,7 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
     ids = padded([cast(Tensor, row) for row in columns["responses"]])
     trained = padded([cast(Tensor, row).long() for row in columns["response_mask"]]).bool()
     sampled = padded([cast(Tensor, row).long() for row in columns[SAMPLED]]).bool()
-    mask = sampled & trained.any(-1, keepdim=True)  # a rollout of which nothing is trained has no turns
+    mask = sampled & trained.any(-1, keepdim=True)  # a rollout without a trained token has no turns
     attention = padded([torch.ones_like(row) for row in columns["responses"]])
     prompts = [TeacherPrompt(tuple(int_list(row))) for row in columns["prompts"]]
     rewards = [float(row.sum()) for row in columns["rm_scores"]]
