@@ -8,7 +8,7 @@ Every run is a command of the package (``gear demo``, ``gear train``), so the sc
 and is the same file for both versions. A fingerprint is taken of the logged metrics, the recorded credit of every
 token, the demo's summary and the final weights; clocks and versions are left out. Both files must come from one
 machine: the last bits of a float depend on the processor. Uses the ``gear_rl`` that the interpreter finds (set
-PYTHONPATH to choose). Takes about 15 minutes on one core; ``--only`` chooses runs by name.
+PYTHONPATH to choose). Takes about 40 minutes on one core; ``--only`` chooses runs by name.
 """
 
 import argparse
@@ -26,8 +26,11 @@ METHODS = (
     *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo"),
     *("opsd", "sdpo", "sdpg"),
 )
-AGENTS = ("gigpo", "mt_grpo", "igpo", "serl")
-"""Methods that tell turns apart: they train the task with tools."""
+TASKS = ("chain", "codebook", "errands")
+TOOLS = ("errands",)
+"""Tasks that call tools."""
+TURNS = ("gigpo", "mt_grpo", "igpo", "serl")
+"""Methods that tell turns apart: they train tasks with tools alone."""
 CLOCKS = ("seconds", "time", "runtime", "per_second", "versions", "threads", "output_dir")
 """Parts of names whose values differ between two runs of one version."""
 VARIANTS: dict[str, tuple[str, list[str]]] = {
@@ -47,7 +50,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 }
 DEMOS: dict[str, list[str]] = {
     "demo chain": ["--seed", "0"],
-    "demo ledger": ["--task", "ledger", "--seed", "0", "--steps", "5"],
+    "demo errands": ["--task", "errands", "--seed", "0", "--steps", "5"],
 }
 
 
@@ -72,8 +75,10 @@ def take(out: Path, only: str) -> int:
     """Run all whose names contain ``only`` and add their fingerprints to the file."""
     taken: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
     runs: dict[str, list[str]] = {name: ["demo", *more] for name, more in DEMOS.items()}
-    runs |= {f"3 steps of {name}": training(name, []) for name in METHODS}
-    runs |= {f"3 steps of {name}": training(method, more) for name, (method, more) in VARIANTS.items()}
+    for task in TASKS:
+        names = [name for name in METHODS if task in TOOLS or name not in TURNS]
+        runs |= {f"{task}: {name}": training(task, name, []) for name in names}
+    runs |= {f"chain: {name}": training("chain", method, more) for name, (method, more) in VARIANTS.items()}
     for name, arguments in runs.items():
         if only not in name or name in taken:
             continue
@@ -86,27 +91,31 @@ def take(out: Path, only: str) -> int:
                 command += ["--record_file", f"{folder}/records.jsonl"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
+            if done.returncode == 2:
+                taken[name] = {"refused": "with one clear error"}
+            elif done.returncode:
                 print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
                 return 1
-            taken[name] = fingerprints(Path(folder))
+            else:
+                taken[name] = fingerprints(Path(folder))
         out.write_text(json.dumps(taken, indent=1) + "\n")
     return 0
 
 
-def training(method: str, more: list[str]) -> list[str]:
-    """The arguments of ``gear`` for three steps of a method on the arena."""
-    ledger = method in AGENTS
+def training(task: str, method: str, more: list[str]) -> list[str]:
+    """The arguments of ``gear`` for three steps of a method on a task of the arena."""
+    tools = task in TOOLS
     credit = ["--credit.name", method]
     if method == "fixed_spans":
         credit += ["--credit.span_tokens", "4"]
-    reward = "[arena, 'gear_rl.arena.chain:steps_reward']" if method == "crpo" else "arena"
+    scored = method == "crpo" and task == "chain"
+    reward = "[arena, 'gear_rl.arena.chain:steps_reward']" if scored else "arena"
     return [
-        *("train", "--model", "arena", "--dataset", f"arena/{'ledger' if ledger else 'chain'}/easy"),
-        *(("--environment", "arena") if ledger else ("--reward", reward)),
+        *("train", "--model", "arena", "--dataset", f"arena/{task}/easy"),
+        *(("--environment", "arena") if tools else ("--reward", reward)),
         *credit,
         *("--max_steps", "3", "--seed", "1", "--learning_rate", "1e-3", "--num_generations", "4"),
-        *("--per_device_train_batch_size", "8" if ledger else "16", "--max_completion_length", "96"),
+        *("--per_device_train_batch_size", "8" if tools else "16", "--max_completion_length", "96"),
         *("--logging_steps", "1", "--save_strategy", "steps", "--save_steps", "3"),
         *more,
     ]
