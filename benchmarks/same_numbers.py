@@ -76,7 +76,9 @@ def take(out: Path, only: str) -> int:
     taken: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
     runs: dict[str, list[str]] = {name: ["demo", *more] for name, more in DEMOS.items()}
     for task in TASKS:
-        names = [name for name in METHODS if task in TOOLS or name not in TURNS]
+        # crpo wants two reward functions, which chain alone has
+        left_out = {*(() if task in TOOLS else TURNS), *(() if task == "chain" else ("crpo",))}
+        names = [name for name in METHODS if name not in left_out]
         runs |= {f"{task}: {name}": training(task, name, []) for name in names}
     runs |= {f"chain: {name}": training("chain", method, more) for name, (method, more) in VARIANTS.items()}
     for name, arguments in runs.items():
@@ -108,8 +110,7 @@ def training(task: str, method: str, more: list[str]) -> list[str]:
     credit = ["--credit.name", method]
     if method == "fixed_spans":
         credit += ["--credit.span_tokens", "4"]
-    scored = method == "crpo" and task == "chain"
-    reward = "[arena, 'gear_rl.arena.chain:steps_reward']" if scored else "arena"
+    reward = "[arena, 'gear_rl.arena.chain:steps_reward']" if method == "crpo" else "arena"
     return [
         *("train", "--model", "arena", "--dataset", f"arena/{task}/easy"),
         *(("--environment", "arena") if tools else ("--reward", reward)),
