@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gear_rl.credit.contexts import Rollout
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
-    from gear_rl.signals.contexts import Rollout
     from gear_rl.tensor.advantage import group_relative_advantage
     from gear_rl.traits import Scheduled
     from gear_rl.types import Credit, CreditAssigner, TokenSignals
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Credit": "gear_rl.types",
     "CreditAssigner": "gear_rl.types",
-    "Rollout": "gear_rl.signals.contexts",
+    "Rollout": "gear_rl.credit.contexts",
     "Scheduled": "gear_rl.traits",
     "TokenSignals": "gear_rl.types",
     "METHODS": "gear_rl.methods",

@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
 from gear_rl.signals.answers import check_pattern
-from gear_rl.signals.contexts import NO_CONTRAST, check_sources
-from gear_rl.signals.privileged import DEFAULT_HINT, DEFAULT_TEMPLATE, check_template
+from gear_rl.signals.privileged import (
+    DEFAULT_HINT,
+    DEFAULT_TEMPLATE,
+    NO_CONTRAST,
+    check_sources,
+    check_template,
+)
 from gear_rl.signals.saliency import Layer, LossSpan, Readout
 from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
 from gear_rl.signals.confidence import answer_confidence, confidence_batches
-from gear_rl.signals.contexts import contrasted, skipping_first
+from gear_rl.signals.contrast import contrasted, skipping_first
 from gear_rl.signals.forwards import head_of
 from gear_rl.signals.prefix import shared_prompts
 from gear_rl.signals.saliency import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import (
-    Contexts,
+    PrivilegedFunction,
     contexts_of,
     needs_context,
     source_metrics,
@@ -24,15 +24,15 @@ from gear_rl.credit.contexts import (
     warn_of_long,
 )
 from gear_rl.credit.engine import Engine
-from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
+from gear_rl.credit.fallbacks import cleaned, finite_rows, without
 from gear_rl.credit.metrics import finished, measured, tool_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.credit.signals import collect, judged
-from gear_rl.signals.contexts import PrivilegedFunction, skipping_first
+from gear_rl.signals.contrast import skipping_first
 from gear_rl.signals.score import Prompts, needs_teacher
-from gear_rl.tensor.lists import float_list, int_list
+from gear_rl.tensor.lists import float_list
 from gear_rl.traits import Scheduled, distillation_of, is_additive
 from gear_rl.types import Credit, CreditAssigner, TokenSignals, signal_of
 
@@ -69,46 +69,52 @@ def prepare(
     privileged: PrivilegedFunction | None = None,
 ) -> CreditPlan:
     """The contexts of the rollouts and which completions are worth scoring; nothing is scored yet."""
-    source_names = sources_of(config, privileged) if needs_context(method) else []
     method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
     _check_signals(method, engine)
     mask, advantage_B = batch.completions.mask, batch.advantage_B
-    fallback_B = {name: torch.zeros_like(advantage_B, dtype=torch.bool) for name in FALLBACKS}
-    fallback_B["no_token"] = ~mask.any(-1)
-    nothing: list[str | None] = [None] * len(batch.messages)
-    contexts, teachers = Contexts(sources=nothing, texts=nothing), list[Prompts]()
+    trained_B, missing, long = mask.any(-1), [False] * len(mask), [False] * len(mask)
+    sources = contexts = list[str | None]([None] * len(mask))
+    teachers = list[Prompts]()
     if needs_context(method):
-        contexts = contexts_of(batch, engine, config, privileged)
-        shown = [contexts.texts]
-        if contexts.wrong is not None and needs_teacher(method.needs):
+        found = contexts_of(batch, engine, config, privileged)
+        shown = [found.texts]
+        if found.wrong is not None and needs_teacher(method.needs):
             # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
-            shown.append(contexts.wrong)
-        missing = torch.zeros_like(fallback_B["no_token"])
-        long = torch.zeros_like(missing)
+            shown.append(found.wrong)
         for texts in shown:
-            missing |= torch.tensor([text is None for text in texts], device=mask.device)
             prompts, over = teacher_prompts(batch, engine, config, [text or "" for text in texts])
-            long |= torch.tensor(over, device=mask.device)
             teachers.append(prompts)
-        fallback_B["no_context"] = missing & mask.any(-1)
-        fallback_B["long_context"] = long & ~missing & mask.any(-1)
-        if long.any():
+            missing = [one or text is None for one, text in zip(missing, texts, strict=True)]
+            long = [one or other for one, other in zip(long, over, strict=True)]
+        if any(long):
             warn_of_long(config.max_privileged_tokens, getattr(engine, "max_positions", None))
-            contexts = contexts.without([bool(out) for out in int_list(long.long())])
+        sources, contexts = (
+            [None if over else value for value, over in zip(values, long, strict=True)]
+            for values in (found.sources, found.texts)
+        )
+    missing_B, long_B = (
+        torch.tensor(values, dtype=torch.bool, device=mask.device) for values in (missing, long)
+    )
+    fallback_B = {
+        "no_context": missing_B & trained_B,
+        "long_context": long_B & ~missing_B & trained_B,
+        "non_finite": torch.zeros_like(trained_B),
+        "no_token": ~trained_B,
+    }
     reads = bool(method.needs) or distillation_of(method) is not None
-    scored_B = mask.any(-1) & ~fallback_B["no_context"] & ~fallback_B["long_context"] & reads
+    scored_B = trained_B & ~fallback_B["no_context"] & ~fallback_B["long_context"] & reads
     if not is_additive(method):
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
         scored_B = scored_B & (advantage_B != 0)
     return CreditPlan(
         method=method,
         batch=batch,
-        sources=contexts.sources,
-        contexts=contexts.texts,
+        sources=sources,
+        contexts=contexts,
         teachers=teachers,
         scored_B=scored_B,
         fallback_B=fallback_B,
-        source_names=source_names,
+        source_names=sources_of(config, privileged) if needs_context(method) else [],
     )
 
 

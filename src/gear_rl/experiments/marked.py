@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.arena.task import DEFAULT_TASK, Case, all_tasks
+from gear_rl.credit.contexts import wrong_contexts
 from gear_rl.data.lines import Unreadable, numbered_lines
 from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
@@ -22,9 +23,8 @@ from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena
-from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, wrong_contexts
 from gear_rl.signals.forwards import max_positions
-from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, privileged_context, render
+from gear_rl.signals.privileged import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, privileged_context, render
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '

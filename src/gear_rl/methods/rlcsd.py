@@ -26,7 +26,7 @@ class Rlcsd:
 
     ``e_t = log T+ - log T-`` needs a teacher with a right hint and one with a wrong hint. In TRL that is
     ``teacher_contrast: sibling`` with ``privileged_sources: [sibling]``, which makes the log-ratio this
-    difference (``signals.contexts.contrasted``); without a contrast ``e_t`` is the one-sided gap that the paper
+    difference (``signals.contrast.contrasted``); without a contrast ``e_t`` is the one-sided gap that the paper
     argues against. ``teacher_model_kind: sync`` and ``teacher_sync_steps: 10`` are its snapshot teacher. The
     engine takes all four unless you set them.
 

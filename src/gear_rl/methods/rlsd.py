@@ -35,7 +35,7 @@ class Rlsd:
 
     CEPO (arXiv:2605.19436) is this rule with a teacher of a right and one of a wrong answer,
     ``d = log T+ - log T-``: ``Rlsd(clip_width=0.5, decay_steps=25)`` with the engine's contrast, in TRL
-    ``teacher_contrast: sibling`` (``signals.contexts.contrasted``). Those are the release's documented numbers;
+    ``teacher_contrast: sibling`` (``signals.contrast.contrasted``). Those are the release's documented numbers;
     one of its scripts has strength 1 and clip_width 0.2. A group without a wrong answer gets RLSD there; the
     engine leaves its completions their GRPO advantage. RLCSD puts the contrast into another formula: ``rlcsd``.
 

@@ -20,6 +20,12 @@ Prompt = str | Sequence[Message]
 PRIVILEGED_COLUMNS = ("privileged_context", "solution", "answer", "ground_truth")
 """Where a dataset row may hold the privileged context, in the order in which they are tried."""
 
+SOURCES = ("environment", "row", "sibling", "feedback", "function")
+"""Where a privileged context may come from."""
+CONTRASTS = ("sibling", "shuffled")
+NO_CONTRAST = "none"
+"""Wrong contexts that are made from the batch; any other name is a column of the dataset."""
+
 DEFAULT_TEMPLATE = (
     "{prompt}\n\nHere is a reference solution:\n{privileged_context}\n\n"
     "Solve the problem in your own words, step by step."
@@ -62,6 +68,22 @@ def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tup
         if text is not None:
             return "reward_model.ground_truth", text
     return None
+
+
+def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
+    """Raise ``ValueError`` that names a source which is not known, or missing.
+
+    >>> check_sources(["row", "oracle"])
+    Traceback (most recent call last):
+    ValueError: privileged_sources: 'oracle' is not one of environment, row, sibling, feedback, function
+    """
+    for source in sources:
+        if source not in SOURCES:
+            raise ValueError(f"privileged_sources: {source!r} is not one of {', '.join(SOURCES)}")
+    if not sources:
+        raise ValueError(f"privileged_sources: empty; give one or more of {', '.join(SOURCES)}")
+    if "function" in sources and not has_function:
+        raise ValueError("privileged_sources: 'function' needs a function; give one as `privileged`")
 
 
 def source_counts(rows: Sequence[Mapping[str, Any]], column: str | None = None) -> dict[str, int]:

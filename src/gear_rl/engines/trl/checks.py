@@ -8,13 +8,18 @@ from typing import Any, cast
 import trl
 from torch import nn
 
-from gear_rl.credit.contexts import needs_context, sources_of
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context, sources_of
 from gear_rl.credit.signals import needs_passes
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.environments import has_privileged_context
-from gear_rl.signals.contexts import CONTRASTS, NO_CONTRAST, PrivilegedFunction, check_sources
-from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, source_counts
+from gear_rl.signals.privileged import (
+    CONTRASTS,
+    NO_CONTRAST,
+    PRIVILEGED_COLUMNS,
+    check_sources,
+    source_counts,
+)
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 

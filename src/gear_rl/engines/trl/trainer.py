@@ -19,7 +19,7 @@ from transformers.trainer_callback import TrainerCallback
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.credit.batch import RolloutBatch
-from gear_rl.credit.contexts import needs_context
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
@@ -50,7 +50,6 @@ from gear_rl.engines.trl.solve import solve
 from gear_rl.engines.trl.state import RolloutState
 from gear_rl.engines.trl.tool_calls import parse_tool_calls
 from gear_rl.engines.trl.weights import load_progress, load_weights
-from gear_rl.signals.contexts import PrivilegedFunction
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS

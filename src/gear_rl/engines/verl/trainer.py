@@ -19,7 +19,7 @@ from verl.workers.config import HFModelConfig
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import needs_context
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
@@ -30,7 +30,6 @@ from gear_rl.engines.verl.wire import ORDER, PADDING, Order, jagged, request_fie
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.records import RecordWriter
-from gear_rl.signals.contexts import PrivilegedFunction
 from gear_rl.signals.forwards import max_positions
 from gear_rl.types import CreditAssigner
 

@@ -10,7 +10,7 @@ from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
 from gear_rl.runs.verl.settings import SECTION, VerlSettings, read_settings
-from gear_rl.signals.contexts import NO_CONTRAST, check_sources
+from gear_rl.signals.privileged import NO_CONTRAST, check_sources
 from gear_rl.signals.score import needs_teacher
 from gear_rl.traits import distillation_of, is_even
 

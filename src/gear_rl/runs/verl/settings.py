@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.data.objects import import_object
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import build_method, checked
-from gear_rl.signals.contexts import PrivilegedFunction
 from gear_rl.types import CreditAssigner
 
 SECTION = "gear"
