@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gear_rl.credit.contexts import Rollout
+    from gear_rl.credit.own_loop import token_advantages
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
     from gear_rl.tensor.advantage import group_relative_advantage
@@ -34,6 +35,7 @@ _HOME = {
     "Shuffled": "gear_rl.methods",
     "Uniform": "gear_rl.methods",
     "group_relative_advantage": "gear_rl.tensor.advantage",
+    "token_advantages": "gear_rl.credit.own_loop",
     "GEARConfig": "gear_rl.engines.trl",
     "GEARTrainer": "gear_rl.engines.trl",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "TokenSignals",
     "Uniform",
     "group_relative_advantage",
+    "token_advantages",
 ]
 
 

@@ -1,0 +1,134 @@
+"""Credit for a training loop of one's own: one call, in one process, without a trainer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gear_rl.credit.batch import ForwardRequest, RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.engine import Tokenizer
+from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
+from gear_rl.credit.step import step as credit_step
+from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, TeacherPrompt
+from gear_rl.signals.score import Completions, left_padded
+from gear_rl.signals.teacher import LiveTeacher, Teacher
+from gear_rl.types import Credit, CreditAssigner
+
+T = TypeVar("T")
+
+
+def token_advantages(
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    completions: Sequence[Sequence[int]],
+    contexts: Sequence[str | None],
+    advantages: Float[Tensor, " B"],
+    method: CreditAssigner,
+    *,
+    config: CreditConfig | None = None,
+    group: Sequence[int] | None = None,
+    rewards: Sequence[float] | None = None,
+    teacher: Teacher | None = None,
+    reference: Teacher | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    temperature: float = 1.0,
+    batch_size: int = 8,
+    step: int = 0,
+    log: Callable[[Mapping[str, float]], None] | None = None,
+) -> Credit:
+    """The advantage of every token of some completions: ``Credit.advantage``, (B, T), and the segments.
+
+    ``prompts`` are texts or chat messages, ``completions`` the token ids that the policy sampled, ``contexts``
+    what only the teacher sees, ``advantages`` one number per completion. ``group`` and ``rewards`` are for
+    methods that compare siblings. ``teacher`` lends other weights to the teacher (``make_teacher``),
+    ``reference`` those that the run began with. ``log`` receives the ``gear/*`` metrics. Raises ``ValueError``
+    where numbers of completions differ. ``examples/loop.py`` trains with it.
+    """
+    config = (config or CreditConfig()).resolved(method, announce=False)
+    engine = _OneProcess(model, tokenizer, config, teacher, reference, temperature, batch_size, log)
+    engine.chat_template_kwargs = dict(chat_template_kwargs or {})
+    device, count = advantages.device, len(completions)
+    width = max(map(len, completions), default=0)
+    ids = torch.full((count, width), engine.pad_id, device=device)
+    attention = torch.zeros_like(ids)
+    for b, own in enumerate(completions):
+        ids[b, : len(own)] = torch.tensor(own, device=device)
+        attention[b, : len(own)] = 1
+    shown = [TeacherPrompt(tuple(own)) for own in engine.render(prompts, None)]
+    given = [0.0] * count if rewards is None else list(rewards)
+    column = config.privileged_column or PRIVILEGED_COLUMNS[0]
+    batch = RolloutBatch(
+        step=step,
+        completions=Completions(ids=ids, attention=attention, mask=attention.bool()),
+        student=left_padded(shown, engine.pad_id, device),
+        prompts=prompts,
+        rows=[{column: context} for context in contexts],
+        messages=[tokenizer.decode(own, skip_special_tokens=True) for own in completions],
+        advantage_B=advantages,
+        rewards=given,
+        rewards_BR=torch.tensor(given, device=device)[:, None],
+        group=range(count) if group is None else group,
+        first=0,
+        num_rollouts=count,
+    )
+    return credit_step(batch, method, engine, config).credit
+
+
+class _OneProcess:
+    """A model and its tokenizer as an ``Engine``: nothing to gather, nowhere to write records."""
+
+    signals, rank, world_size, record_sink = PASS_SIGNALS, 0, 1, None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        config: CreditConfig,
+        teacher: Teacher | None,
+        reference: Teacher | None,
+        temperature: float,
+        batch_size: int,
+        log: Callable[[Mapping[str, float]], None] | None,
+    ) -> None:
+        self.tokenizer: Tokenizer = tokenizer
+        self.chat_template_kwargs: Mapping[str, Any] = {}
+        self.pad_id = int(tokenizer.pad_token_id)
+        self._template, self._log = tokenizer.apply_chat_template, log
+        self._passes = ModelPasses(
+            model=model,
+            config=config,
+            pad_id=self.pad_id,
+            teacher=teacher or LiveTeacher(),
+            reference=reference or LiveTeacher(),
+            temperature=temperature,
+            batch_size=batch_size,
+        )
+
+    def render(
+        self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
+    ) -> list[list[int]]:
+        more = self.chat_template_kwargs if chat_template_kwargs is None else chat_template_kwargs
+        options = {"add_generation_prompt": True, "return_dict": False, **more}
+        return [
+            list(self.tokenizer(prompt)["input_ids"])
+            if isinstance(prompt, str)
+            else self._template(prompt, **options)
+            for prompt in prompts
+        ]
+
+    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        return self._passes.run(request)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather_objects(self, items: list[T]) -> list[T]:
+        return items
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        if self._log is not None:
+            self._log(metrics)
