@@ -29,7 +29,7 @@ def history_of(name: str, folder, **changes):
 
 def _history_of(name: str, folder, changes):
     quiet_libraries()
-    task = "ledger" if name in AGENTS else "chain"
+    task = "errands" if name in AGENTS else "chain"
     trainer = make_trainer(
         arena_config(
             task,

@@ -26,8 +26,8 @@ USES = {
     "an agent's model and its chat template": """
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 from gear_rl.arena.task import get_task
-model, tokenizer = load(task="ledger")
-row = get_task("ledger").rows("easy", num=1)[0]
+model, tokenizer = load(task="errands")
+row = get_task("errands").rows("easy", num=1)[0]
 text = tokenizer.apply_chat_template(
     row["prompt"], add_generation_prompt=True, tokenize=False, **CHAT_TEMPLATE_KWARGS
 )
@@ -47,7 +47,7 @@ else:
 """,
     "datasets": """
 from gear_rl.data.rows import load_splits
-train, test = load_splits("arena/ledger/easy", chat=True, held_out=4, limit=8)
+train, test = load_splits("arena/errands/easy", chat=True, held_out=4, limit=8)
 assert (len(train), len(test)) == (8, 4) and "reference" in train.column_names
 """,
     "an export for verl": """

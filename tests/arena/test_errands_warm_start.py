@@ -136,9 +136,7 @@ def test_check_measures_every_reference_and_ranks_planted_faults(loaded: tuple[A
     def trainer_of(network: Any, tokenizer: Any, tier: str) -> Generator[_Trainer]:
         yield _Trainer()
 
-    instruments = Instruments(
-        trainer_of=trainer_of, onset_of=lambda advantage, signals: (0, 0), status=lambda text: nullcontext()
-    )
+    instruments = Instruments(trainer_of=trainer_of, status=lambda text: nullcontext())
     task = get_task("errands")
     facts = task.check(*loaded, n=8, num_faults=8, tiers=["default"], instruments=instruments)
     shares = [facts["default"][f"sampled{name}"] for name in ("", "_trace", "_answer", "_shuffled")]

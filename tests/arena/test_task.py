@@ -46,7 +46,6 @@ def test_every_task_keeps_the_protocol(task: Task) -> None:
         ("chain", "26f0a56646bb17c0fe07e1f808f0c1cf2cd4e6acad71a2d83e23f16ce7b2014b"),
         ("codebook", "4359a3ed563446f806292613a83a359fdb7530bb2617e32690ed71f61549bea3"),
         ("errands", "29349ac9e9a1adec296b68f8cee527ae4b4c1e82b4b96a8c52568f2bc022de03"),
-        ("ledger", "7d1adc7e4abe5a3b9ec8df3470760b6c1efaf4e9ecdbcd8b5f7a02ff24d7a714"),
     ],
 )
 def test_the_held_out_problems_are_the_published_ones(task: str, sha256: str) -> None:
@@ -60,7 +59,7 @@ def test_a_task_is_known_by_its_name_and_aliases() -> None:
     with pytest.raises(InputError, match="--task: no task 'chian'; did you mean chain"):
         known_task("chian")
     with pytest.raises(InputError, match="--tier: the task has no tier 'hrad'; did you mean hard"):
-        task_of("ledger", "hrad")
+        task_of("errands", "hrad")
 
 
 def test_the_catalogue_waits_for_no_torch() -> None:
@@ -156,14 +155,14 @@ def test_a_third_task_is_one_line(echo: Echo) -> None:
         "arena",
         "math",
     ]
-    with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/ledger"):
+    with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/errands"):
         load_environment(config.model_copy(update={"environment": "arena"}))
 
     assert plan_of([], task="echo", tier="default", seeds=1, n_eval=7).steps == 7
     with pytest.raises(InputError, match="--n-eval: 8; there are 7 held-out problems to report on"):
         plan_of([], task="echo", tier="default", seeds=1, n_eval=8)
-    with pytest.raises(InputError, match="--fault: 'relation' is not one of digit"):
-        arena_material("echo", "default", 4, "relation")
+    with pytest.raises(InputError, match="--fault: 'code' is not one of digit"):
+        arena_material("echo", "default", 4, "code")
     assert arena_material("echo", "default", 4).about()["fault"] == "digit"
     with pytest.raises(InputError, match="no task 'ecko'; did you mean echo"):
         known_task("ecko")
@@ -172,6 +171,6 @@ def test_a_third_task_is_one_line(echo: Echo) -> None:
 
 
 def test_a_dataset_of_an_agent_brings_its_environment() -> None:
-    assert load_config(None, ["--model", "arena", "--dataset", "arena/ledger"]).environment == "arena"
-    with pytest.raises(InputError, match="reward: 'arena' is not for 'arena/ledger'"):
-        load_reward("arena", "arena/ledger")
+    assert load_config(None, ["--model", "arena", "--dataset", "arena/errands"]).environment == "arena"
+    with pytest.raises(InputError, match="reward: 'arena' is not for 'arena/errands'"):
+        load_reward("arena", "arena/errands")

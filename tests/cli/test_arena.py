@@ -1,32 +1,30 @@
-"""`gear arena check` and `gear demo --task ledger`, as a user calls them."""
+"""`gear arena check` and `gear demo --task errands`, as a user calls them."""
 
 import json
 
 import pytest
 
-from gear_rl.arena.ledger import check
-from gear_rl.arena.ledger.recipe import LedgerRecipe
+from gear_rl.arena.errands import check
+from gear_rl.arena.errands.recipe import Recipe
 from gear_rl.arena.task import get_task
 from gear_rl.cli.arena import build, table_of
 from gear_rl.records import read_records
 from support.commands import gear
 
 
-def test_the_ledger_check_measures_what_the_readme_claims(unchecked):
-    done = gear(
-        "arena", "check", "--task", "ledger", "--tier", "default", "--n", "12", "--faults", "20", "--json"
-    )
+def test_the_errands_check_measures_what_the_docs_claim(unchecked):
+    words = ["--task", "errands", "--tier", "default", "--n", "12", "--faults", "20", "--json"]
+    done = gear("arena", "check", *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["default"]
     assert found["n"] == 12
     assert found["sampled"] < 0.7 < 0.9 < found["sampled_trace"]
     assert found["sampled_shuffled"] < 0.7, "another problem's calls help nobody"
-    planted = found["planted"]["relation"]
+    planted = found["planted"]
     assert planted["n"] == 20
-    assert planted["onset"] >= 0.8 > planted["shuffled_onset"]
-    [success, places] = map(table_of, get_task("ledger").tables({"default": found}))
-    assert success.row_count == 1
-    assert places.row_count == 2
+    assert planted["auc_choices"]["log_ratio"] > 0.95 > 0.8 > planted["auc_choices"]["shuffled_log_ratio"]
+    tables = map(table_of, get_task("errands").tables({"default": found}))
+    assert [table.row_count for table in tables] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -48,27 +46,16 @@ def test_the_chain_tables():
 
 
 def test_an_agent_learns_in_the_demo(tmp_path):
-    done = gear(
-        "demo",
-        "--task",
-        "ledger",
-        "--credit",
-        "gear",
-        "--steps",
-        "1",
-        "--n-eval",
-        "8",
-        "--out",
-        str(tmp_path),
-    )
+    words = ["--task", "errands", "--credit", "gear", "--steps", "1", "--n-eval", "8"]
+    done = gear("demo", *words, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["task"], summary["tier"], summary["method"]) == ("ledger", "default", "gear")
+    assert (summary["task"], summary["tier"], summary["method"]) == ("errands", "default", "gear")
     assert "turn 1  " in done.stdout
     assert "answer  «" in done.stdout
     assert "<tool_call>" in done.stdout
     records = list(read_records(tmp_path / "records.jsonl"))
-    assert len(records) == 64
+    assert len(records) == 16
     assert {record.context for record in records} == {"environment"}
     assert any(max(record.turn) >= 2 for record in records)
     assert sum(record.tools["calls"] for record in records if record.tools) > 64
@@ -78,16 +65,9 @@ def test_an_agent_learns_in_the_demo(tmp_path):
 def test_measuring_while_a_checkpoint_is_built_changes_no_byte(tmp_path, capsys, monkeypatch):
     success = check.success
     monkeypatch.setattr(check, "success", lambda trainer, rows: success(trainer, rows[:2]))
-    recipe = LedgerRecipe(
-        competence_steps=2,
-        short_steps=1,
-        grow_steps=1,
-        fall_steps=1,
-        habit_steps=1,
-        batch_tokens=400,
-        evaluate_every=3,
-    )
-    task = get_task("ledger")
+    short = {"copy_steps": 1, "short_steps": 1, "grow_steps": 1, "fall_steps": 1, "draws": 24}
+    recipe = Recipe(steps=2, settle_steps=1, batch_tokens=450, evaluate_every=3, **short)
+    task = get_task("errands")
     task.build(tmp_path / "alone", 0, recipe=recipe, progress=False)
     build(tmp_path / "measured", task, 0, recipe)
     assert "accuracy 0.0" in capsys.readouterr().out, "else nothing was measured"

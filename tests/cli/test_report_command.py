@@ -11,13 +11,13 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
-    folders = [tmp_path / name for name in ("compare_chain_hard", "compare_ledger")]
+    folders = [tmp_path / name for name in ("compare_chain_hard", "compare_errands")]
     for folder in folders:
         folder.mkdir()
         shutil.copy(RESULTS / folder.name / "comparison.json", folder)
     done = gear("report", *(str(folder / "comparison.json") for folder in folders))
     assert done.returncode == 0, done.stderr
-    for folder, task in zip(folders, ("chain/hard", "ledger/default"), strict=True):
+    for folder, task in zip(folders, ("chain/hard", "errands/default"), strict=True):
         page = (folder / "report.html").read_text(encoding="utf-8")
         assert f"Does it help? {task}" in page and "</html>" in page
 

@@ -322,9 +322,9 @@ def test_a_saved_dataset_streams_and_has_its_splits(tmp_path):
 def test_the_arena_by_its_tasks():
     assert load_rows("arena/chain/easy", chat=True)[0] == load_rows("arena/easy", chat=True)[0]
     assert load_rows("arena/chain", chat=True, limit=2)[1] == load_rows("arena", chat=True)[1]
-    assert len(load_rows("arena/ledger", chat=True, limit=2)) == 2
-    for name in ("arena/hrad", "arena/chain/hrad", "arena/ledger/hrad"):
-        with pytest.raises(InputError, match=r"the arena's (chain|ledger) has no tier 'hrad'"):
+    assert len(load_rows("arena/errands", chat=True, limit=2)) == 2
+    for name in ("arena/hrad", "arena/chain/hrad", "arena/errands/hrad"):
+        with pytest.raises(InputError, match=r"the arena's (chain|errands) has no tier 'hrad'"):
             load_rows(name, chat=True)
     train, test = load_splits("arena/easy", chat=True, held_out=8)
     assert len(test) == 8

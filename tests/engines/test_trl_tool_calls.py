@@ -14,7 +14,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "jim"}}\n</tool_call><
 
 @pytest.fixture
 def tokenizer() -> Any:
-    return arena.load(task="ledger")[1]
+    return arena.load(task="errands")[1]
 
 
 def _called(tokenizer: Any) -> Any:

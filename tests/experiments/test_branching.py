@@ -280,7 +280,6 @@ def test_it_agrees_with_the_formula_of_a_task(name, temperature, within, trainer
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        ("ledger", {}),
         ("errands", {}),
         ("errands", {"max_tool_calling_iterations": 2}),
         ("errands", {"max_completion_length": 51}),
@@ -305,10 +304,10 @@ def test_agents_play_on_as_trl_plays(name, engine, trainer_of) -> None:
 
 def test_calls_that_are_refused_are_refused_again(trainer_of) -> None:
     """Arguments that are none, and some that only look like others: what TRL's guarded tools say and do."""
-    trainer = trainer_of("ledger")
+    trainer = trainer_of("errands")
     tokenizer = trainer.processing_class
-    rows = get_task("ledger").rows("easy", num=3, first_seed=0)
-    calls = [Call("boss", {"item": "lamp"}), Call("boss", {}), Call("balance", {"person": 3})]
+    rows = get_task("errands").rows("easy", num=3, first_seed=0)
+    calls = [Call("send", {"thing": "lamp"}), Call("send", {}), Call("wait", {"item": 3})]
     first = [tokenizer(call.text + EOS)["input_ids"] for call in calls]
     second = [tokenizer("done" + EOS)["input_ids"]] * 3
     turns = iter([first, second])
@@ -354,9 +353,10 @@ def test_padding_and_neighbours_change_nothing(trainer_of) -> None:
     assert play_on(whole, noise) == [1.0]
 
 
-def test_a_task_without_a_formula_has_a_ceiling(tmp_path) -> None:
-    assert get_task("ledger").truth_of("easy") is None
-    plan = plan_of([], task="ledger", tier="easy", seeds=1, steps=1, rollouts=8, n_eval=4, samples=1, rates=1)
+def test_a_tier_without_a_formula_has_a_ceiling(tmp_path) -> None:
+    assert get_task("codebook").truth_of("words") is None
+    small = {"seeds": 1, "steps": 1, "rollouts": 8, "n_eval": 4, "samples": 1, "rates": 1}
+    plan = plan_of([], task="codebook", tier="words", **small)
     assert [*plan.methods] == ["uniform", "oracle"] and plan.ceiling == "oracle"
     with untouched(None):
         row = run_cell(replace(plan.reported(plan.own_rates)[1], n_between=0), tmp_path)
@@ -364,7 +364,7 @@ def test_a_task_without_a_formula_has_a_ceiling(tmp_path) -> None:
 
 
 def test_another_number_of_branches_is_the_ceiling_itself() -> None:
-    plan = plan_of(["oracle:branches=16", "gear"], task="ledger", tier="easy", seeds=1, rates=1)
+    plan = plan_of(["oracle:branches=16", "gear"], task="errands", tier="easy", seeds=1, rates=1)
     assert [*plan.methods] == [
         "uniform",
         "oracle:branches=16",

@@ -39,9 +39,7 @@ from support.commands import gear, untouched
 # --- score ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("task", "fault"), [("chain", "result"), ("ledger", "relation"), ("ledger", "argument")]
-)
+@pytest.mark.parametrize(("task", "fault"), [("chain", "result"), ("codebook", "code"), ("errands", "code")])
 def test_a_case_has_one_fault_and_a_right_completion_beside_it(task, fault):
     _, tokenizer = load(task=task)
     for case in get_task(task).cases(tokenizer, "easy", 5, fault=fault):
@@ -179,7 +177,7 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
     [
         ([], "codebook/default"),
         (["--task", "sums"], "chain/hard"),
-        (["--task", "ledger"], "ledger/default"),
+        (["--task", "errands"], "errands/default"),
         (["--tier", "easy"], "codebook/easy"),
     ],
 )
@@ -412,7 +410,7 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["score", "--data", "x.jsonl", "--model", "arena", "--aplha", "1"], "aplha: no such setting"),
         (["score", "--data", "x.jsonl", "--model", "arena", "--n", "0"], "--n: 0 is not possible"),
         (["score", "--data", "x.jsonl", "--model", "arena", "--max-tokens", "0"], "--max-tokens: 0"),
-        (["score", "--export", "x.jsonl", "--task", "ledger"], "--export: ledger has tool calls"),
+        (["score", "--export", "x.jsonl", "--task", "errands"], "--export: errands has tool calls"),
         (["score", "--export", "x.jsonl", "--json"], "--export: writes the file and scores nothing"),
         (["score", "--export", "x.jsonl", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--export", "x.jsonl", "--n", "5000"], "--n: 5000 is not possible; faults fit into 1024"),

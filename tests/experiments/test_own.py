@@ -142,7 +142,7 @@ def test_right_is_what_has_the_reward_of_a_success():
             "gear: train_dataset: method 'gear' compares",
         ),
         (
-            {"max_steps": 1, "environment": "arena", "dataset": "arena/ledger/easy"},
+            {"max_steps": 1, "environment": "arena", "dataset": "arena/errands/easy"},
             ["oracle"],
             "--methods: 'oracle' goes on from the middle of rollouts",
         ),

@@ -388,7 +388,7 @@ def test_a_cell_that_is_none_is_named(change, message):
 def test_cells_that_cannot_be_compared_are_named():
     cells = cells_of({"uniform": [0.5] * 3, "gear": [0.6] * 3})
     for change, message in [
-        ({"task": "ledger"}, r"task: cells of \['chain', 'ledger'\]"),
+        ({"task": "errands"}, r"task: cells of \['chain', 'errands'\]"),
         ({"tier": "hard"}, r"tier: cells of \['default', 'hard'\]"),
         ({"steps": 30}, r"steps: cells of \[20, 30\]"),
         ({"n_eval": 64}, r"n_eval: cells of \[64, 512\]"),

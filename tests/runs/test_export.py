@@ -24,7 +24,7 @@ from gear_rl.runs.verl.launch import DEFAULTS, Cluster
 from support.commands import gear
 
 CHAIN = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
-LEDGER = ["--model", "arena/ledger", "--dataset", "arena/ledger/easy", "--held_out", "8"]
+ERRANDS = ["--model", "arena/errands", "--dataset", "arena/errands/easy", "--held_out", "8"]
 BATCH = ["--per_device_train_batch_size", "64"]
 
 
@@ -56,8 +56,8 @@ def chain(tmp_path_factory) -> Exported:
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory) -> Exported:
-    return exported(tmp_path_factory.mktemp("ledger"), *LEDGER, *BATCH)
+def errands(tmp_path_factory) -> Exported:
+    return exported(tmp_path_factory.mktemp("errands"), *ERRANDS, *BATCH)
 
 
 def test_the_parquet_holds_the_rows_that_gear_train_reads(chain):
@@ -112,14 +112,14 @@ def test_several_rewards_are_weighed_and_one_that_does_not_apply_counts_nothing(
     assert score["judges:long"] == 6.0 and score["judges:none"] != score["judges:none"], "not a number"
 
 
-def test_an_agents_rows_reset_its_environment(ledger):
-    row = rows_of(ledger.files[0])[0]
-    assert row["agent_name"] == "gear_env" and overrides(ledger)["gear.environment"] == "arena/ledger/easy"
-    environment = load_environment(read_run(None, LEDGER))()
+def test_an_agents_rows_reset_its_environment(errands):
+    row = rows_of(errands.files[0])[0]
+    assert row["agent_name"] == "gear_env" and overrides(errands)["gear.environment"] == "arena/errands/easy"
+    environment = load_environment(read_run(None, ERRANDS))()
     environment.reset(**row["extra_info"])
     assert environment.get_reward() == 0.0
-    assert "reward.custom_reward_function.path" not in overrides(ledger)
-    assert not (ledger.command.parent / "reward.py").exists()
+    assert "reward.custom_reward_function.path" not in overrides(errands)
+    assert not (errands.command.parent / "reward.py").exists()
 
 
 def test_the_command_says_what_the_file_says(tmp_path):
@@ -242,7 +242,7 @@ def test_what_cannot_be_exported_is_one_error_and_writes_nothing(message, tmp_pa
 
 def test_a_reward_beside_an_environment_that_judges_is_refused(tmp_path):
     with pytest.raises(InputError, match="reward: verl does not ask for one"):
-        exported(tmp_path / "out", *LEDGER, "--reward", "judges:long", *BATCH)
+        exported(tmp_path / "out", *ERRANDS, "--reward", "judges:long", *BATCH)
 
 
 def test_rows_that_cannot_be_used_are_set_aside_beside_the_export(tmp_path):

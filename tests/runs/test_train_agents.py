@@ -122,11 +122,11 @@ def test_a_rollout_function(folder, tiny_model):
 
 
 def test_the_arena_knows_its_environment():
-    config = load_config(None, ["--model", "arena", "--dataset", "arena/ledger/hard"])
+    config = load_config(None, ["--model", "arena", "--dataset", "arena/errands/hard"])
     cls = load_environment(config)
-    assert {"greet", "rate", "pay"} <= set(dir(cls))
+    assert {"send", "wait"} <= set(dir(cls))
     assert dataset_task("arena/chain/easy") == ("chain", "easy")
-    with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/ledger"):
+    with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/errands"):
         load_environment(
             load_config(None, ["--model", "arena", "--dataset", "arena", "--environment", "arena"])
         )

@@ -186,8 +186,8 @@ def test_what_the_refusals_name_runs():
 
 
 def test_an_environment_is_found_or_the_error_says_how_to_name_one():
-    row = {"data_source": "arena/ledger/easy"}
-    assert environment_factory("arena", row) is environment_factory("arena/ledger/easy", {})
+    row = {"data_source": "arena/errands/easy"}
+    assert environment_factory("arena", row) is environment_factory("arena/errands/easy", {})
     for path, message in (
         (None, "missing"),
         ("some.module", "no package.module:Class"),

@@ -22,11 +22,11 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of the ledger, whose problems are solved by calling tools."""
+def errands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of errands, whose problems are solved by calling tools."""
     from verl_cpu import tasks
 
-    return tasks.write(tmp_path_factory.mktemp("ledger"), "ledger", "easy")
+    return tasks.write(tmp_path_factory.mktemp("errands"), "errands", "easy")
 
 
 @pytest.fixture(scope="session")

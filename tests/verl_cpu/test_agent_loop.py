@@ -87,7 +87,7 @@ def call(name: str, **arguments: Any) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    tokenizer = load(task="ledger")[1]
+    tokenizer = load(task="errands")[1]
     tokenizer.chat_template = THINKING_OFF + tokenizer.chat_template
     return tokenizer
 

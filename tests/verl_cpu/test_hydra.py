@@ -20,7 +20,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.
 ARENA = ["--per_device_train_batch_size", "64", "--held_out", "8", "--model"]
 EXPORTS = {
     "chain": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit.alpha", "0.5"],
-    "ledger": [*ARENA, "arena/ledger", "--dataset", "arena/ledger/easy", "--credit", "gigpo"],
+    "errands": [*ARENA, "arena/errands", "--dataset", "arena/errands/easy", "--credit", "gigpo"],
     "wrapped": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--credit",
                 "{name: shuffled, of: {name: rlsd}}", "--teacher_model_kind", "live"],
     "adapter": [*ARENA, "arena", "--dataset", "arena/easy", "--reward", "arena", "--lora",
@@ -144,8 +144,8 @@ def test_an_exported_command_is_a_configuration_that_would_run(name, tmp_path):
     config = checked(overrides(done.command, tmp_path, sys.executable))
     settings = check(config)
     assert config.data.train_files == str(tmp_path / "out" / "train.parquet")
-    if name == "ledger":
-        assert settings.environment == "arena/ledger/easy" and settings.method.name == "gigpo"
+    if name == "errands":
+        assert settings.environment == "arena/errands/easy" and settings.method.name == "gigpo"
     else:
         assert settings.config.template == "{prompt}\nref {privileged_context}"
     model = config.actor_rollout_ref.model

@@ -9,7 +9,6 @@ Use = Literal["choosing", "reporting"]
 
 CHOOSING: dict[str, tuple[str, ...]] = {
     "chain": ("easy", "default", "hard"),
-    "ledger": ("easy", "default", "hard"),
     "codebook": ("easy", "default", "k8", "k16", "k32"),
 }
 """Task and tiers that settings of methods were chosen on, or may be. Every other tier and task only reports."""

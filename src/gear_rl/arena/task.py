@@ -19,7 +19,6 @@ from gear_rl.arena.truth import Truth
 
 TASKS: dict[str, Task | str] = {
     "chain": "gear_rl.arena.chain.task:TASK",
-    "ledger": "gear_rl.arena.ledger.task:TASK",
     "codebook": "gear_rl.arena.codebook.task:TASK",
     "errands": "gear_rl.arena.errands.task:TASK",
 }
@@ -88,9 +87,6 @@ class Instruments:
     """What measuring a checkpoint needs from outside the arena."""
 
     trainer_of: TrainerOf
-    onset_of: Callable[[Any, Any], tuple[Any, Any]]
-    """A method's reading of advantages, shape (B,), and signals: the height of every token, and which tokens
-    open a segment."""
     status: Callable[[str], AbstractContextManager[Any]]
     """Shows a text while the context lasts."""
 
@@ -102,7 +98,6 @@ class FactTable:
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    caption: str | None = None
 
 
 @runtime_checkable
@@ -221,8 +216,8 @@ class Task(Protocol):
 def get_task(name: str) -> Task:
     """The task of that name or alias. Raises KeyError where there is none.
 
-    >>> get_task("ledger").name, get_task("sums").name
-    ('ledger', 'chain')
+    >>> get_task("errands").name, get_task("sums").name
+    ('errands', 'chain')
     """
     entry = TASKS.get(name)
     if entry is None:
@@ -237,7 +232,7 @@ def all_tasks() -> list[Task]:
     """Every task, in the order of the catalogue.
 
     >>> [task.name for task in all_tasks()]
-    ['chain', 'ledger', 'codebook', 'errands']
+    ['chain', 'codebook', 'errands']
     """
     return [get_task(name) for name in TASKS]
 
@@ -245,8 +240,8 @@ def all_tasks() -> list[Task]:
 def dataset_task(dataset: str) -> tuple[str, str]:
     """Task and tier that a dataset's name means, the default ones where it names none. The tier is not checked.
 
-    >>> dataset_task("arena"), dataset_task("arena/hard"), dataset_task("arena/ledger")
-    (('chain', 'default'), ('chain', 'hard'), ('ledger', 'default'))
+    >>> dataset_task("arena"), dataset_task("arena/hard"), dataset_task("arena/errands")
+    (('chain', 'default'), ('chain', 'hard'), ('errands', 'default'))
     """
     first, _, rest = dataset.partition("/")[2].partition("/")
     task, tier = (first, rest) if first in TASKS else (DEFAULT_TASK, f"{first}/{rest}" if rest else first)

@@ -65,15 +65,9 @@ def build(folder: Path, task: Task, seed: int, recipe: Any = None) -> None:
 def check(
     task: Task, model: Any, tokenizer: Any, *, n: int, num_faults: int, tiers: Sequence[str], console: Console
 ) -> dict[str, Any]:
-    """What the task measures of a checkpoint, by tier; the onsets are GEAR's.
-
-    Raises ValueError where too few problems take a fault.
-    """
-    from gear_rl.methods import Gear
-
+    """What the task measures of a checkpoint, by tier. Raises ValueError where too few problems take a fault."""
     instruments = Instruments(
         trainer_of=lambda model, tokenizer, tier: solver(task, model, tokenizer, tier),
-        onset_of=Gear().onsets,
         status=console.status,
     )
     return task.check(model, tokenizer, n=n, num_faults=num_faults, tiers=tiers, instruments=instruments)
@@ -85,7 +79,7 @@ def table_of(facts: FactTable) -> Table:
     >>> table_of(FactTable(title="chain", columns=("tier", "alone"), rows=[("easy", "0.500")])).row_count
     1
     """
-    table = Table(title=facts.title, caption=facts.caption)
+    table = Table(title=facts.title)
     for column in facts.columns:
         table.add_column(column)
     for row in facts.rows:

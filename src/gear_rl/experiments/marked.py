@@ -381,9 +381,9 @@ def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
 def export(path: Path, task: str, tier: str, n: int) -> int:
     """Write planted cases of a task as such a file; how many. ``InputError`` for an agent's task.
 
-    >>> export(Path("faults.jsonl"), "ledger", "easy", 4)
+    >>> export(Path("faults.jsonl"), "errands", "easy", 4)
     Traceback (most recent call last):
-    gear_rl.errors.InputError: --export: ledger has tool calls, ... cannot hold; export chain or codebook
+    gear_rl.errors.InputError: --export: errands has tool calls, ... cannot hold; export chain or codebook
     """
     from gear_rl.arena.model import load
     from gear_rl.runs.arena import known_task, task_of

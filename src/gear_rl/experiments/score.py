@@ -72,8 +72,8 @@ def arena_material(
 
     ``fault`` is one of the task's kinds, None its usual one. Raises ``InputError`` for what there is not.
 
-    >>> arena_material("ledger", "easy", n=8).about()["fault"]
-    'relation'
+    >>> arena_material("errands", "easy", n=8).about()["fault"]
+    'code'
     """
     of = task_of(task, tier)
     kind = next(iter(of.faults)) if fault is None else fault

@@ -42,7 +42,7 @@ class RunConfig(BaseModel):
 
     model: str = Field(description="'arena', a hub name, a local folder, or smollm2 (gear model smollm2).")
     dataset: str = Field(
-        description="'arena', 'arena/TIER' or 'arena/ledger/TIER'; a .jsonl, .json, .parquet or .csv file; a "
+        description="'arena', 'arena/TIER' or 'arena/errands/TIER'; a .jsonl, .json, .parquet or .csv file; a "
         "folder; 'reasoning-gym/NAME'; 'word-problems'; or a hub name."
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")

@@ -237,9 +237,9 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
 def load_environment(config: RunConfig) -> Any:
     """TRL's ``environment_factory``, or None; ``arena`` means the environment of the arena's dataset.
 
-    >>> run = RunConfig(model="arena", dataset="arena/ledger/easy", environment="arena")
+    >>> run = RunConfig(model="arena", dataset="arena/errands/easy", environment="arena")
     >>> load_environment(run).__name__
-    'LedgerEnv'
+    'ErrandsEnv'
     """
     if config.environment is None:
         return None

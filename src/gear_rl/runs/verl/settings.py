@@ -127,8 +127,8 @@ def _is_plain(value: Any) -> bool:
 def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[], Any]:
     """What makes the environment that ``gear.environment`` names, for a row of the dataset.
 
-    >>> environment_factory("arena/ledger/easy", {})().__class__.__name__
-    'LedgerEnv'
+    >>> environment_factory("arena/errands/easy", {})().__class__.__name__
+    'ErrandsEnv'
     """
     from gear_rl.arena.task import dataset_task, get_task
 

@@ -23,14 +23,14 @@ TURNS = [
 
 
 @pytest.fixture(scope="module")
-def run(ledger: Path, tmp_path_factory: pytest.TempPathFactory) -> harness.Run:
-    folder = tmp_path_factory.mktemp("ledger-run")
+def run(errands: Path, tmp_path_factory: pytest.TempPathFactory) -> harness.Run:
+    folder = tmp_path_factory.mktemp("errands-run")
     settings = [
         "+gear=gear",
-        "gear.environment=arena/ledger/easy",
+        "gear.environment=arena/errands/easy",
         f"gear.record_file={folder}/records.jsonl",
     ]
-    return harness.train(folder, ledger, *TURNS, *settings, steps=2, rollouts=(8, 8))
+    return harness.train(folder, errands, *TURNS, *settings, steps=2, rollouts=(8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def test_only_the_teacher_sees_what_the_environment_says_in_confidence(
     assert not [record.prompt for record in records if any(text in record.prompt for text in texts)]
 
 
-def test_credit_is_that_of_one_process(run: harness.Run, ledger: Path):
+def test_credit_is_that_of_one_process(run: harness.Run, errands: Path):
     saved = run.watched("credit1")
-    environment = get_task("ledger").environment("easy")
+    environment = get_task("errands").environment("easy")
     tools = [get_json_schema(getattr(environment(), name)) for name in tool_functions(environment)]
-    alone = reference.credited(saved["batch"], ledger / "model", "gear", tools)
+    alone = reference.credited(saved["batch"], errands / "model", "gear", tools)
     reference.assert_same(saved, alone, at_least=32)
     assert torch.equal(saved["signals"].turn_id, alone["signals"].turn_id)
