@@ -280,16 +280,6 @@ def test_groups_are_never_alike():
     assert found.tolist() == [[0], [1]]
 
 
-def test_what_does_not_fit_is_said():
-    with pytest.raises(ValueError, match="texts: rollout 1 has 2 turns, but 1 states"):
-        anchor_ids([["a"], ["a"]], [0, 0], masks("x..", "x.x"))
-    with pytest.raises(ValueError, match="group: 1 numbers for 2 rollouts"):
-        anchor_ids([["a"], ["a"]], [0], masks("x", "x"))
-    for similarity in (0.0, 1.1, math.nan):
-        with pytest.raises(ValueError, match=r"similarity: .* must be above 0 and at most 1"):
-            anchor_ids([["a"]], [0], masks("x"), similarity=similarity)
-
-
 def test_no_rollout_and_no_column_are_fine():
     none = torch.zeros(0, 4, dtype=torch.bool)
     assert turn_reward_values(completions=[], mask=none, failed=fails).shape == (0, 4)

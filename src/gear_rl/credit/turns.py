@@ -1,9 +1,9 @@
 """What is known of the single turns of a rollout: what each was worth, and in which state it began.
 
-An environment may say so (``turn_rewards()``, ``anchor_states()``), or a reward function; where nobody does,
-it is read off the messages. A turn is a run of sampled tokens; the k-th is taken for the k-th message of the
-assistant. The two can come apart at the end only: a rollout that was cut off may have a last turn without a
-message, or tool calls whose answers were dropped again.
+An environment may say so (``turn_rewards()``, ``anchor_states()``), or a reward function; else it is read off the
+messages. A turn is a run of sampled tokens; the k-th is taken for the k-th message of the assistant. The two can
+differ at the end only: a rollout that was cut off may have a last turn without a message, or tool calls whose
+answers were dropped.
 """
 
 import logging
@@ -22,6 +22,7 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.engine import Engine
 from gear_rl.environments import ANCHOR_STATES, TURN_REWARDS, texts_of, value_of
 from gear_rl.tensor.groups import on_turns
+from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,7 @@ def turns_of(completion: Any, count: int) -> list[Turn]:
         elif message.get("role") == "tool" and turns:
             last = turns[-1]
             turns[-1] = Turn(calls=last.calls, answers=(*last.answers, message))
-    missing = Turn(known=False)
-    return [turns[k] if k < len(turns) else missing for k in range(count)]
+    return [turns[k] if k < len(turns) else Turn(known=False) for k in range(count)]
 
 
 def turn_reward_values(
@@ -110,14 +110,12 @@ def turn_reward_values(
 ) -> Float[Tensor, "B T"]:
     """The reward of each token's turn; 0 where the mask is False.
 
-    For each rollout the first that has something to say: ``environment``, what its ``turn_rewards()`` returned;
-    ``logged``, what a reward function gave to ``log_extra("turn_rewards", ...)``; else 1 for a turn that called
-    tools of which all answered and none ``failed(rollout, answer)``, and 0 for any other turn. A value is due for
-    every turn. An environment does not see a turn that calls nothing: the value of such a last turn may be left
-    out, and is 0. Where the last turn called a tool, no turn came after it, and values for one are dropped. If an
-    environment gives any other number (it does not see a call that was refused before it), the rollout's values
-    are NaN and a warning names both; from a reward function that raises ``ValueError``, as does a value that is
-    no number.
+    For each rollout the first that is there: ``environment``, what its ``turn_rewards()`` returned; ``logged``,
+    what a reward function gave to ``log_extra("turn_rewards", ...)``; else 1 for a turn whose tool calls were all
+    answered and none ``failed(rollout, answer)``, and 0 for any other. One value is due per turn; of a last turn
+    without a call it may be left out. With another number of values from an environment, which does not see a
+    call that was refused before it, the rollout's values are NaN and a warning names both numbers. Raises
+    ``ValueError`` for such a number from a reward function, and for a value that is no number.
 
     >>> call = {"role": "assistant", "tool_calls": [{}]}
     >>> rollout = [call, {"role": "tool", "name": "look", "content": "a key"}, {"role": "assistant"}]
@@ -126,32 +124,25 @@ def turn_reward_values(
     tensor([[1., 0., 0.]])
     """
     turn_id = turn_ids(mask)
-    for name, given in ((f"{TURN_REWARDS}()", environment), (f'log_extra("{TURN_REWARDS}", ...)', logged)):
-        _check_rows(name, given, completions)
+    _check_rows(f"{TURN_REWARDS}()", environment, completions)
+    _check_rows(f'log_extra("{TURN_REWARDS}", ...)', logged, completions)
     values = torch.zeros(mask.shape, dtype=torch.float32)
     for b, count in enumerate(_counts(turn_id)):
         turns = turns_of(completions[b], count)
-        for name, given in (
-            (f"the environment's {TURN_REWARDS}()", environment),
-            ("a reward function", logged),
-        ):
-            said = None if given is None else given[b]
-            if said is not None:
-                numbers = [_number(value, b, name) for value in _listed(said, TURN_REWARDS, b, name)]
-                try:
-                    worth = _fitted(numbers, turns, 0.0, f"{TURN_REWARDS}: rollout {b}", name)
-                except _MisfitError as error:
-                    if given is logged:
-                        raise ValueError(str(error)) from None
-                    # Not the environment's fault: it does not see a call that the guard refused.
-                    logger.warning("%s; the rollout keeps its GRPO advantage", error)
-                    worth = [math.nan] * count
-                break
+        if environment is not None and environment[b] is not None:
+            try:
+                worth = _fitted(
+                    environment[b], turns, 0.0, TURN_REWARDS, b, f"the environment's {TURN_REWARDS}()"
+                )
+            except _MisfitError as error:
+                # Not the environment's fault: it does not see a call that the guard refused.
+                logger.warning("%s; the rollout keeps its GRPO advantage", error)
+                worth = [math.nan] * count
+        elif logged is not None and logged[b] is not None:
+            worth = _fitted(logged[b], turns, 0.0, TURN_REWARDS, b, "a reward function")
         else:
             worth = [
-                float(
-                    turn.calls > 0 and len(turn.answers) >= turn.calls and not _any(failed, b, turn.answers)
-                )
+                0 < turn.calls <= len(turn.answers) and not any(failed(b, answer) for answer in turn.answers)
                 for turn in turns
             ]
         values[b, :count] = torch.tensor(worth, dtype=torch.float32)
@@ -168,9 +159,8 @@ def anchor_texts(
 
     What ``anchor_states()`` of the environment returned, or, where it is None, what the model saw since its turn
     before: the tools' answers, and for the first turn the prompt, which the group shares and which is the empty
-    text here. Answers that hold more than text (images) are not compared. As many states are due as there are
-    turns, as for ``turn_reward_values``; a last turn that was left out has no known state, and where the number
-    does not fit, no turn of the rollout has.
+    text here. Answers that hold more than text (images) are not compared. As many states are due as for
+    ``turn_reward_values``; where the number does not fit, no state of the rollout is known.
 
     >>> call = {"role": "assistant", "tool_calls": [{}]}
     >>> rollout = [call, {"role": "tool", "name": "look", "content": "a key"}, {"role": "assistant"}]
@@ -181,18 +171,18 @@ def anchor_texts(
     texts: list[list[str | None]] = []
     for b, count in enumerate(_counts(turn_ids(mask))):
         turns = turns_of(completions[b], count)
-        said = None if environment is None else environment[b]
-        if said is not None:
-            where, name = f"{ANCHOR_STATES}: rollout {b}", f"the environment's {ANCHOR_STATES}()"
-            states = [_text(state, b) for state in _listed(said, ANCHOR_STATES, b, name)]
+        if environment is not None and environment[b] is not None:
             try:
-                texts.append(_fitted(states, turns, None, where, name))
+                texts.append(
+                    _fitted(
+                        environment[b], turns, None, ANCHOR_STATES, b, f"the environment's {ANCHOR_STATES}()"
+                    )
+                )
             except _MisfitError as error:
                 logger.warning("%s; its states are taken for unknown", error)
                 texts.append([None] * count)
         else:
-            seen = ["" if k == 0 else _seen(turns[k - 1]) for k in range(count)]
-            texts.append(seen)
+            texts.append(["" if k == 0 else _seen(turns[k - 1]) for k in range(count)])
     return texts
 
 
@@ -206,57 +196,39 @@ def anchor_ids(
 ) -> Int[Tensor, "B T"]:
     """A number for the state in which each token's turn began; -1 where the mask is False.
 
-    Turns of a group whose texts are the same share the number, others do not; a turn without a text has one
-    of its own. ``texts`` and ``group`` are those of all processes' rollouts, in order, and ``first`` says
-    where this process's ``mask`` begins among them: every process then counts alike. The numbers depend on
-    the texts of a group and not on the order of its rollouts.
-
-    With ``similarity`` below 1 texts are the same if ``difflib``'s ratio to the first of their kind is at least
-    that (0.95 in GiGPO's released option). The release takes for the first whichever rollout came first; here
-    it is the first in alphabetical order. Raises ``ValueError`` for a similarity outside (0, 1], and if a rollout
-    has not as many texts as turns.
+    Turns of a group whose texts are the same share the number; a turn without a text has one of its own.
+    ``texts`` and ``group`` are those of all processes' rollouts, and ``first`` says where this process's ``mask``
+    begins among them, so that every process counts alike. With ``similarity`` below 1 texts are the same if
+    ``difflib``'s ratio to the first of their kind, in alphabetical order, is at least that (0.95 in GiGPO's
+    released option, arXiv:2505.10978, which takes whichever rollout came first).
 
     >>> mask = torch.tensor([[True, False, True], [True, False, True]])
     >>> anchor_ids([["", "a key"], ["", "no key"]], [0, 0], mask)
     tensor([[ 0, -1,  1],
             [ 0, -1,  2]])
     """
-    if not 0.0 < similarity <= 1.0:
-        raise ValueError(f"similarity: {similarity} must be above 0 and at most 1 (the same text)")
-    if len(texts) != len(group):
-        raise ValueError(f"group: {len(group)} numbers for {len(texts)} rollouts; give one for each")
     number: dict[tuple[int, str], int] = {}
     total = 0
     for g in dict.fromkeys(group):
-        own = {
-            text for row, h in zip(texts, group, strict=True) if h == g for text in row if text is not None
-        }
-        kinds = _kinds(sorted(own), similarity)
+        rows = [row for row, h in zip(texts, group, strict=True) if h == g]
+        kinds = _kinds(sorted({text for row in rows for text in row if text is not None}), similarity)
         number |= {(g, text): total + kind for text, kind in kinds.items()}
         total += len({*kinds.values()})
     turn_id = turn_ids(mask)
-    counts = _counts(turn_id)
     values = torch.full(mask.shape, -1, dtype=torch.int64)
     for i, (row, g) in enumerate(zip(texts, group, strict=True)):
         ids: list[int] = []
         for text in row:
             ids.append(total if text is None else number[g, text])
             total += text is None
-        b = i - first
-        if 0 <= b < len(counts):
-            if len(ids) != counts[b]:
-                raise ValueError(
-                    f"texts: rollout {b} has {counts[b]} turns, but {len(ids)} states; give one for each turn"
-                )
-            values[b, : counts[b]] = torch.tensor(ids, dtype=torch.int64)
+        if 0 <= i - first < len(mask):
+            values[i - first, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
     return torch.where(mask, on_turns(values.to(mask.device), turn_id), -1)
 
 
 def _counts(turn_id: Int[Tensor, "B T"]) -> list[int]:
     """How many turns each rollout has; none where nothing of it is trained."""
-    if turn_id.shape[1] == 0:
-        return [0] * len(turn_id)
-    return cast(list[int], (turn_id.amax(-1) + 1).tolist())  # pyright: ignore[reportUnknownMemberType]
+    return int_list(turn_id.amax(-1) + 1) if turn_id.shape[1] else [0] * len(turn_id)
 
 
 def _check_rows(name: str, given: Sequence[Any] | None, completions: Sequence[Any]) -> None:
@@ -267,16 +239,29 @@ def _check_rows(name: str, given: Sequence[Any] | None, completions: Sequence[An
         )
 
 
-def _fitted(values: list[Any], turns: Sequence[Turn], left_out: Any, where: str, source: str) -> list[Any]:
-    """The values, one for each turn: without those for turns that never came, and with one for a last that is
-    left out."""
+def _fitted(
+    given: Any, turns: Sequence[Turn], left_out: float | None, what: str, b: int, source: str
+) -> list[Any]:
+    """The values, one for each turn: without those for turns that never came, and with ``left_out`` for a last
+    one that has none. Numbers, or texts where what is left out is None."""
+    where = f"{what}: rollout {b}"
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"{where}: {source} gave {given!r}; give a list with one value for each turn")
+    values: list[Any] = []
+    for value in cast(Iterable[Any], given):
+        try:
+            if left_out is None and not isinstance(value, str):
+                raise TypeError
+            values.append(value if left_out is None else float(value))
+        except (TypeError, ValueError):
+            kind = "text" if left_out is None else "number"
+            raise ValueError(f"{where}: {source} gave {value!r}; give a {kind} for each turn") from None
     count = len(turns)
     if count == 0:
         return []  # nothing of the rollout is trained
-    last = turns[-1]
-    if len(values) == count - 1 and not last.answers:
+    if len(values) == count - 1 and not turns[-1].answers:
         return [*values, left_out]
-    if len(values) > count and last.calls > 0:
+    if len(values) > count and turns[-1].calls > 0:
         return values[:count]
     if len(values) != count:
         raise _MisfitError(
@@ -285,38 +270,8 @@ def _fitted(values: list[Any], turns: Sequence[Turn], left_out: Any, where: str,
     return values
 
 
-def _any(failed: Callable[[int, Message], bool], b: int, answers: Sequence[Message]) -> bool:
-    return any(failed(b, answer) for answer in answers)
-
-
-def _listed(said: Any, what: str, b: int, source: str) -> list[Any]:
-    if isinstance(said, str) or not isinstance(said, Iterable):
-        raise ValueError(
-            f"{what}: rollout {b}: {source} gave {said!r}; give a list with one value for each turn"
-        )
-    return [*cast(Iterable[Any], said)]
-
-
-def _number(value: Any, b: int, source: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{TURN_REWARDS}: rollout {b}: {source} gave {value!r}; give a number for each turn"
-        ) from None
-
-
-def _text(state: Any, b: int) -> str:
-    if not isinstance(state, str):
-        raise ValueError(
-            f"{ANCHOR_STATES}: rollout {b}: the environment's {ANCHOR_STATES}() gave {state!r}; give a text for "
-            "each turn"
-        )
-    return state
-
-
 def _seen(turn: Turn) -> str | None:
-    """What the tools answered to a turn; None where there is no telling."""
+    """What the tools answered to a turn; None where it is not known or holds more than text."""
     texts: list[str] = []
     for answer in turn.answers:
         content = answer.get("content")
