@@ -309,11 +309,15 @@ def methods_page(
     ),
     out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/methods.md"),
 ) -> None:
-    """Make the page of methods from their docstrings and the measured costs."""
+    """Make the tables of the page of methods from their settings and the measured costs."""
     from benchmarks import methods_page
+    from gear_rl.methods import METHODS
 
-    out.write_text(methods_page.methods_page(methods_page.read_costs(costs)), encoding="utf-8")
-    out_console.print(f"wrote {out}", highlight=False)
+    page = methods_page.methods_page(out.read_text(encoding="utf-8"), methods_page.read_costs(costs))
+    out.write_text(page, encoding="utf-8")
+    missing = [name for name in METHODS if f"<!-- made: {name} -->" not in page]
+    note = f"; without a section: {', '.join(missing)}" if missing else ""
+    out_console.print(f"wrote {out}{note}", highlight=False)
 
 
 @app.command()

@@ -1,6 +1,5 @@
-"""The page ``docs/methods.md``, from the docstrings of the methods and the costs that were measured."""
+"""The tables of ``docs/methods.md``, from the methods' settings and the costs that were measured."""
 
-import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -12,30 +11,31 @@ from gear_rl.methods import METHODS
 from gear_rl.runs.config import needs_of, settings_of
 from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
-_HEAD = """# Methods
-
-Every credit-assignment method of the package. Made from the docstrings by `make pages`; do not edit by hand.
-
-A method gets the completion's advantage `A` from the trainer and spreads it over the tokens: `A_t`. *Needs* are
-the signals that are computed for it, and no others are; [types.py](../src/gear_rl/types.py) says what each is.
-Settings of the method are given as `--credit.NAME VALUE` or in Python; those of the engine are in `GEARConfig`.
-"""
-
-
 _Catalogue = Mapping[str, Any]
 
 
-def methods_page(costs: dict[str, Any] | None, methods: _Catalogue = METHODS) -> str:
-    """The page as Markdown, with one section for each of the methods.
+def methods_page(page: str, costs: dict[str, Any] | None, methods: _Catalogue = METHODS) -> str:
+    """The page with its tables made anew; the prose between them is kept.
 
-    ``costs`` is what ``python -m benchmarks methods`` wrote: None leaves the column empty, and so does a method
-    that was not there yet when costs were measured.
+    A table stands between ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method or ``costs``. ``costs`` is
+    what ``python -m benchmarks methods`` wrote; None leaves the column empty. Raises ``InputError`` for a mark
+    that names no method.
 
-    >>> methods_page(None).count("\\n## ") == len(METHODS)
-    True
+    >>> methods_page("<!-- made: costs -->\n<!-- end -->", None, {}).splitlines()[1]
+    "| method | needs | step / GRPO's | source |"
     """
-    parts = [_HEAD, _overview(costs, methods), *(_section(name, cls) for name, cls in methods.items())]
-    return "\n".join(parts)
+    marks = re.findall(r"<!-- made: (\w+) -->", page)
+    gone = [name for name in marks if name not in ("costs", *methods)]
+    if gone:
+        raise InputError(f"docs/methods.md: there is no method {', '.join(gone)}; take its section out")
+    shown = {name: cls for name, cls in methods.items() if name in marks}
+    made = {"costs": _overview(costs, shown)} | {name: _facts(cls) for name, cls in shown.items()}
+    return re.sub(
+        r"<!-- made: (\w+) -->\n.*?<!-- end -->",
+        lambda mark: f"<!-- made: {mark[1]} -->\n{made[mark[1]]}<!-- end -->",
+        page,
+        flags=re.DOTALL,
+    )
 
 
 def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
@@ -65,9 +65,9 @@ def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str, cls: Any) -> str:
+def _facts(cls: Any) -> str:
     method = cls()
-    lines = [f"## {name}", "", _prose(cls), "", f"Source: {cls.source}. Needs: {needs_of(method)}."]
+    lines = [f"Source: {cls.source}. Needs: {needs_of(method)}."]
     if distillation_of(method) is not None:
         lines[-1] += " Adds a term to the loss."
     elif is_additive(method):
@@ -86,12 +86,6 @@ def _section(name: str, cls: Any) -> str:
             text = ((setting["help"] or "") + choices).replace("|", "\\|")
             lines.append(f"| `{setting['name']}` | `{setting['default']}` | {text} |")
     return "\n".join(lines) + "\n"
-
-
-def _prose(cls: Any) -> str:
-    """The docstring without its executed example, double back-quotes as single ones."""
-    text = (inspect.getdoc(cls) or "").split("\n>>> ")[0].rstrip()
-    return re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
 
 
 def read_costs(file: Path) -> dict[str, Any]:

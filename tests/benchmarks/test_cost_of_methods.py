@@ -36,11 +36,12 @@ def test_the_median_lies_between_least_and_most(found):
 
 def test_the_table_and_the_page_show_them(found):
     assert [row[0] for row in methods_cells(found).rows] == ["uniform", "entropy_forks"]
-    page = methods_page(found)
+    empty = "<!-- made: costs -->\n<!-- end -->\n<!-- made: entropy_forks -->\n<!-- end -->\n"
+    page = methods_page(empty, found)
     row = found["methods"]["entropy_forks"]
     shown = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
     assert shown in page and "--rollouts 8" in page
-    assert shown not in methods_page(None)
+    assert shown not in methods_page(page, None) and methods_page(page, found) == page
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path, found):

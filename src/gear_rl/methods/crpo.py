@@ -23,23 +23,7 @@ class Crpo:
     place of the engine's advantage and may be of the other sign, or not 0 where that is 0.
 
     ``task`` and ``style`` say which reward functions are which, by their place in the engine's list. Within a
-    kind the rewards count with the engine's ``reward_weights``. What TRL's options carry of the paper, and
-    what not:
-
-    * the decoupling: TRL's ``multi_objective_aggregation: normalize_then_sum`` (GDPO) normalises every reward
-      function by itself, with 1e-4, sums with the weights, and normalises the sum over the whole batch once
-      more. Kinds of several functions and a mix without that last step are what this method is for;
-    * the sequence-level importance ratio of the released runs is ``importance_sampling_level: sequence``;
-    * generic answers as negative baselines (a rollout without the role's system prompt joins each group): no
-      option; in TRL a ``rollout_func`` could sample them, and they would then be trained on as well. Not
-      carried;
-    * a KL coefficient per role that follows the role's entropy: TRL has one ``beta``. Not carried. In the
-      released update it falls where the KL is above its target, and roles of low entropy get the larger
-      target, against its own comments;
-    * the running mean and variance per role that style rewards are scored against first: not carried; inside
-      one group, which is one role, that is one shift and one scale, which ``norm`` takes out for a single
-      style reward (but for ``epsilon``) and which changes the mix of several;
-    * the factor ``1 - 0.02 H(p)`` on the advantages: not carried.
+    kind the rewards count with the engine's ``reward_weights``.
 
     ``style=()`` gives GRPO bit for bit and needs no signal. A completion alone in its group gets 0, one
     without a trained token nothing. Raises ``ValueError`` for a setting outside its range, and for a reward

@@ -22,11 +22,6 @@ class DistilledRl:
     weights what the teacher thinks of the completion as a whole, and leaves the order of its tokens. The weights
     of a completion have geometric mean 1, so their mean is 1 or more. Every token is a segment of its own.
 
-    The settings are those of the released scripts (``rho_clip=3``, ``rho_sample="positive"``,
-    ``rho_normalized=true``), which agree with the paper. The teacher does not: in the paper it is another and
-    stronger model that reads the plain prompt. The engines' teachers are snapshots of the policy that read the
-    privileged context; the formula is the same.
-
     ``clip_ratio=1`` gives GRPO bit for bit and needs no signal; so do a teacher that agrees everywhere and a
     completion of one token, with the normalisation. A completion without a trained token gets nothing. Raises
     ``ValueError`` for a setting outside its range.

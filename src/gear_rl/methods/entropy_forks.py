@@ -23,22 +23,7 @@ class EntropyForks:
     ``1 - top_share`` quantile of the entropies. Masked tokens are not among them. Every token is a segment of
     its own. No teacher is needed. The mean weight of a completion is ``top_share``, not 1.
 
-    What the paper, its code and TRL do not agree on is a setting here:
-
-    * whose entropies: paper a batch, its code the micro-batch of one process, TRL
-      (``top_entropy_quantile``) the micro-batches of all processes. The default, ``scope="batch"``, is this rule
-      over the completions of one call (in an engine those of one process) whose advantage is not 0: engines do
-      not score the others, and the dynamic sampling of the paper's runs drops groups without spread. A
-      completion's credit then depends on which others are scored beside it, and a whole completion may get none.
-      ``scope="completion"``, ours, gives each its own quantile;
-    * ties: paper and TRL keep every token at or above the quantile (linear between neighbours), so that a flat
-      completion is kept whole; the paper's code keeps ``ceil(N * top_share)`` tokens, whichever of the tied
-      (here the earlier): ``selection``;
-    * the mean: TRL divides the loss by all tokens, the paper's code by the kept ones, a step up to
-      ``1 / top_share`` as large: ``renormalise``.
-
-    The published runs take the entropy inside the update, from the current policy; ours is a signal, of rollout
-    time. TRL's own ``top_entropy_quantile`` must be left at 1 beside this method, or tokens are dropped twice.
+    TRL's own ``top_entropy_quantile`` must be left at 1 beside this method, or tokens are dropped twice.
 
     ``top_share=1`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
     nothing. Raises ``ValueError`` for a setting outside its range.

@@ -25,10 +25,6 @@ class FixedSpans:
     whatever the strength. A turn's last span may be shorter; no span crosses a turn. The formula and the
     defaults are ours; no paper has them.
 
-    Methods that credit *steps* of reasoning mostly take a step to be a line: that is ``unit="line"``. With
-    ``unit="sentence"`` it is a sentence, with ``unit="turn"`` what the model wrote between two tool outputs. A
-    step that a model marks in another way (a tag, a number) has no signal here.
-
     ``strength=0`` gives GRPO bit for bit and needs no signal, so that sentences and lines are not known and a
     turn is one span; a teacher that agrees everywhere gives GRPO too. A completion without a trained token gets
     nothing. Raises ``ValueError`` for a setting outside its range.

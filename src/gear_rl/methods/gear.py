@@ -44,33 +44,10 @@ class Gear:
     ``z`` of its onset, an aligned token its own. The weight is ``f(z)``, rescaled to mean 1 over the completion,
     and ``A_t = A * w_t``.
 
-    Confirmed by the paper's abstract and figure captions: what is rescaled (the completion's advantage), the
-    ground-truth-conditioned teacher, reverse KL per token, peaks as onsets, a role for entropy in the extent
-    of a segment, token resolution where the two agree, the onset's divergence as the weight of its whole
-    segment, and that both signals are normalised. That the completion's advantage is preserved is a caption's
-    wording. Everything else is *our reading*, and is a field below: the normalisers, the onset rule and
-    threshold, the absolute floor, the end rule and threshold, the aligned rule, the weight function and its
-    strength, the sign mode, the clip, the renormalisation. No default value is from the paper.
-
-    Two fields are *ours*: ``departures`` and ``aftermath`` say how much of a divergence counts. Without them the
-    segment opens one decision after a mistake, where a teacher that knows the solution disagrees loudest; with
-    them it opens at the mistake (docs/decisions/0008 has the measurements). Ours by measurement are the end of a
-    segment (0.05 of the largest entropy is a choice again, docs/decisions/0015), the strength and the teacher,
-    which has the weights that the run began with (``teacher_model_kind``, "base", unless the user sets it): one
-    with the student's own shares what the student unlearns (docs/decisions/0013). To the
-    letter of what is public: ``departures="all", aftermath=0, end_threshold=0.5, alpha=1`` with a live teacher.
-
-    Likely ablations are settings of this class: token only ``onset_rule="never"``; segment only
-    ``aligned="one"``; fixed-length segments ``end_rule="fixed_length", max_segment_tokens=8``; to the end of
-    the turn ``end_rule="turn"``; onsets by entropy alone ``onset_signal="entropy"``; no renormalisation
-    ``renormalise="none"``. Other divergences and other signals of where a segment ends are what the paper leaves
-    to future work; ``divergence``, ``onset_signal``, ``end_signal`` and three of the end rules try them.
-
-    ``alpha=0`` gives GRPO bit for bit, and so does a teacher that agrees everywhere: a completion in which no
-    divergence that counts reaches ``onset_floor_nats`` (or 1e-5, which is rounding) has weights of exactly 1. A
-    divergence below 0 is rounding too and taken as 0. A completion with no trained token gets nothing; one with
-    a single token keeps its advantage if the weights are renormalised. Raises ``ValueError`` for a setting
-    outside its range.
+    The paper's abstract and captions say what is rescaled, the teacher, the reverse KL, onsets at its peaks and a
+    role for entropy; every field below is our reading, and ``departures`` and ``aftermath`` are ours
+    (docs/methods.md). ``alpha=0`` gives GRPO bit for bit, and so does a completion in which no divergence that
+    counts reaches ``onset_floor_nats``. Raises ``ValueError`` for a setting outside its range.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -82,7 +59,7 @@ class Gear:
     >>> credit = Gear()(torch.tensor([-1.0]), signals)
     >>> credit.segment_id
     tensor([[0, 1, 1, 2, 3]])
-    >>> credit.advantage  # of the second departure little counts: it is consistent with the first
+    >>> credit.advantage  # the second divergence is discounted: it follows from the first
     tensor([[-0.3824, -1.9120, -1.9120, -0.3824, -0.4112]])
     """
 

@@ -35,20 +35,6 @@ class Gigpo:
     are compared: there the method says little. The turn is the segment. **Additive**: the sign may differ
     from the advantage's, and a completion with advantage 0 may get credit.
 
-    What paper, code and scripts do not agree on is a setting here or of the engine:
-
-    * F: the released code's default is 1 (``mean_norm``), as is its WebShop script's; its ALFWorld script
-      divides by the sample deviation plus 1e-6 (``mean_std_norm``): ``normaliser``;
-    * the released code uses the same F for ``A``. Here ``A`` is the engine's: in TRL ``scale_rewards: none``
-      is its ``mean_norm`` and ``group`` its ``mean_std_norm``, with 1e-4;
-    * the group's mean for ``A`` runs over turns in the released code, so that long rollouts count more (an
-      option counts each rollout once); the engine's runs over completions;
-    * ``turn_rewards``: the published environments reward at the end only, as here by default. With True the
-      environment's rewards of turns are added to ``r``;
-    * which states are the same (text by text, or alike by 0.95) is decided where ``anchor_id`` is made, in
-      TRL by the engine's settings. The released code's penalty of invalid actions belongs to the
-      environment's reward.
-
     ``turn_weight=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token has
     no turn, gets nothing and is compared with nothing. Raises ``ValueError`` for a setting outside its range.
 

@@ -28,23 +28,9 @@ class Grail:
     ``mean``. ``A_t = A w_t``; the mean weight is near 1 before the clip and not enforced. Every token is a
     segment of its own. No teacher is needed, and no ground truth.
 
-    What paper, code and readme do not agree on, or what surprises, is a setting here or of the signal:
-
-    * the override of the box is applied to *every* completion that has one, also where ``symmetry`` left it
-      alone: a right answer's content is praised five-fold. ``box="reweighted"`` keeps it to the reweighted
-      ones, ``none`` does without;
-    * tokens after the box cannot move the answer, so their saliency is 0 and their ``a`` is -18: they widen the
-      deviation although the override then hides them. ``among="before"`` takes mean and deviation over the
-      tokens before the answer;
-    * the weight's floor: 0.5 in the readme and the published run (ours), 0.1 as the code's own default;
-    * ``symmetry``: the code's default is ``both``, the published run ``wrong`` (ours); the readme's "all" is
-      refused by the code;
-    * what is differentiated and at which layer: ``signals.saliency``'s ``loss_span`` and ``layer``. The code
-      takes the first complete box of a completion, ours is the last.
-
     A completion without an answer has weight 1; so has one whose saliency is flat, apart from the box.
     ``strength=0`` gives GRPO bit for bit and needs no signal; between, the weight is ``(1 - strength) +
-    strength * w``. The code has no switch: it refuses ``std=0``, which leaves the box (``box="none"``: GRPO).
+    strength * w``.
     Raises ``ValueError`` for a setting outside its range.
 
     >>> e = 2.718281828

@@ -33,23 +33,8 @@ class Igpo:
     the ground truth before turn k (``answer_confidence``): ``r_k = P_{k+1} - P_k`` for every turn but the
     last, and the completion's reward for the last, in which it answers; ``G_k = sum_{l >= k} discount^(l - k)
     r_l``; ``A_k = G_k - mean of the group's G`` on every token of turn k. The returns run from turn to turn,
-    whatever tools answered in between (the release multiplied them by a mask, which cuts them where tool
-    tokens are masked). The turn is the segment. **Additive**: neither sign nor scale are the advantage's,
-    which is left out at ``strength=1``.
-
-    There are two releases, and they agree neither with each other nor wholly with the paper:
-
-    * the first release: ``G_k`` less the group's mean *at the same token index*, over different turns, tool
-      output and the zeros after shorter completions; the flag that divides by the deviation is ignored,
-      discount 1: ``baseline="token"``;
-    * the second release (and the paper, as far as second hand goes): all ``r`` of the group's turns less
-      their mean, over their deviation, and then the discounted sum: ``Igpo(compare="rewards",
-      baseline="group", scale=True)``; its ``separate`` mode compares gains with gains and outcomes with
-      outcomes: ``baseline="kind"``. Its deviation is that of the population, ours of the sample;
-    * *our default departs from both*: the first release's differences, with the mean over the group's turns
-      of the same number, so that a turn is compared with turns that had as much left to gain;
-    * the outcome is an F1 of the answer there; here it is the completion's reward, whatever that is;
-    * a release variant that nobody calls has discount 0.5.
+    whatever tools answered in between. The turn is the segment. **Additive**: neither sign nor scale are the
+    advantage's, which is left out at ``strength=1``.
 
     A completion whose ground truth is not known has confidence 0 throughout, so all its gains are 0; the
     prompt, and so the ground truth, is shared by the group. ``strength=0`` gives GRPO bit for bit and needs

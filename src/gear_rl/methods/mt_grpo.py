@@ -25,21 +25,6 @@ class MtGrpo:
     **Additive**: the sign may differ from the advantage's, and a completion with advantage 0 may get credit.
     The turn is the segment.
 
-    Where we say more, or other, than the released code:
-
-    * more than two turns: only the first has an advantage of its own and only its reward counts, for that is
-      where the released boundary stands. Rewards of later turns are not read; ``gigpo`` and ``igpo`` see
-      every turn;
-    * "a tool result followed" is that the completion has a second turn. The released code looks for the word
-      ``<result>``, which its error messages lack; a failed call counts as followed here, and may have reward
-      0;
-    * ``A`` is the engine's, so that the switch gives GRPO back; in TRL ``scale_rewards: group`` is the
-      released ``norm(R)``, 1e-4 and sample deviation included. With another scale the three advantages differ
-      in scale;
-    * ``norm(T + R)`` holds both rewards as they are, whatever ``turn_weight`` (but 0) is: the released
-      weights of reward functions belong to the engine;
-    * the released ``cae`` (one advantage of ``T + R`` before the result, ``A`` after it) is not here.
-
     ``turn_weight=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
     nothing, and counts with ``T = 0`` among its siblings. Raises ``ValueError`` for a setting outside its
     range.

@@ -19,24 +19,7 @@ class OarG:
     Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by gradient: ``s_t = |<gradient of J, e_t>|``,
     where ``J`` is how far the answer's distribution moves under a little noise on the embeddings before it, and
     ``e_t`` the token's own clean embedding (``answer_gradient``): two forwards and a backward instead of
-    ``oar_p``'s forward for every token. From there on it is ``oar_p``: over the tokens before the answer,
-    ``n = minmax(log(1 + s))`` and ``q`` its ``threshold``-quantile; ``w = max(n / q, min_weight)`` below ``q``,
-    ``1 + boost (n - q) / (1 - q)`` from it on, all scaled to mean 1 (``tensor.bilevel.bilevel_weights``);
-    ``A_t = A w_t`` for both signs; weight 1 elsewhere. Every token is a segment of its own. No teacher is
-    needed, and no ground truth.
-
-    What the authors' texts and the codes do not agree on is a setting here or of the signal, as in ``oar_p``:
-
-    * the two levels: the authors' readme has ``threshold=0.25, boost=1`` (ours), GRAIL's code ``threshold=0.4,
-      boost=2, quantile_rule="floor"``, CRPO's 0.7 and 1;
-    * the scaling to mean 1 is a flag of the snippet (``sum_to_L``): ``keep_mass``;
-    * whose gradient: the snippet's is of the token's own embedding with noise on the reasoning only (ours).
-      GRAIL's code puts noise on the whole completion, multiplies by the noisy embedding of the position that
-      *predicts* the token, and reshapes the answer too: not here;
-    * what the answer is, and how much noise (0.001): ``signals.saliency``'s ``readout`` and ``noise_std``.
-
-    The embeddings of a trained model are small, and so is ``s``: where all of it is far below 1, log(1 + s) is
-    ``s`` and does not compress. The stretch to 0..1 makes the weights independent of its unit.
+    ``oar_p``'s forward for every token. From there on it is ``oar_p``.
 
     A completion without an answer has weight 1. ``strength=0`` gives GRPO bit for bit and needs no signal;
     between, the weight is ``(1 - strength) + strength * w``. Raises ``ValueError`` for a setting outside its

@@ -23,20 +23,6 @@ class OarP:
     (``tensor.bilevel.bilevel_weights``). ``A_t = A w_t`` for both signs; the answer, its delimiters and what
     follows have weight 1. Every token is a segment of its own. No teacher is needed, and no ground truth.
 
-    What the authors' texts and the codes do not agree on is a setting here or of the signal:
-
-    * the two levels: the authors' readme has ``threshold=0.25, boost=1`` (ours), GRAIL's code 0.4 and 2, CRPO's
-      0.7 and 1, and a note that gives the raw range as 0 to 3 implies ``boost=2``;
-    * the quantile: the snippet takes it linear between neighbours, GRAIL's code ``sorted[floor(threshold L)]``:
-      ``quantile_rule``;
-    * the scaling to mean 1 is a flag of the snippet (``sum_to_L``): ``keep_mass``;
-    * what the answer is: mean of its logits, the position before it, or its joint log-likelihood:
-      ``signals.saliency``'s ``readout``.
-
-    The snippet overwrites its level by the quantile's value, so that from the third completion on nothing is held
-    down; that is a fault and not here. It weighs the first L tokens, wherever the reasoning stands; here the
-    tokens of the mask before the answer, tool output passed over.
-
     A completion without an answer has weight 1. ``strength=0`` gives GRPO bit for bit and needs no signal;
     between, the weight is ``(1 - strength) + strength * w``. Raises ``ValueError`` for a setting outside its
     range.

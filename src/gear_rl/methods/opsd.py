@@ -21,20 +21,6 @@ class Opsd:
     ``beta=0`` and reverse KL(p || q) at ``beta=1``. The teacher is a constant. What is left of the advantage is
     ``A_t = (1 - strength) A``: at 1, as published, the reward plays no part. One segment per completion.
 
-    What the paper and its code leave to a choice is a setting here or of the engine:
-
-    * ``beta``: the released script has 0.5; ``top_k``: it can compare the teacher's 50 likeliest tokens alone,
-      both sides normalised to 1 over them, but does not by default;
-    * the temperature: its scripts sample at 1.1 and divide the logits by 1.1 in the loss. Ours divides beside
-      the sampling temperature of the engine: leave that at 1, or set it to 1.1 and ``temperature`` to 1;
-    * the teacher's weights: the first ones (recommended there, hence what the engine takes: in TRL
-      ``teacher_model_kind: base``, which under PEFT costs no copy), a moving average of 0.999 a step, or the
-      current ones;
-    * its loss is a mean over the tokens of a micro-batch, the engine's over those of the generation batch.
-
-    *Not here*: the loss on the sampled token alone ("tinker"), the policy-gradient form that SDPG's repository
-    compares with, and a teacher that first writes a rationale of its own. ``strength`` between 0 and 1 is ours.
-
     The engine has to show the teacher a privileged context, though no signal is needed: the ``distillation``
     says so. A completion without one keeps its GRPO advantage and is not distilled. The sign of the advantage
     stays, but the term acts where it is 0, too. ``strength=0`` gives GRPO bit for bit and distils nothing.

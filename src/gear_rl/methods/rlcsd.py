@@ -24,22 +24,8 @@ class Rlcsd:
     ``A + r_t``, but 0 where that has the other sign; the others keep ``A``, and where ``A = 0`` all do. The sign
     never flips, the mean is not kept, and ``r`` is not scaled by ``A``. Every token is a segment of its own.
 
-    ``e_t = log T+ - log T-`` needs a teacher with a right hint and one with a wrong hint. In TRL that is
-    ``teacher_contrast: sibling`` with ``privileged_sources: [sibling]``, which makes the log-ratio this
-    difference (``signals.contrast.contrasted``); without a contrast ``e_t`` is the one-sided gap that the paper
-    argues against. ``teacher_model_kind: sync`` and ``teacher_sync_steps: 10`` are its snapshot teacher. The
-    engine takes all four unless you set them.
-
-    Where we cannot or do not follow the released code:
-
-    * its ``T-`` is the mean of up to 4 wrong hints, the engine's is one; ``beta`` (1) and ``lam`` (0.5) are only
-      ever multiplied, so they are one ``strength`` here, and its clip of ``r`` to 2 does nothing below that;
-    * its loss is the mean over the other tokens of the batch plus ``modulated_share`` times the mean over the
-      modulated ones. Advantages can say this by a factor per token, N / (number of its kind), exact for a
-      token-mean loss: the default, ``paths="batch"``, over the completions of one call (in an engine those of
-      one process, where those with advantage 0 are not scored and count as others). ``completion``, ours,
-      counts inside the completion, exact for a loss that is a mean over its tokens, and no credit depends on
-      another completion. Either way the two means are added, so steps grow; ``one`` leaves the factors out.
+    ``e_t = log T+ - log T-`` needs a teacher with a right hint and one with a wrong hint: that is
+    ``teacher_contrast: sibling``, which the engine takes unless you set it.
 
     ``strength=0`` gives GRPO bit for bit and needs no signal; so does a contrast that is 0 everywhere. A
     completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.

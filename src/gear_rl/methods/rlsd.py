@@ -21,23 +21,7 @@ class Rlsd:
     are praised more, in a bad one they are blamed less. ``A_t = A * ((1 - strength) + strength * clip(w))``. The
     sign never flips; the mean weight of a completion is *not* 1. Every token is a segment of its own.
 
-    What the paper and its codes do not agree on is a setting here or of the engine:
-
-    * decay of the strength: paper 50 steps, released script 60, ms-swift the user's choice: ``decay_steps``;
-    * clamp before the exponential: SDPG's code at 20 nats, the released script none (it can overflow); where the
-      clip is tighter than the clamp, as by default, it changes nothing but that: ``clamp_nats``;
-    * which completions: ``negative_only`` is an option of the released script. Its ``thought_only`` (weight 1
-      outside of ``<thought>``) needs the text and is not here;
-    * the teacher's weights: paper a copy renewed every 10 steps, script every 20, ms-swift and SDPG the current
-      ones: the engine's, which takes the paper's (TRL: ``teacher_model_kind``, ``teacher_sync_steps``);
-    * the student's log-probability: the released script takes the current policy inside the update, ms-swift
-      and SDPG the one at rollout time. Ours are signals, hence of rollout time.
-
-    CEPO (arXiv:2605.19436) is this rule with a teacher of a right and one of a wrong answer,
-    ``d = log T+ - log T-``: ``Rlsd(clip_width=0.5, decay_steps=25)`` with the engine's contrast, in TRL
-    ``teacher_contrast: sibling`` (``signals.contrast.contrasted``). Those are the release's documented numbers;
-    one of its scripts has strength 1 and clip_width 0.2. A group without a wrong answer gets RLSD there; the
-    engine leaves its completions their GRPO advantage. RLCSD puts the contrast into another formula: ``rlcsd``.
+    CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5, decay_steps=25)`` with ``teacher_contrast: sibling``.
 
     ``strength=0`` gives GRPO bit for bit and needs no signal; a teacher that agrees everywhere gives it too.
     A completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.

@@ -23,18 +23,6 @@ class Sdpg:
     ``k`` of ``total_steps`` the weight is ``weight * min(1, k / warmup_steps) * min(1, (total_steps - k) /
     decay_steps)``. One segment per completion.
 
-    What the paper and its code do not agree on, and what we do:
-
-    * which completions are distilled: paper those with ``A > 0``; the released flag
-      (``beta_distill_positive_advantage_only``) is off: ``positive_only``;
-    * the schedule: in the paper, but the released steps of warm-up and decay are 0: none;
-    * the anchor: ``urkl`` is the default, ``ufkl`` was the best of the paper's tables;
-    * temperature: its code divides the student's logits by the sampling temperature and the teacher's not,
-      which differs where that is not 1; the engine divides both;
-    * the teacher has the current weights (in TRL ``teacher_model_kind: live``), in each update anew;
-    * its surrogate is DAPO's with a dual clip: ``loss_type`` and ``delta`` of TRL, not of a method. Our term is
-      a mean over the tokens of the generation batch, as that is.
-
     The engine has to show the teacher a privileged context, though no signal of it is needed: the
     ``distillation`` says so; the anchor needs ``reference_logprob``. A completion without a context keeps its
     GRPO advantage and is neither distilled nor anchored. The advantage is untouched, so the

@@ -21,23 +21,6 @@ class Sdpo:
     constant, its log clamped to 20 nats. What is left of the advantage is ``A_t = (1 - strength) A``: at 1, as
     published, the reward only chooses who is shown to whom. One segment per completion.
 
-    What the paper, its code and the engine do not agree on:
-
-    * the divergence: paper reverse KL over the vocabulary (``beta=1, top_k=None``), released default the
-      Jensen-Shannon divergence, ``beta=0.5`` (the code's alpha), ``top_k=100`` of the student's
-      forward (``top_k_of``); ``tail=False`` is its other option, the ``top_k`` normalised to 1;
-    * the teacher's weights are a moving average, in TRL ``teacher_model_kind: ema`` with
-      ``teacher_update_rate: 0.05``; the "trust-region" mixture of the paper is not here;
-    * what the teacher sees is the engine's: ``privileged_sources: [sibling, feedback]`` takes the solution of
-      another rollout of the group and feedback only where there is none, as released; its success threshold
-      is 0.5, in TRL ``success_reward: 0.5``. The engine takes these and the teacher's unless you set them;
-    * its mean is over the tokens of completions that have a context, the engine's over every trained token of
-      the generation batch: the fewer have one, the smaller is our step;
-    * a completion without a context learns nothing there; the engine leaves it its GRPO advantage.
-
-    *Not here*: the loss on the sampled token alone, and the second ratio for a sampler that differs from the
-    trainer. ``strength`` between 0 and 1 is ours.
-
     The engine has to show the teacher a privileged context, though no signal is needed: the ``distillation``
     says so. The sign of the advantage stays, but the term acts where it is 0, too: a group without spread
     still learns if it has a success or feedback. ``strength=0`` gives GRPO bit for bit and distils nothing.

@@ -22,18 +22,7 @@ class Serl:
     has to see what the environment said: set that, in TRL ``privileged_sources: [feedback]``. Its weights are
     SERL's by themselves: a copy renewed every 10 updates.
 
-    Which tokens are actions, signals can only say in turns. An action token is one of the last
-    ``action_tokens`` of a turn after which another turn follows, hence tool output lies between. What the
-    released code does with text is *not* here:
-
-    * it takes the span between ``<action>`` tags, or WebShop's ``search[...]`` and ``click[...]``, and leaves the
-      thought before it alone; by default the whole turn counts here, thought included. That is SERL's rule
-      only where a turn is nothing but its call; elsewhere ``action_tokens`` is the nearest thing;
-    * an action that does not parse gets no weight there; here it does;
-    * its feedback is one text per step; the engine's is one per rollout, and for rollouts that failed only: the
-      others keep their GRPO advantage. The other sources of the release (next observation, future
-      trajectory, a judge, anchor states) are the engine's ``privileged_sources`` or a function of yours;
-    * its student is the current policy inside the update; ours is a signal, of rollout time.
+    An action token is one of the last ``action_tokens`` of a turn after which another turn follows.
 
     A completion of one turn has no answered one and keeps its GRPO advantage, unless ``answered_only`` is off.
     So does every completion once the strength is 0, bit for bit and without a signal. The sign never flips; the

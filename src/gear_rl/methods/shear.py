@@ -23,16 +23,6 @@ class Shear:
     ``A_t = A * ((1 - strength) + strength * d_t)``. The same for both signs; no teacher is needed. Every token is
     a segment of its own, although neighbours share a window and hence often a weight.
 
-    * As published the mean weight of a completion is *not* 1: all distances of a run tend to have one size (on a
-      small Qwen3 1.1 to 1.3), which acts on the step size; dividing it out per completion was the paper's
-      ablation, with a smaller gain: ``normalise``. ``strength`` is ours;
-    * the paper's groups without the other outcome have advantage 0. Where rewards are more than right and wrong
-      they need not: a completion whose distances are all 0 was compared with nothing and keeps its GRPO
-      advantage;
-    * the windows and the solver are the signal's settings: ``signals.transport.transport_distances``, which also
-      says how the paper's open points are read. The paper reports the best checkpoint, and does not say whether
-      the tokens of the final answer take part; here they do.
-
     ``strength=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
     nothing. Raises ``ValueError`` for a setting outside its range.
 
