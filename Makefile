@@ -102,9 +102,9 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/demo and runs/errands
+picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/demo and runs/errands (--tier easy)
 	$(BIN)/gear view runs/demo/records.jsonl --number 24 --number 28 --picture docs/credit.svg
-	$(BIN)/gear view runs/errands/records.jsonl --number 33 --picture docs/agent.svg
+	$(BIN)/gear view runs/errands/records.jsonl --number 41 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis
