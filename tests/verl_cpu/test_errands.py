@@ -40,7 +40,7 @@ def records(run: harness.Run) -> list[Record]:
 
 def test_most_rollouts_call_tools_over_several_turns(run: harness.Run, records: list[Record]):
     assert len(records) == 2 * 64
-    assert sum(record.tools["calls"] > 0 for record in records) > 100
+    assert sum(record.tools.get("calls", 0) > 0 for record in records) > 100
     assert sum(max(record.turn) >= 2 for record in records) > 64
     assert all(0 < reward < 1 for reward in run.column("critic/rewards/mean"))
 
