@@ -8,11 +8,9 @@ that no row flatters a peer that computes less. A peer that is not installed, or
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportMissingImports=false
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -145,10 +143,9 @@ def errors(given: Numbers, true: Numbers) -> dict[str, float]:
     }
 
 
-def _ours(given: Operands, compiled: bool = False) -> Numbers:
-    more: dict[str, Any] = {"compiled": True} if compiled else {}
+def _ours(given: Operands) -> Numbers:
     statistics = token_statistics(
-        given.student_ND, given.token_N, Head(weight_VD=given.weight_VD), given.teacher_ND, **more
+        given.student_ND, given.token_N, Head(weight_VD=given.weight_VD), given.teacher_ND
     )
     assert statistics.teacher_logprob is not None and statistics.divergence is not None
     return {
@@ -157,12 +154,6 @@ def _ours(given: Operands, compiled: bool = False) -> Numbers:
         "entropy": statistics.student_entropy,
         "kl": statistics.divergence,
     }
-
-
-def _no_compiled_path(device: str) -> str | None:
-    if "compiled" not in inspect.signature(token_statistics).parameters:
-        return "token_statistics of this version has no compiled path"
-    return None
 
 
 def _naive(given: Operands) -> Numbers:
@@ -251,13 +242,6 @@ ALL = ("logp", "entropy", "kl")
 COMPETITORS: dict[str, Competitor] = {
     "bare": Competitor(label="two bare head products, best tile", gives=(), heads=2, run=bare),
     "eager": Competitor(label="gear-rl, eager", gives=(*ALL, "teacher_logp"), heads=2, run=_ours),
-    "compiled": Competitor(
-        label="gear-rl, compiled",
-        gives=(*ALL, "teacher_logp"),
-        heads=2,
-        run=lambda given: _ours(given, compiled=True),
-        missing=_no_compiled_path,
-    ),
     "trl_both": Competitor(
         label="TRL chunked divergence + chunked log-prob",
         gives=ALL,
@@ -307,7 +291,7 @@ COMPETITORS: dict[str, Competitor] = {
     ),
 }
 """Ours first, then the peers; ``bare`` is the limit."""
-OURS = ("bare", "eager", "compiled")
+OURS = ("bare", "eager")
 
 
 def why_missing(name: str, given: Operands) -> str | None:
@@ -332,7 +316,7 @@ def chosen(peers: str) -> list[str]:
     """Names of the competitors of ``--peers all`` or ``none``; ``ValueError`` for another word.
 
     >>> chosen("none")
-    ['bare', 'eager', 'compiled']
+    ['bare', 'eager']
     """
     if peers not in ("all", "none"):
         raise ValueError(f"peers: {peers!r} is not one of all, none")

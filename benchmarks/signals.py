@@ -26,10 +26,10 @@ CHECKED = 256
 """Tokens whose numbers are compared with float64, over the whole vocabulary."""
 RANGE = 16
 """The largest size of a scaling over its smallest."""
-SCALED = ("bare", "eager", "compiled", "trl_both", "naive")
+SCALED = ("bare", "eager", "trl_both", "naive")
 TRIES = 2
 """Times that each tile of the bare products is tried before the fastest is taken; most repeats of a scaling."""
-CLOSE = ("bare", "eager", "compiled")
+CLOSE = ("bare", "eager")
 """Runs so close to each other that they are timed ``OFTEN`` times as often as the rest."""
 OFTEN = 3
 Say = Callable[[str], None]
@@ -87,10 +87,8 @@ def bench_signals(
     runs |= {name: lambda name=name: COMPETITORS[name].run(given) for name in rows if name != "bare"}
     # The other type of operands, for the ratio of the two.
     other = plain if kind == torch.bfloat16 else rounded
-    for name in ("eager", "compiled"):
-        if name in rows:
-            runs[f"{name}, other type"] = lambda name=name: COMPETITORS[name].run(other)
-            COMPETITORS[name].run(other.first(600, 8192))
+    runs["eager, other type"] = lambda: COMPETITORS["eager"].run(other)
+    COMPETITORS["eager"].run(other.first(600, 8192))
     seconds = interleaved(runs, repeats, device, say)
     close = {name: runs[name] for name in CLOSE if name in runs}
     for name, more in interleaved(close, (OFTEN - 1) * repeats, device, say).items():
@@ -145,8 +143,6 @@ def _errors(
         say(f"{name}, warming up")
         got: Numbers = {}
         try:
-            if name == "compiled":
-                competitor.run(given)  # the compiler's time is not the signals'
             got = competitor.run(checked)
         except (RuntimeError, ImportError) as error:
             if name in ("bare", "eager"):
@@ -183,21 +179,15 @@ def _headlines(
         pairs = min(len(seconds[above]), len(seconds[below]))
         return over(min(seconds[above][:pairs]), min(seconds[below][:pairs]), digits)
 
-    def rounded(name: str) -> float | None:
-        own, other = name, f"{name}, other type"
-        return faster(own, other, 3) if kind == torch.bfloat16 else faster(other, own, 3)
-
+    own, other = "eager", "eager, other type"
     return {
         "ratio_eager": get("eager", "ratio"),
-        "ratio_compiled": get("compiled", "ratio"),
-        "ratio_bf16": rounded("eager"),
-        "ratio_bf16_compiled": rounded("compiled"),
+        "ratio_bf16": faster(own, other, 3) if kind == torch.bfloat16 else faster(other, own, 3),
         "extra_mb": get("eager", "extra_mb"),
         "max_error_logp": get("eager", "error_logp"),
         "max_error_entropy": get("eager", "error_entropy"),
         "max_error_kl": get("eager", "error_kl"),
         "speedup_vs_trl": faster("trl_both", "eager"),
-        "speedup_vs_trl_compiled": faster("trl_both", "compiled"),
         "memory_vs_trl": over(get("trl_both", "extra_mb"), get("eager", "extra_mb"), 1),
         "memory_vs_naive": over(get("naive", "extra_mb"), get("eager", "extra_mb"), 1),
         "exponent_t": None,
@@ -240,7 +230,7 @@ def _scaling(
                 "exponent": round(exponent([t * v for t, v in sizes], least), 3) if all(least) else None,
                 "extra_mb": [None] * len(sizes),
             }
-            # A process each: ours at every size, the others at the ends; the compiler would start anew in each.
+            # A process each: ours at every size, the others at the ends.
             measured = {"eager": range(len(sizes)), "trl_both": (0, -1), "naive": (0, -1)}.get(name, ())
             for i in measured if memory and can_measure_peaks(device) else ():
                 say(f"memory of {name} over {axis}")

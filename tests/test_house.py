@@ -49,9 +49,8 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "cli": EVERYTHING,
 }
 TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals", "credit"}
-ON_REQUEST = {"signals/transport.py": {"ot"}, "tensor/fold_triton.py": {"triton"}}
-"""Optional libraries that one file of those rooms may import, inside a function: POT solves transport, Triton
-writes kernels."""
+ON_REQUEST = {"signals/transport.py": {"ot"}}
+"""Optional libraries that one file of those rooms may import, inside a function: POT solves transport."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

@@ -17,14 +17,6 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 SIZES = ("--tokens", "8", "--hidden", "4", "--vocab", "64", "--repeats", "1")
 
 
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch):
-    from dataclasses import replace
-
-    lame = replace(COMPETITORS["compiled"], missing=lambda device: "left out")
-    monkeypatch.setitem(COMPETITORS, "compiled", lame)
-
-
 def test_signals_writes_its_file_its_table_and_its_plot(tmp_path):
     file, plot = tmp_path / "s.json", tmp_path / "s.png"
     done = benchmark("signals", *SIZES, "--scaling", "--no-memory", "--out", str(file), "--plot", str(plot))
@@ -32,7 +24,7 @@ def test_signals_writes_its_file_its_table_and_its_plot(tmp_path):
     found = json.loads(file.read_text())
     assert found["command"].startswith("python -m benchmarks signals --tokens 8") and found["threads"] == 1
     assert found["machine"] and found["versions"]["torch"]
-    assert found["machine"].split(",")[0] in " ".join(done.stdout.split()) and "L2 " in found["machine"]
+    assert found["machine"].split(",")[0] in " ".join(done.stdout.split())
     assert plot.read_bytes().startswith(b"\x89PNG")
     shown = {row[0]: row for row in CELLS["signals"](found).rows}
     for name, row in found["competitors"].items():
@@ -40,7 +32,6 @@ def test_signals_writes_its_file_its_table_and_its_plot(tmp_path):
         ratio = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
         assert ratio in shown[COMPETITORS[name].label]
     text = " ".join(done.stdout.split())  # a narrow terminal folds the lines
-    assert "n/a: gear-rl, compiled: left out." in text
     assert f"time grows as T^{found['exponent_t']:.2f}" in text
     level = CELLS["signals"](found | {"exponent_t": 0.0, "exponent_v": 0.0})
     assert any("time grows as T^0.00 and V^0.00" in line for line in level.below)

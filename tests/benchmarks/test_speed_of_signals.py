@@ -1,7 +1,5 @@
 """python -m benchmarks signals and memory: every number is there, and says what it is a ratio of."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from benchmarks.signals import bench_signals
 
 HEADLINES = {
     "ratio_eager",
-    "ratio_compiled",
     "ratio_bf16",
     "extra_mb",
     "max_error_kl",
@@ -26,13 +23,6 @@ HEADLINES = {
 }
 TINY = {"tokens": 8, "hidden": 4, "vocab": 64, "repeats": 2}
 PEAKS = pytest.mark.skipif(not can_measure_peaks(), reason="the system does not tell a process its peak")
-
-
-@pytest.fixture
-def no_compiler(monkeypatch):
-    """The compiled path has a test of its own; twenty seconds of compiling belong to no other."""
-    lame = replace(COMPETITORS["compiled"], missing=lambda device: "left out")
-    monkeypatch.setitem(COMPETITORS, "compiled", lame)
 
 
 @pytest.fixture
@@ -55,7 +45,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(signals, "interleaved", interleaved)
 
 
-def test_the_headlines_are_ratios_of_the_rows(no_compiler, clock, monkeypatch):
+def test_the_headlines_are_ratios_of_the_rows(clock, monkeypatch):
     peaks = {"bare": 1.0, "eager": 2.0, "trl_both": 100.0, "naive": 400.0}
     monkeypatch.setattr(signals, "fresh_peak", lambda name, *rest: {"extra_mb": peaks.get(name, 7.0)})
     monkeypatch.setattr(signals, "can_measure_peaks", lambda device: True)
@@ -69,12 +59,11 @@ def test_the_headlines_are_ratios_of_the_rows(no_compiler, clock, monkeypatch):
         and found["memory_vs_naive"] == 200.0
     )
     assert found["extra_mb"] == 2.0 and found["ratio_bf16"] == 1.0
-    assert found["ratio_compiled"] is None and found["why"]["compiled"] == "left out"
     assert found["why"]["liger_jsd"] == "Liger runs on CUDA only"
     assert found["exponent_t"] is None and "scaling" not in found
 
 
-def test_the_limit_is_the_fastest_tile(no_compiler, clock, monkeypatch):
+def test_the_limit_is_the_fastest_tile(clock, monkeypatch):
     monkeypatch.setattr(signals, "TILES", ((2, 16), (8, 64), (4, 32)))
     found = bench_signals(**TINY, peers="none", memory=False)
     assert found["best_tile"] == "8x64" and found["tiles"] == {"2x16": 4.0, "8x64": 1.0, "4x32": 4.0}
@@ -82,7 +71,7 @@ def test_the_limit_is_the_fastest_tile(no_compiler, clock, monkeypatch):
     assert set(found["competitors"]) == {"bare", "eager"}
 
 
-def test_the_limit_is_timed_as_often_as_what_is_measured_against_it(no_compiler, monkeypatch):
+def test_the_limit_is_timed_as_often_as_what_is_measured_against_it(monkeypatch):
     calls = []
 
     def interleaved(runs, repeats, *rest):
@@ -101,7 +90,7 @@ def test_the_limit_is_timed_as_often_as_what_is_measured_against_it(no_compiler,
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_errors_are_those_against_float64_of_the_same_operands(no_compiler, dtype):
+def test_errors_are_those_against_float64_of_the_same_operands(dtype):
     found = bench_signals(**TINY, dtype=dtype, peers="none", memory=False)
     assert 0 < found["max_error_kl"] < 1e-5 and 0 < found["max_error_entropy"] < 1e-5
     assert found["competitors"]["eager"]["least_kl"] >= 0
@@ -110,7 +99,7 @@ def test_errors_are_those_against_float64_of_the_same_operands(no_compiler, dtyp
     assert found["ratio_bf16"] > 0 and found["checked_tokens"] == 8 and found["extra_mb"] is None
 
 
-def test_scaling_spans_sixteen_fold_and_fits_the_exponents(no_compiler, clock):
+def test_scaling_spans_sixteen_fold_and_fits_the_exponents(clock):
     found = bench_signals(**TINY, scaling=True, memory=False)
     tokens = [size["tokens"] for size in found["scaling"]["t"]["sizes"]]
     vocab = [size["vocab"] for size in found["scaling"]["v"]["sizes"]]
@@ -121,7 +110,7 @@ def test_scaling_spans_sixteen_fold_and_fits_the_exponents(no_compiler, clock):
     assert lines["eager"]["exponent"] == 1.0
 
 
-def test_a_peer_that_fails_is_left_out_with_its_reason_and_ours_is_not_hidden(no_compiler, monkeypatch):
+def test_a_peer_that_fails_is_left_out_with_its_reason_and_ours_is_not_hidden(monkeypatch):
     def broken(found):
         raise RuntimeError("no kernel\nand more")
 

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from gear_rl.tensor.divergences import divergences
 from gear_rl.tensor.logits import Head, TiledHead, bfloat16_products, tile_shape, token_statistics
-from gear_rl.tensor.tiles import UNKNOWN_L2, cpu_tile, l2_bytes
 from tensor.rows import PROPERTY
 from tensor.test_logits import agrees, naive, seeded, small
 
@@ -103,84 +102,28 @@ def test_the_tiles_are_made_once(taught, tiles):
     num_tokens=st.sampled_from([0, 1, 9, 511, 512, 513, 5000]),
     vocab=st.sampled_from([1, 2, 150, 1024, 151_936]),
     width=st.sampled_from([1, 64, 1024, 8192, 2_000_000]),
-    size=st.sampled_from([(2**20, 2**19), (2**21, 2**17), (2**25, 2**19)]),
 )
-def test_tiles_and_their_weights_are_small_whatever_the_shape(num_tokens, vocab, width, size):
-    l2, elements = size
+def test_tiles_and_their_weights_are_small_whatever_the_shape(num_tokens, vocab, width):
     weight = torch.empty(1, 1).expand(vocab, width)
     hidden = torch.empty(1, 1).expand(num_tokens, width)
-    rows, columns = tile_shape(hidden, Head(weight_VD=weight), Head(weight_VD=weight), l2=l2)
+    rows, columns = tile_shape(hidden, Head(weight_VD=weight), Head(weight_VD=weight))
     assert 1 <= rows <= max(1, num_tokens) and 1 <= columns <= vocab
-    assert rows * columns <= elements
+    assert rows * columns <= 2**19
     assert columns * width <= max(2**21, width)
     # Nor needlessly small: all there is, or half of what is allowed.
-    allowed = min(elements, rows * max(1, 2**21 // width))
+    allowed = min(2**19, rows * max(1, 2**21 // width))
     assert (rows >= num_tokens and columns == vocab) or rows * columns > allowed / 2
 
 
 @pytest.mark.parametrize(("num_tokens", "rows"), [(9000, 5242), (2000, 2000)])
 def test_a_small_vocabulary_is_given_more_tokens(num_tokens, rows):
     head = Head(weight_VD=torch.zeros(100, 3))
-    assert tile_shape(torch.zeros(num_tokens, 3), head, head, l2=2**20) == (rows, 100)
+    assert tile_shape(torch.zeros(num_tokens, 3), head, head) == (rows, 100)
 
 
 def test_a_wider_teacher_narrows_the_tiles():
     head, teacher_head = Head(weight_VD=torch.zeros(5000, 3)), Head(weight_VD=torch.zeros(5000, 8192))
-    assert tile_shape(torch.zeros(9, 3), head, teacher_head, l2=2**20) == (9, 256)
-
-
-def test_weights_that_are_cast_halve_the_tiles():
-    head = Head(weight_VD=torch.zeros(5000, 3, dtype=torch.bfloat16))
-    for l2 in (2**20, 2**22):
-        assert tile_shape(torch.zeros(2000, 3), head, head, l2=l2) == (512, 512)
-
-
-@pytest.mark.parametrize(
-    ("l2", "tile", "shape"),
-    [
-        # Three tiles of 4 bytes a logit: 12 x 2^17 = 1.5 MiB.
-        (2**21, (256, 2**17), (256, 512)),  # Xeon with AMX
-        (12 * 2**17, (256, 2**17), (256, 512)),
-        (12 * 2**17 - 1, (512, 2**19), (512, 1024)),
-        (2**20, (512, 2**19), (512, 1024)),  # EPYC; Xeon before
-        (2**18, (512, 2**19), (512, 1024)),
-        (3 * 2**20, (256, 2**18), (256, 1024)),
-        (2**25, (256, 2**19), (256, 2048)),
-    ],
-)
-def test_three_tiles_stay_in_an_l2_that_holds_enough(l2, tile, shape):
-    head = Head(weight_VD=torch.empty(1, 1).expand(5000, 1024))
-    assert cpu_tile(l2) == tile
-    assert tile_shape(torch.empty(1, 1).expand(2000, 1024), head, head, l2=l2) == shape
-
-
-def caches(folder, *rows):
-    for i, (level, kind, size) in enumerate(rows):
-        (folder / f"index{i}").mkdir()
-        for name, text in (("level", level), ("type", kind), ("size", size)):
-            (folder / f"index{i}" / name).write_text(f"{text}\n")
-    return folder
-
-
-def test_the_l2_is_read_from_the_system(tmp_path):
-    first = ("1", "Data", "32K"), ("1", "Instruction", "32K")
-    (tmp_path / "a").mkdir()
-    assert (
-        l2_bytes(caches(tmp_path / "a", *first, ("2", "Unified", "2048K"), ("3", "Unified", "36M"))) == 2**21
-    )
-    (tmp_path / "b").mkdir()
-    assert (
-        l2_bytes(caches(tmp_path / "b", *first, ("2", "Instruction", "7K"), ("2", "Data", "3M"))) == 3 * 2**20
-    )
-
-
-@pytest.mark.parametrize(
-    "rows", [[], [("1", "Data", "32K")], [("2", "Unified", "much")], [("2", "Unified", "")]]
-)
-def test_an_l2_that_cannot_be_read_is_not_known(tmp_path, rows):
-    assert l2_bytes(caches(tmp_path, *rows)) is None
-    assert l2_bytes(tmp_path / "none") is None
-    assert cpu_tile(None) == cpu_tile(UNKNOWN_L2) == (512, 2**19)
+    assert tile_shape(torch.zeros(9, 3), head, teacher_head) == (9, 256)
 
 
 @pytest.mark.parametrize(

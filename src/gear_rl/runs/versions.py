@@ -24,22 +24,18 @@ def has_bfloat16() -> bool:
 
 
 def machine() -> str:
-    """This machine in words, without its name; also how large a core's L2 cache is, on which tiles depend.
+    """This machine in words, without its name.
 
     >>> "core" in machine()
     True
     """
     import torch
 
-    from gear_rl.tensor.tiles import l2_bytes
-
     facts = processor()
     flags = facts.get("flags", "").split()
     units = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     words = [facts.get("model name", platform.machine()), f"{os.cpu_count()} cores"]
     words += [" ".join(units)] if units else []
-    l2 = l2_bytes()
-    words.append(f"L2 {l2 / 2**20:.3g} MiB a core" if l2 else "L2 not known")
     if sys.platform != "win32":
         words.append(f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
     if torch.cuda.is_available():

@@ -1,16 +1,15 @@
-"""What one pass over the vocabulary keeps of each token, and how a tile of logits is taken up into it.
+"""What one pass over the vocabulary keeps of each token, and how a tile of logits is added to it.
 
-A distribution is known by its largest logit so far, the sum of ``exp(logit - largest)`` and sums of those
-weights times centred logits; all are moved when the largest logit moves. Centred, because a small divergence
-must not be the difference of two large numbers. In float64, because a tile adds to what hundreds of tiles
-have added before; within a tile everything is float32. Two ways to take up a tile live here, plain PyTorch and
-``torch.compile``; ``fold_triton.py`` is the third. Knows no head, no model, no trainer and no method.
+A distribution is known by its largest logit so far, the sum of ``exp(logit - largest)`` and sums of those weights
+times centred logits; all are rescaled when the largest logit changes. Centred, because a small divergence must
+not be the difference of two large numbers. The sums are float64, because hundreds of tiles are added to them;
+within a tile everything is float32.
 """
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from inspect import unwrap
-from typing import cast
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -20,11 +19,6 @@ TOP, MASS, OWN, TOP_T, MASS_T, OTHER, SAMPLED, SAMPLED_T = range(8)
 """Rows of the sums. Of the student: its largest logit, its mass, the sum of weight times its own centred logit;
 of the teacher: largest logit, mass; the sum of the student's weights times the teacher's centred logits; and the
 logit of the sampled token, of both."""
-
-_NO_COMPILER = (
-    "compiled: torch.compile could not build the fold ({reason}); install a C++ compiler (g++ or clang++, with "
-    "CXX set to its path if it is not found) and the headers of Python, or leave compiled=False"
-)
 
 
 def empty_sums(num_tokens: int, device: torch.device) -> Float64[Tensor, "8 N"]:
@@ -52,13 +46,10 @@ def note_sampled(
     >>> sums[SAMPLED].tolist()
     [6.0, 0.0]
     """
-    sums[row] = _sampled(logits_NV, place_N, sums[row])
-
-
-def _sampled(logits: Tensor, place: Tensor, before: Tensor) -> Tensor:
-    width = logits.shape[1]
-    here = (place >= 0) & (place < width)
-    return torch.where(here, logits.gather(-1, place.clamp(0, width - 1)[:, None])[:, 0].to(before), before)
+    width = logits_NV.shape[1]
+    here = (place_N >= 0) & (place_N < width)
+    sampled = logits_NV.gather(-1, place_N.clamp(0, width - 1)[:, None])[:, 0]
+    sums[row] = torch.where(here, sampled.to(sums), sums[row])
 
 
 def fold(
@@ -67,10 +58,10 @@ def fold(
     teacher_NV: Float[Tensor, "N V"] | None,
     spare_NV: Float[Tensor, "N V"],
 ) -> None:
-    """Take up one tile of logits into the sums, in place. The three tiles hold nothing of use afterwards.
+    """Add one tile of logits to the sums, in place; the three tiles are scratch space.
 
-    Each line that touches a tile is one or two passes over it and makes no other; the rest are as long as the
-    tokens.
+    On CUDA with Triton ``torch.compile`` runs the same function; that is unmeasured, and
+    ``TORCHDYNAMO_DISABLE=1`` turns it off.
 
     >>> sums, spare = empty_sums(1, torch.device("cpu")), torch.empty(1, 2)
     >>> for logit in (0.0, 1.0):
@@ -78,6 +69,18 @@ def fold(
     >>> sums[MASS].div(2).log().float()  # 1 + exp(-1)
     tensor([0.3133])
     """
+    run = _compiled() if logits_NV.is_cuda and find_spec("triton") else _fold
+    run(sums, logits_NV, teacher_NV, spare_NV)
+
+
+@cache
+def _compiled() -> Callable[[Tensor, Tensor, Tensor | None, Tensor], None]:
+    # Dynamic from the start: the last tiles are smaller than the others.
+    return torch.compile(unwrap(_fold), dynamic=True)  # pyright: ignore
+
+
+def _fold(sums: Tensor, logits_NV: Tensor, teacher_NV: Tensor | None, spare_NV: Tensor) -> None:
+    """Eager ``fold``: each line that touches a tile passes over it once or twice and allocates no other."""
     top, mass, own, top_t, mass_t, other = sums[:SAMPLED]
     new_top = torch.maximum(top, logits_NV.amax(-1))
     # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
@@ -106,59 +109,3 @@ def reverse_divergence(sums: Float64[Tensor, "8 N"]) -> Float64[Tensor, " N"]:
     tensor([0.1927])
     """
     return sums[OWN] / sums[MASS] - sums[OTHER] / sums[MASS] - sums[MASS].log() + sums[MASS_T].log()
-
-
-def fold_compiled(
-    sums: Float64[Tensor, "8 N"],
-    logits_NV: Float[Tensor, "N V"],
-    teacher_NV: Float[Tensor, "N V"] | None,
-    place_N: Int[Tensor, " N"],
-) -> None:
-    """``fold`` and ``note_sampled`` by ``torch.compile``, in two passes over the tiles and without the spare one.
-
-    The tiles are only read.
-    It is built once for each of its two forms, with and without a teacher, and once more for tiles of one token,
-    of one column, or of more than 4096; no other shape builds it again. torch keeps the result on disk for the
-    next process.
-    Raises ``RuntimeError`` where nothing can be compiled, as without a C++ compiler.
-    """
-    # A copy: torch would build one form for sums of their own and another for a slice of more tokens' sums.
-    moved = sums.clone(memory_format=torch.contiguous_format)
-    try:
-        sums.copy_(_compiled()(moved, logits_NV, teacher_NV, place_N))
-    except Exception as error:
-        # Which exception it is differs from release to release: Inductor's own, or one that wraps it.
-        name, module = type(error).__name__, type(error).__module__
-        if name != "BackendCompilerFailed" and not module.startswith("torch._inductor"):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise RuntimeError(_NO_COMPILER.format(reason=reason)) from error
-
-
-@cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]:
-    # Dynamic from the start: the last tile of the tokens and of the vocabulary is smaller than the others. Bare,
-    # because a run-time type checker around the formula would be traced too, and its memory of sizes compared.
-    compiled = torch.compile(unwrap(_folded), dynamic=True)  # pyright: ignore
-    return cast(Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor], compiled)
-
-
-def _folded(sums: Tensor, logits: Tensor, teacher: Tensor | None, place: Tensor) -> Tensor:
-    """``fold`` as a formula: what a compiler turns into two loops over a row."""
-    top, mass, own, top_t, mass_t, other, sampled, sampled_t = sums.unbind()
-    at = unwrap(_sampled)
-    new_top = torch.maximum(top, logits.amax(-1))
-    shift = torch.where(mass > 0, top - new_top, 0.0)
-    shrink = shift.exp()
-    centred = logits - new_top[:, None].float()
-    weight = centred.exp()
-    new_own = shrink * (own + mass * shift) + (weight * centred).sum(-1)
-    if teacher is not None:
-        new_top_t = torch.maximum(top_t, teacher.amax(-1))
-        shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
-        centred_t = teacher - new_top_t[:, None].float()
-        other = shrink * (other + mass * shift_t) + (weight * centred_t).sum(-1)
-        mass_t = shift_t.exp() * mass_t + centred_t.exp().sum(-1)
-        top_t, sampled_t = new_top_t, at(teacher, place, sampled_t)
-    new_mass, sampled = shrink * mass + weight.sum(-1), at(logits, place, sampled)
-    return torch.stack([new_top, new_mass, new_own, top_t, mass_t, other, sampled, sampled_t])

@@ -8,7 +8,6 @@ positions before its last one. Knows no model, no trainer and no method: it is h
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,23 +24,12 @@ from gear_rl.tensor.fold import (
     TOP_T,
     empty_sums,
     fold,
-    fold_compiled,
     note_sampled,
     reverse_divergence,
 )
-from gear_rl.tensor.fold_checked import CheckedFold
-from gear_rl.tensor.fold_triton import fold_triton
-from gear_rl.tensor.tiles import cpu_tile, l2_bytes
 
-_CUDA_TILE = (4096, 2**26)
-"""Tokens of a tile and its logits: two tiles of 4096 x 16384 are 512 MiB, little beside a model (computed, not
-measured)."""
-_CAST_TILE = (512, 2**18)
-"""The same on a CPU where the weights are cast to float32, which takes memory of its own; every slice of them is
-cast once for so many tokens."""
-_WEIGHTS = {"cpu": 2**21, "cuda": 2**26}
-"""Weights of a tile's slice of the vocabulary, at most. On a CPU the teacher finds 8 MiB of weights in the cache
-where the student left them, and no more are cast at a time (measured)."""
+_TILE = {"cpu": (512, 2**19, 2**21), "cuda": (4096, 2**26, 2**26)}
+"""Tokens, logits and weights of one tile at most. On CUDA two tiles are 512 MiB (computed, not measured)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,25 +192,18 @@ def token_statistics(
     teacher_head: Head | None = None,
     token_tile: int | None = None,
     vocab_tile: int | None = None,
-    compiled: bool = False,
 ) -> TokenStatistics:
     """Log-prob and entropy of every token, and with a teacher its log-prob and KL(student || teacher).
 
     Exact over the whole vocabulary, float32, in one pass: the sums are float64, updated tile by tile, and centred
     on the running maximum, so that a small divergence is not the difference of two large numbers. Three tiles of
     ``token_tile * vocab_tile`` floats are made once and used again, whatever N and V are; None for either is the
-    size that was measured best on the device. The divergence is clamped at 0. The teacher uses the student's
+    size of ``tile_shape``. The divergence is clamped at 0. The teacher uses the student's
     head unless it has one of its own, of any width, over the same vocabulary and at the same temperature
     (``ValueError`` otherwise). A non-finite hidden state gives non-finite statistics in its own row only.
 
     Logits are float32 also where the operands are not. While the operands are bfloat16 and on a CPU, torch's
     process-wide setting for float32 products is "bf16", as their values allow; see ``bfloat16_products``.
-
-    ``compiled`` has ``torch.compile`` build the update of the sums: a little faster, after a first call of about
-    20 seconds of CPU time (``RuntimeError`` where there is no C++ compiler). On CUDA the update is one Triton
-    kernel where triton is installed, unless ``compiled`` is set; its first tile in a process is
-    compared with the eager update, which takes its place, with one ``RuntimeWarning``, where the two differ by
-    more than rounding.
 
     >>> head = Head(weight_VD=torch.eye(2))
     >>> hidden = torch.tensor([[3.0, 0.0]]).log1p()  # probabilities 4/5 and 1/5
@@ -236,9 +217,7 @@ def token_statistics(
     student_tiles = TiledHead(head)
     teacher_tiles = student_tiles if teacher_head is head else TiledHead(teacher_head)
     vocab, device = head.weight_VD.shape[0], student_ND.device
-    kernel = None if compiled else kernel_for(device)
-    num_buffers = (1 if teacher_ND is None else 2) + (not compiled and kernel is None)
-    buffers = [torch.empty(rows * columns, device=device) for _ in range(num_buffers)]
+    buffers = [torch.empty(rows * columns, device=device) for _ in range(2 if teacher_ND is None else 3)]
     sums = empty_sums(len(token_N), device)
     with bfloat16_products(student_ND, teacher_ND, head.weight_VD, teacher_head.weight_VD):
         for first in range(0, len(token_N), rows):
@@ -249,28 +228,11 @@ def token_statistics(
                 end, place = min(begin + columns, vocab), token - begin
                 logits = student_tiles.logits(buffers[0], student, begin, end)
                 logits_t = None if teacher is None else teacher_tiles.logits(buffers[1], teacher, begin, end)
-                if compiled:
-                    fold_compiled(here, logits, logits_t, place)
-                    continue
                 note_sampled(here, SAMPLED, logits, place)
                 if logits_t is not None:
                     note_sampled(here, SAMPLED_T, logits_t, place)
-                if kernel is not None:
-                    kernel(here, logits, logits_t)
-                else:
-                    fold(here, logits, logits_t, buffers[-1][: logits.numel()].view_as(logits))
+                fold(here, logits, logits_t, buffers[-1][: logits.numel()].view_as(logits))
     return _statistics(sums, teacher_ND is not None)
-
-
-_TRITON_FOLD = CheckedFold(fold_triton, "the Triton fold")
-
-
-def kernel_for(device: torch.device) -> CheckedFold | None:
-    """The kernel that takes up a tile on that device: Triton's on CUDA where triton is installed, else None.
-
-    One for the whole process, so that it is compared with the eager fold once.
-    """
-    return _TRITON_FOLD if device.type == "cuda" and find_spec("triton") is not None else None
 
 
 def _statistics(sums: Float64[Tensor, "8 N"], taught: bool) -> TokenStatistics:
@@ -293,33 +255,23 @@ def tile_shape(
     teacher_head: Head,
     token_tile: int | None = None,
     vocab_tile: int | None = None,
-    l2: int | None = None,
 ) -> tuple[int, int]:
-    """Tokens and vocabulary of a tile: as given, or as many as do well on the device.
+    """Tokens and columns of a tile: 512 x 1,024 on a CPU, and as many logits where one of the two is short.
 
-    Few tokens are given a wider slice of the vocabulary and a small vocabulary more tokens, so that the many
-    small operations of a tile are not what it costs. On a CPU the size follows from that of the L2 cache (``l2``
-    in bytes, None for this machine's; see ``cpu_tile``), unless the weights have to be cast to float32.
+    Few tokens make a tile wider and a small vocabulary makes it longer, so that the cost of a tile's many small
+    operations stays low.
 
     >>> head = Head(weight_VD=torch.zeros(5000, 1))
-    >>> tile_shape(torch.zeros(2000, 1), head, head, l2=2**20)
-    (512, 1024)
-    >>> tile_shape(torch.zeros(9, 1), head, head, l2=2**20)
-    (9, 5000)
+    >>> tile_shape(torch.zeros(2000, 1), head, head), tile_shape(torch.zeros(9, 1), head, head)
+    ((512, 1024), (9, 5000))
     """
     num_tokens, (vocab, width) = max(1, len(hidden_ND)), head.weight_VD.shape
-    weights = _WEIGHTS["cuda" if hidden_ND.is_cuda else "cpu"] // max(width, teacher_head.weight_VD.shape[1])
-    if hidden_ND.is_cuda:
-        most, elements = _CUDA_TILE
-    elif head.weight_VD.dtype != torch.float32:
-        most, elements = _CAST_TILE
-    else:
-        most, elements = cpu_tile(l2 or l2_bytes())
+    most, logits, weights = _TILE["cuda" if hidden_ND.is_cuda else "cpu"]
     if vocab_tile is None:
-        vocab_tile = max(1, min(elements // min(num_tokens, token_tile or most), weights))
+        widest = max(width, teacher_head.weight_VD.shape[1])
+        vocab_tile = max(1, min(logits // min(num_tokens, token_tile or most), weights // widest))
     columns = min(vocab, vocab_tile)
-    # More tokens only where the vocabulary ends first: their hidden states may have to be cast as well.
-    rows = token_tile or (max(most, elements // columns) if columns == vocab else most)
+    rows = token_tile or (max(most, logits // columns) if columns == vocab else most)
     return min(num_tokens, rows), columns
 
 
