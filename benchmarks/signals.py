@@ -110,7 +110,7 @@ def bench_signals(
         "threads": torch.get_num_threads(),
         "checked_tokens": min(CHECKED, tokens),
         "error_of_products": of_products,
-        "tile": "{}x{}".format(*tile_shape(given.student_ND, head := Head(weight_VD=given.weight_VD), head)),
+        "tile": "{}x{}".format(*tile_shape(tokens, Head(weight_VD=given.weight_VD))),
         "best_tile": best,
         "tiles": {tile: round(value / tiles[best], 3) for tile, value in tiles.items()},
         "gflops_bare": round(4 * tokens * hidden * vocab / min(seconds["bare"]) / 1e9, 1),

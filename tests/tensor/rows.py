@@ -1,9 +1,13 @@
-"""Random tables of tokens for the property tests of the ground floor."""
+"""Random tables of tokens, and tiles of any size, for the tests of the tensor package."""
+
+from unittest.mock import patch
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from gear_rl.tensor import divergences, logits
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 """The same forty tables in every run."""
@@ -35,3 +39,13 @@ def with_nan(x: Tensor, mask: Tensor) -> Tensor:
 def by_row(loop, *tensors: Tensor) -> list[list]:
     """What a loop over the tokens of one row says of every row."""
     return [loop(*(t[b].tolist() for t in tensors)) for b in range(tensors[0].shape[0])]
+
+
+def tiled(function, *args, token_tile: int = 2**30, vocab_tile: int = 2**30, **more):
+    """``function`` with tiles of a size of the test's own instead of the one for large models."""
+
+    def shape(num_tokens, head):
+        return max(1, min(num_tokens, token_tile)), min(len(head.weight_VD), vocab_tile)
+
+    with patch.object(logits, "tile_shape", shape), patch.object(divergences, "tile_shape", shape):
+        return function(*args, **more)

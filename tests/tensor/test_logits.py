@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gear_rl.tensor.logits import Head, predicting_positions, scattered, token_statistics
-from tensor.rows import PROPERTY, tables
+from tensor.rows import PROPERTY, tables, tiled
 
 
 def seeded(seed=0):
@@ -63,8 +63,14 @@ def small(num_tokens=7, vocab=11, width=5, seed=0):
 def test_every_tile_size_gives_the_full_log_softmax(token_tile, vocab_tile):
     student, teacher, token, weight = small()
     head = Head(weight_VD=weight)
-    found = token_statistics(
-        student, token, head, teacher_ND=teacher, token_tile=token_tile, vocab_tile=vocab_tile
+    found = tiled(
+        token_statistics,
+        student,
+        token,
+        head,
+        teacher_ND=teacher,
+        token_tile=token_tile,
+        vocab_tile=vocab_tile,
     )
     agrees(found, naive(student, token, head, teacher))
 
@@ -83,7 +89,7 @@ def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, tem
     bias = torch.randn(11, generator=seeded(seed + 1)) if biased else None
     head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
     teacher = teacher if taught else None
-    found = token_statistics(student, token, head, teacher_ND=teacher, token_tile=3, vocab_tile=4)
+    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, token_tile=3, vocab_tile=4)
     # Rounding grows with the logits: without AVX a divergence of 48 nats was wrong by 6e-5.
     agrees(found, naive(student, token, head, teacher), atol=1e-5 * max(1.0, scale / temperature))
 
@@ -99,7 +105,7 @@ def test_a_head_by_hand():
     )
     expected = [[4 * math.tanh(0.5 * 7 / 4) / 2, 4 * math.tanh(0.5 * -3 / 4) / 2]]
     torch.testing.assert_close(head.logits(torch.tensor([[3.0]])), torch.tensor(expected))
-    torch.testing.assert_close(head.logits(torch.tensor([[3.0]]), 1, 2), torch.tensor(expected)[:, 1:])
+    torch.testing.assert_close(head.slice(1, 2).logits(torch.tensor([[3.0]])), torch.tensor(expected)[:, 1:])
 
 
 @pytest.mark.parametrize("width", [5, 3])
@@ -111,8 +117,15 @@ def test_the_teacher_may_have_a_head_of_its_own(width):
     teacher_head = Head(
         weight_VD=torch.randn(11, width, generator=seeded(6)), softcap=2.0, scale=0.7, temperature=1.3
     )
-    found = token_statistics(
-        student, token, head, teacher_ND=teacher, teacher_head=teacher_head, token_tile=2, vocab_tile=4
+    found = tiled(
+        token_statistics,
+        student,
+        token,
+        head,
+        teacher_ND=teacher,
+        teacher_head=teacher_head,
+        token_tile=2,
+        vocab_tile=4,
     )
     agrees(found, naive(student, token, head, teacher, teacher_head))
 
@@ -125,14 +138,14 @@ def test_the_largest_logit_may_come_first_or_last(student_turn, teacher_turn):
     student = torch.tensor([[9.0], [80.0], [700.0]]) * student_turn
     teacher = torch.tensor([[7.0], [75.0], [600.0]]) * teacher_turn
     token, head = torch.tensor([0, 11, 22]), Head(weight_VD=weight)
-    found = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=4)
+    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=4)
     agrees(found, naive(student, token, head, teacher), atol=1e-4)
 
 
 def test_the_sampled_token_is_found_in_every_tile():
     student, teacher, _, weight = small(num_tokens=11)
     token, head = torch.arange(11), Head(weight_VD=weight)
-    found = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=3)
+    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=3)
     agrees(found, naive(student, token, head, teacher))
 
 
@@ -176,8 +189,13 @@ def test_errors_stay_below_the_gates(dtype):
 @given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3]))
 def test_the_divergence_is_never_negative(seed, nudge):
     student, noise, token, weight = small(num_tokens=5, vocab=13, seed=seed)
-    found = token_statistics(
-        student, token, Head(weight_VD=weight), teacher_ND=student + nudge * noise, vocab_tile=4
+    found = tiled(
+        token_statistics,
+        student,
+        token,
+        Head(weight_VD=weight),
+        teacher_ND=student + nudge * noise,
+        vocab_tile=4,
     )
     assert (found.divergence >= 0).all()
 
@@ -186,7 +204,7 @@ def test_the_divergence_is_never_negative(seed, nudge):
 def test_a_teacher_that_is_the_student_diverges_by_exactly_zero(vocab_tile):
     student, _, token, weight = small()
     head = Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7)
-    found = token_statistics(student, token, head, teacher_ND=student.clone(), vocab_tile=vocab_tile)
+    found = tiled(token_statistics, student, token, head, teacher_ND=student.clone(), vocab_tile=vocab_tile)
     assert found.divergence.tolist() == [0.0] * 7
     assert torch.equal(found.student_logprob, found.teacher_logprob)
 
@@ -224,10 +242,10 @@ def test_no_tokens_give_no_statistics(taught):
 def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value):
     student, teacher, token, weight = small()
     head = Head(weight_VD=weight)
-    clean = token_statistics(student, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
+    clean = tiled(token_statistics, student, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
     broken = student.clone()
     broken[2, 1] = value
-    found = token_statistics(broken, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
+    found = tiled(token_statistics, broken, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
     others = torch.arange(7) != 2
     for name in ("student_logprob", "student_entropy", "divergence"):
         assert not getattr(found, name)[2].isfinite()
@@ -238,10 +256,10 @@ def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value):
 def test_a_broken_teacher_leaves_the_student_alone():
     student, teacher, token, weight = small()
     head = Head(weight_VD=weight)
-    clean = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=3)
+    clean = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=3)
     teacher = teacher.clone()
     teacher[4, 0] = math.nan
-    found = token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=3)
+    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=3)
     others = torch.arange(7) != 4
     assert torch.equal(found.student_logprob, clean.student_logprob)
     assert torch.equal(found.student_entropy, clean.student_entropy)
@@ -267,7 +285,7 @@ def test_no_tensor_of_tokens_by_vocabulary_ever_exists(softcap):
     student, teacher, token, weight = small(num_tokens, vocab, width)
     head = Head(weight_VD=weight, softcap=softcap, temperature=0.9)
     with LargestTensor() as largest:
-        token_statistics(student, token, head, teacher_ND=teacher, token_tile=20, vocab_tile=150)
+        tiled(token_statistics, student, token, head, teacher_ND=teacher, token_tile=20, vocab_tile=150)
     assert largest.numel == 20 * 150  # and not 70 * 900, nor 20 * 900, nor 70 * 150
 
 

@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gear_rl.tensor.divergences import divergences
-from gear_rl.tensor.logits import Head, TiledHead, bfloat16_products, tile_shape, token_statistics
-from tensor.rows import PROPERTY
+from gear_rl.tensor.logits import Head, tile_shape, token_statistics
+from tensor.rows import PROPERTY, tiled
 from tensor.test_logits import agrees, naive, seeded, small
 
 LOW = torch.bfloat16
-SETTING = getattr(torch.backends.mkldnn, "matmul", None)
-has_setting = pytest.mark.skipif(not hasattr(SETTING, "fp32_precision"), reason="a torch without the setting")
 
 
 class Recorder(TorchDispatchMode):
-    """What each operation is called, how large its result is and where, and the setting it ran under."""
+    """What each operation is called, how large its result is and where."""
 
     def __init__(self):
         super().__init__()
@@ -33,12 +30,11 @@ class Recorder(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 place = leaf.untyped_storage().data_ptr()
-                precision = getattr(SETTING, "fp32_precision", None)
-                self.calls.append((func.overloadpacket.__name__, leaf.numel(), place, precision))
+                self.calls.append((func.overloadpacket.__name__, leaf.numel(), place))
         return result
 
 
-# TiledHead
+# slices of a head
 
 
 @pytest.mark.parametrize(
@@ -58,40 +54,39 @@ def test_the_logits_are_those_of_the_head(hidden_dtype, weight_dtype, plain):
     head = Head(weight_VD=weight)
     if not plain:
         head = Head(weight_VD=weight, bias_V=weight[:, 0], scale=0.7, softcap=2.0, temperature=1.3)
-    tiled, buffer = TiledHead(head), torch.full((40,), torch.nan)
+    whole, buffer = head.logits(hidden), torch.full((40,), torch.nan)
     for begin, end in ((0, 2), (0, 4), (4, 8), (8, 11), (0, 4)):  # wider, then back: nothing stale is read
-        found = tiled.logits(buffer, tiled.operand(hidden), begin, end)
-        torch.testing.assert_close(found, head.logits(hidden, begin, end), rtol=1e-6, atol=1e-6)
-        assert found.data_ptr() == buffer.data_ptr()
+        found = head.slice(begin, end).logits(hidden, buffer)
+        torch.testing.assert_close(found, whole[:, begin:end], rtol=1e-6, atol=1e-6)
+        assert not plain or found.data_ptr() == buffer.data_ptr()
 
 
 def test_a_tile_of_the_weight_is_cast_once_for_student_and_teacher():
     student, teacher, token, weight = small(num_tokens=2)
     head = Head(weight_VD=weight.to(LOW))
     with Recorder() as recorder:
-        token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=4)
-    assert sum(name == "copy_" and numel >= 3 * 5 for name, numel, *_ in recorder.calls) == 3  # 4, 4, 3 of 11
+        tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=4)
+    assert (
+        sum(name == "_to_copy" and numel >= 3 * 5 for name, numel, _ in recorder.calls) == 3
+    )  # 4, 4, 3 of 11
 
 
-def test_a_cast_stays_on_the_device_of_the_weight(monkeypatch):
-    """There is no second device here, so a weight says where room for it was asked for."""
-    asked, weight = [], torch.zeros(11, 6, dtype=LOW)
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *_, **__: asked.append(self.dtype) or room)
-    room = torch.empty(66)
-    TiledHead(Head(weight_VD=weight)).logits(torch.empty(4), torch.zeros(2, 6), 0, 2)
-    assert asked == [LOW]
-
-
-@pytest.mark.parametrize(("taught", "tiles"), [(True, 3), (False, 2)])
-def test_the_tiles_are_made_once(taught, tiles):
+@pytest.mark.parametrize("taught", [True, False])
+def test_the_tiles_are_made_once(taught):
     student, teacher, token, weight = small(70, 900, 3)
-    head = Head(weight_VD=weight, scale=0.7, softcap=5.0, temperature=0.9, bias_V=weight[:, 0])
+    head = Head(weight_VD=weight, scale=0.7, temperature=0.9, bias_V=weight[:, 0])
     with Recorder() as recorder:
-        token_statistics(
-            student, token, head, teacher_ND=teacher if taught else None, token_tile=10, vocab_tile=300
+        tiled(
+            token_statistics,
+            student,
+            token,
+            head,
+            teacher_ND=teacher if taught else None,
+            token_tile=10,
+            vocab_tile=300,
         )
-    assert len({place for _, numel, place, _ in recorder.calls if numel == 3000}) == tiles
-    assert max(numel for _, numel, _, _ in recorder.calls) == 3000
+    assert len({place for _, numel, place in recorder.calls if numel == 3000}) == 3
+    assert max(numel for _, numel, _ in recorder.calls) == 3000
 
 
 # tile_shape
@@ -105,8 +100,7 @@ def test_the_tiles_are_made_once(taught, tiles):
 )
 def test_tiles_and_their_weights_are_small_whatever_the_shape(num_tokens, vocab, width):
     weight = torch.empty(1, 1).expand(vocab, width)
-    hidden = torch.empty(1, 1).expand(num_tokens, width)
-    rows, columns = tile_shape(hidden, Head(weight_VD=weight), Head(weight_VD=weight))
+    rows, columns = tile_shape(num_tokens, Head(weight_VD=weight))
     assert 1 <= rows <= max(1, num_tokens) and 1 <= columns <= vocab
     assert rows * columns <= 2**19
     assert columns * width <= max(2**21, width)
@@ -118,92 +112,7 @@ def test_tiles_and_their_weights_are_small_whatever_the_shape(num_tokens, vocab,
 @pytest.mark.parametrize(("num_tokens", "rows"), [(9000, 5242), (2000, 2000)])
 def test_a_small_vocabulary_is_given_more_tokens(num_tokens, rows):
     head = Head(weight_VD=torch.zeros(100, 3))
-    assert tile_shape(torch.zeros(num_tokens, 3), head, head) == (rows, 100)
-
-
-def test_a_wider_teacher_narrows_the_tiles():
-    head, teacher_head = Head(weight_VD=torch.zeros(5000, 3)), Head(weight_VD=torch.zeros(5000, 8192))
-    assert tile_shape(torch.zeros(9, 3), head, teacher_head) == (9, 256)
-
-
-@pytest.mark.parametrize(
-    ("given_tiles", "found"),
-    [((3, 4), (3, 4)), ((3, None), (3, 11)), ((None, 4), (7, 4)), ((99, 99), (7, 11))],
-)
-def test_a_size_that_is_given_is_taken(given_tiles, found):
-    hidden, _, _, weight = small()
-    head = Head(weight_VD=weight)
-    assert tile_shape(hidden, head, head, *given_tiles) == found
-
-
-# bfloat16
-
-
-def precisions(*operands):
-    student, teacher, head = operands
-    token = torch.zeros(len(student), dtype=torch.int64)
-    with Recorder() as recorder:
-        token_statistics(student, token, head, teacher_ND=teacher, vocab_tile=4)
-        if teacher is not None:
-            divergences(student, head, teacher, names=["js_divergence"], vocab_tile=4)
-    return {precision for name, _, _, precision in recorder.calls if name == "mm"}
-
-
-@has_setting
-def test_products_may_round_to_bfloat16_only_what_is_bfloat16():
-    student, teacher, _, weight = small()
-    low, before = [x.to(LOW) for x in (student, teacher, weight)], SETTING.fp32_precision
-    assert precisions(low[0], low[1], Head(weight_VD=low[2])) == {"bf16"}
-    assert precisions(low[0], None, Head(weight_VD=low[2])) == {"bf16"}
-    for operands in (
-        (student, low[1], Head(weight_VD=low[2])),
-        (low[0], teacher, Head(weight_VD=low[2])),
-        (low[0], low[1], Head(weight_VD=weight)),
-        (low[0], low[1], Head(weight_VD=weight.half())),
-    ):
-        assert precisions(*operands) == {before}
-    assert SETTING.fp32_precision == before
-
-
-@has_setting
-@pytest.mark.parametrize("before", ["none", "ieee", "bf16"])
-def test_the_setting_is_restored_also_by_an_error(before):
-    first = SETTING.fp32_precision
-    try:
-        SETTING.fp32_precision = before
-        with bfloat16_products(torch.ones(1, dtype=LOW)):
-            assert SETTING.fp32_precision == "bf16"
-        assert SETTING.fp32_precision == before
-        student, _, token, weight = small()
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            token_statistics(student.to(LOW), token, Head(weight_VD=weight[:, :-1].to(LOW)))
-        assert SETTING.fp32_precision == before
-        with pytest.raises(ZeroDivisionError), bfloat16_products(torch.ones(1, dtype=LOW)):
-            _ = 1 / 0
-        assert SETTING.fp32_precision == before
-    finally:
-        SETTING.fp32_precision = first
-
-
-@has_setting
-def test_the_older_interface_to_the_setting_still_answers():
-    """torch refuses to answer through one interface what was set through the other, and left there."""
-    before = torch.get_float32_matmul_precision()
-    try:
-        for precision in ("highest", "medium"):
-            torch.set_float32_matmul_precision(precision)
-            with bfloat16_products(torch.ones(1, dtype=LOW)):
-                pass
-            assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_a_torch_without_the_setting_gives_the_same(monkeypatch):
-    student, teacher, token, weight = (x.to(LOW) if x.is_floating_point() else x for x in small())
-    head = Head(weight_VD=weight)
-    monkeypatch.setattr(torch.backends, "mkldnn", None)
-    agrees(token_statistics(student, token, head, teacher_ND=teacher), naive(student, token, head, teacher))
+    assert tile_shape(num_tokens, head) == (rows, 100)
 
 
 # memory
