@@ -101,8 +101,8 @@ def decisions() -> list[dict[str, str]]:
 def examples() -> list[str]:
     """The pages of the files in examples/."""
     return [
-        f"examples/{path.name}.md"
-        for path in sorted((ROOT / "examples").iterdir())
+        f"{path.relative_to(ROOT).as_posix()}.md"
+        for path in sorted((ROOT / "examples").rglob("*"))
         if path.suffix in LANGUAGES
     ]
 

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import DEBUG, error_console, out_console, show_log, user_errors
-from gear_rl.cli.evaluate import evaluate
 from gear_rl.cli.export import export_app
 from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.model import model
@@ -361,7 +360,6 @@ def check(
 
 
 add_laboratory(app)
-app.command("eval")(evaluate)
 app.command()(model)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(teacher)
 app.command()(report)

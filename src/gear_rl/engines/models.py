@@ -62,15 +62,6 @@ def load_tokenizer(name: str) -> Any:
     return loader.from_pretrained(name)
 
 
-def save_merged(name: str, folder: Path) -> None:
-    """Write the model of an adapter's folder, its weights added to the base's, for what knows no adapters.
-
-    In the precision of the base, with the tokenizer. ``ValueError`` as of ``load_causal_lm``.
-    """
-    load_causal_lm(name, {"dtype": "auto"}).merge_and_unload().save_pretrained(folder)
-    load_tokenizer(name).save_pretrained(folder)
-
-
 def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, vocabulary: int) -> nn.Module:
     """Another model for the teacher's passes, which reads the student's ids; nothing of it is trained.
 

@@ -1,1 +1,0 @@
-"""Benchmarks whose own tools score: how each is run, and what its files say. Knows no model."""
