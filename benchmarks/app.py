@@ -184,7 +184,7 @@ def step(
     out: Out = None,
 ) -> None:
     """CPU seconds of a method's whole training step over GRPO's, taking turns, and where they go."""
-    from gear_rl.experiments.compare import parse_method
+    from gear_rl.lab.compare import parse_method
 
     _, credit = parse_method(method)
     _check_groups(rollouts)
@@ -236,8 +236,8 @@ def curves(
     import json
 
     from benchmarks import curves as laboratory
-    from gear_rl.experiments.compare import split_methods
     from gear_rl.files import replace_file
+    from gear_rl.lab.compare import split_methods
 
     def each(result: dict[str, Any]) -> None:
         if out is not None:
@@ -287,7 +287,7 @@ def words(
 
     def run(say: Say) -> dict[str, Any]:
         from benchmarks import words as experiment
-        from gear_rl.experiments.compare import parse_methods, split_methods
+        from gear_rl.lab.compare import parse_methods, split_methods
         from gear_rl.runs.models import resolve_model
 
         named = parse_methods(split_methods(methods))

@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from benchmarks.methods import BASE
 from gear_rl.arena.task import DEFAULT_TASK
 from gear_rl.errors import InputError
-from gear_rl.experiments.own import QUIET
+from gear_rl.lab.own import QUIET
 from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import use_few_threads

@@ -26,11 +26,11 @@ from gear_rl.data.word_problems import first_wrong_number, results
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.engines.trl.sample import sample
 from gear_rl.errors import InputError
-from gear_rl.experiments.marked import marked_material
-from gear_rl.experiments.score import score
-from gear_rl.experiments.teacher import sampling_config, teacher_config
 from gear_rl.files import replace_file
+from gear_rl.lab.marked import marked_material
+from gear_rl.lab.score import score
 from gear_rl.lab.statistics import bootstrap_interval
+from gear_rl.lab.teacher import sampling_config, teacher_config
 from gear_rl.runs.machine import machine_defaults, quiet_libraries
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.signals.privileged import render

@@ -24,7 +24,7 @@ GROUND = {
     "strict_json",
 }
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
-EVERYTHING = BELOW_RUNS | {"view", "lab", "runs", "experiments"}
+EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
     "types": set[str](),
     "traits": {"types"},
@@ -39,13 +39,12 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "methods": GROUND,
     "signals": GROUND,
     "view": GROUND,
-    "lab": GROUND | {"view"},
     "credit": GROUND | {"signals"},
     "engines": GROUND | {"signals", "credit"},
     "arena": GROUND | {"signals"},
     "data": GROUND | {"arena"},
     "runs": BELOW_RUNS,
-    "experiments": EVERYTHING,
+    "lab": BELOW_RUNS | {"runs", "view"},
     "cli": EVERYTHING,
 }
 TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals", "credit"}
@@ -94,6 +93,18 @@ def test_no_file_outside_the_arena_names_a_task():
         if node.value in names or node.value.startswith(tuple(f"arena/{name}" for name in names))
     ]
     assert not named, "use the task that gear_rl.arena.task.get_task returns: " + "; ".join(named)
+
+
+PURE = ("lab/statistics.py", "lab/cells.py", "lab/verdict.py")
+"""Numbers in, numbers out: no model, no file, no trainer."""
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_verdicts_need_numbers_alone(name: str):
+    used = imports_of(ROOT / name) - {f"gear_rl.{one.replace('/', '.').removesuffix('.py')}" for one in PURE}
+    foreign = {module.split(".")[0] for module in used} - set(sys.stdlib_module_names)
+    assert foreign <= {"numpy", "scipy"}, f"{name} imports {foreign}"
+    assert not used & {"pathlib", "os", "subprocess"}
 
 
 def test_typer_is_imported_in_the_command_line_alone():
@@ -171,7 +182,7 @@ def test_only_one_file_shifts_by_one():
             "view",
             "data",
             "runs",
-            "experiments",
+            "lab",
             "cli",
         ):
             assert "[:, :-1]" not in path.read_text(encoding="utf-8"), path.relative_to(ROOT)

@@ -16,8 +16,8 @@ from gear_rl.arena.task import TASKS, Budget, Case, FactTable, Task, all_tasks, 
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
-from gear_rl.experiments.compare import plan_of
-from gear_rl.experiments.score import arena_material
+from gear_rl.lab.compare import plan_of
+from gear_rl.lab.score import arena_material
 from gear_rl.runs.arena import arena_config, known_task, task_of
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import load_environment

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import curves
-from gear_rl.experiments.compare import plan_of
+from gear_rl.lab.compare import plan_of
 from support.commands import benchmark
 
 GAINS = {"uniform": 0.0, "oracle": 0.2, "gear": 0.15, "shuffled": -0.05}

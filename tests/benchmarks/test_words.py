@@ -15,7 +15,7 @@ from engines import tiny
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.word_problems import word_problems
 from gear_rl.errors import InputError
-from gear_rl.experiments.marked import Marked, read_marked
+from gear_rl.lab.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
 from support.commands import benchmark
 

@@ -9,9 +9,9 @@ import pytest
 
 from engines import tiny
 from gear_rl.engines.trl import GEARConfig, GEARTrainer
-from gear_rl.experiments.cells import cell_trainer
-from gear_rl.experiments.compare import plan_of
-from gear_rl.experiments.score import arena_material
+from gear_rl.lab.compare import plan_of
+from gear_rl.lab.score import arena_material
+from gear_rl.lab.training import cell_trainer
 from gear_rl.methods import METHODS, Gear, Opsd, Rlcsd, Rlsd, Sdpo, Shuffled, Uniform
 from gear_rl.records import read_records
 from gear_rl.runs.config import RunConfig, build_method

@@ -137,7 +137,7 @@ def demo(
     named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
     chosen = load_config(None, [*named, *context.args]).credit
     from gear_rl.cli.demo import show_demo
-    from gear_rl.experiments.demo import checked_demo
+    from gear_rl.lab.demo import checked_demo
 
     show_log()
     demo = checked_demo(chosen, task=task, tier=tier, seed=seed, steps=steps, n_eval=n_eval)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gear_rl.experiments.compare import Plan, Tuned, run_plan
+from gear_rl.lab.compare import Plan, Tuned, run_plan
 
 
 def run_plan_with_bar(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gear_rl.cli.progress import ProgressLine
-from gear_rl.experiments.demo import Demo, early_records, run_demo
+from gear_rl.lab.demo import Demo, early_records, run_demo
 from gear_rl.view.terminal import choose, rollout_panel
 
 

@@ -80,7 +80,7 @@ def score(
     Settings may follow as in gear train: --columns.prompt question, --chat_template_kwargs.enable_thinking false,
     --per_device_train_batch_size 2.
     """
-    from gear_rl.experiments.compare import parse_methods, split_methods
+    from gear_rl.lab.compare import parse_methods, split_methods
 
     _check_apart(context, data, export)
     if data is not None and report is not None:
@@ -92,10 +92,10 @@ def score(
         return
     chosen = parse_methods(split_methods(methods))
     from gear_rl.cli.score import score_table, scoring_bar
-    from gear_rl.experiments.score import score as run
+    from gear_rl.lab.score import score as run
 
     if data is None:
-        from gear_rl.experiments.score import arena_material
+        from gear_rl.lab.score import arena_material
 
         material = arena_material(task, tier, 256 if n is None else n, fault)
     else:
@@ -111,7 +111,7 @@ def score(
 
 
 def _export(file: Path, task: str, tier: str, n: int) -> None:
-    from gear_rl.experiments.marked import export
+    from gear_rl.lab.marked import export
 
     count = export(file, task, tier, n)
     out_console.print(f"wrote {count} completions to {file}", highlight=False, soft_wrap=True)
@@ -119,7 +119,7 @@ def _export(file: Path, task: str, tier: str, n: int) -> None:
 
 def _marked(data: Path, model: str | None, n: int | None, max_tokens: int, words: list[str]) -> Any:
     """The completions of the user's file; the lines that are of no use are said on the error console."""
-    from gear_rl.experiments.marked import marked_material
+    from gear_rl.lab.marked import marked_material
 
     if model is None:
         raise InputError("--model: missing; give the folder or the hub name of the model to score, or arena")
@@ -131,8 +131,8 @@ def _marked(data: Path, model: str | None, n: int | None, max_tokens: int, words
 
 
 def _save_score(document: dict[str, Any], rows: Any, methods: list[str], file: Path) -> None:
-    from gear_rl.experiments.score import places_of, title_of
     from gear_rl.lab.report import findings, save_report
+    from gear_rl.lab.score import places_of, title_of
 
     page = findings(
         title=f"Where credit lands: {title_of(document)}",
@@ -174,7 +174,7 @@ def _own_plan(
     context: typer.Context, config: Path | None, methods: list[str], options: dict[str, Any]
 ) -> Any:
     """The plan of a comparison on the user's own run."""
-    from gear_rl.experiments.own_plan import plan_of_run
+    from gear_rl.lab.own_plan import plan_of_run
     from gear_rl.runs.config import load_config
 
     for name in ("task", "tier", "rollouts"):
@@ -252,7 +252,7 @@ def compare(
     may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.
     """
     from gear_rl.cli.compare import run_plan_with_bar, verdict_table
-    from gear_rl.experiments.compare import compared, plan_of, save, split_methods
+    from gear_rl.lab.compare import compared, plan_of, save, split_methods
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")

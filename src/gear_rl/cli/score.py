@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gear_rl.cli.console import Pace
-from gear_rl.experiments.score import title_of
+from gear_rl.lab.score import title_of
 
 _ROLES = ("method", "floor", "control", "ceiling")
 """The order of the rows."""

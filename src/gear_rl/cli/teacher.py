@@ -39,8 +39,8 @@ def teacher(
     --teacher_model PATH, --columns.prompt question.
     """
     from gear_rl.cli.score import scoring_bar
-    from gear_rl.experiments.teacher import examine, teacher_config
     from gear_rl.lab.informed import as_dict, sentences
+    from gear_rl.lab.teacher import examine, teacher_config
 
     show_log(logging.WARNING)
     run = teacher_config(config, model, data, reward, context.args)

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
-from gear_rl.experiments.spec import Spec, failed, finished, read_cell
+from gear_rl.lab.spec import Spec, failed, finished, read_cell
 
 
 class Workers:
@@ -99,7 +99,7 @@ class _Worker:
     def _start(self) -> subprocess.Popen[str]:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gear_rl.experiments.cells", str(self.folder)],
+                [sys.executable, "-m", "gear_rl.lab.training", str(self.folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

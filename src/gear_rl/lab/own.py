@@ -10,7 +10,7 @@ and judged on the run's held-out rows.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gear_rl.experiments.spec import Spec
+from gear_rl.lab.spec import Spec
 from gear_rl.runs.config import RunConfig
 
 QUIET: dict[str, Any] = {
@@ -22,7 +22,7 @@ QUIET: dict[str, Any] = {
 
 def own_trainer(run: Mapping[str, Any], spec: Spec, scratch: str) -> Any:
     """The trainer of one cell of such a comparison."""
-    from gear_rl.experiments.oracle import estimated
+    from gear_rl.lab.oracle import estimated
     from gear_rl.runs.trainer import make_trainer
 
     config = own_config(run, spec.credit, spec.engine)

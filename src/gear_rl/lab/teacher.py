@@ -50,7 +50,7 @@ def teacher_config(
 
     >>> config = teacher_config(None, "arena", "arena/chain/easy", None, ["--privileged_column", "answer"])
     >>> config.reward, config.trainer["privileged_column"]
-    ('gear_rl.experiments.teacher:no_reward', 'answer')
+    ('gear_rl.lab.teacher:no_reward', 'answer')
     """
     own = [("model", model), ("dataset", data), ("reward", reward)]
     given = [word for name, value in own if value is not None for word in (f"--{name}", value)]

@@ -9,7 +9,7 @@ from typing import Any
 from gear_rl.arena.split import reported
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
-from gear_rl.experiments.compare import (
+from gear_rl.lab.compare import (
     BASELINE,
     CEILING,
     RATES,
@@ -20,7 +20,7 @@ from gear_rl.experiments.compare import (
     parse_methods,
     take_engine,
 )
-from gear_rl.experiments.own import QUIET, held_out_rows, own_config
+from gear_rl.lab.own import QUIET, held_out_rows, own_config
 from gear_rl.runs.config import RunConfig
 
 LEAST_ROWS = 8

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gear_rl.errors import InputError
-from gear_rl.experiments.cells import cell_trainer, run_cell
-from gear_rl.experiments.compare import compared
-from gear_rl.experiments.own import OwnTask
-from gear_rl.experiments.own_plan import plan_of_run
+from gear_rl.lab.compare import compared
+from gear_rl.lab.own import OwnTask
+from gear_rl.lab.own_plan import plan_of_run
+from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.config import load_config
 from support.commands import gear, untouched
 

@@ -16,9 +16,8 @@ from gear_rl.arena.task import get_task
 from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
-from gear_rl.experiments import compare
-from gear_rl.experiments.cells import _once, cell_trainer, run_cell
-from gear_rl.experiments.compare import (
+from gear_rl.lab import compare
+from gear_rl.lab.compare import (
     compared,
     parse_method,
     parse_methods,
@@ -26,9 +25,10 @@ from gear_rl.experiments.compare import (
     save,
     split_methods,
 )
-from gear_rl.experiments.score import arena_material, records_of, score
-from gear_rl.experiments.spec import finished, sealed, unsealed
-from gear_rl.experiments.workers import Workers
+from gear_rl.lab.score import arena_material, records_of, score
+from gear_rl.lab.spec import finished, sealed, unsealed
+from gear_rl.lab.training import _once, cell_trainer, run_cell
+from gear_rl.lab.workers import Workers
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
 from gear_rl.runs.config import build_method
@@ -280,7 +280,7 @@ def test_a_run_ends_with_the_one_who_asked_for_it(tmp_path):
     scratch.mkdir()
     [spec] = specs_of([], seeds=1, steps=1000)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "gear_rl.experiments.cells", str(tmp_path)],
+        [sys.executable, "-m", "gear_rl.lab.training", str(tmp_path)],
         stdin=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a script

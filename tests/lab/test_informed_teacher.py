@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, likelier, stands_out, two_others
-from gear_rl.experiments.teacher import examine, teacher_config
+from gear_rl.lab.teacher import examine, teacher_config
 from gear_rl.methods import Gear, Uniform
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import make_trainer

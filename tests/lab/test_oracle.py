@@ -8,9 +8,9 @@ import torch
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.task import get_task
 from gear_rl.arena.truth import Truth
-from gear_rl.experiments.cells import cell_trainer
-from gear_rl.experiments.compare import plan_of
-from gear_rl.experiments.oracle import Oracle, expected_of_prompts, true_advantages
+from gear_rl.lab.compare import plan_of
+from gear_rl.lab.oracle import Oracle, expected_of_prompts, true_advantages
+from gear_rl.lab.training import cell_trainer
 from gear_rl.runs.machine import quiet_libraries
 from gear_rl.types import TokenSignals
 from support.commands import untouched

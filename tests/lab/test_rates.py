@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.arena import split
-from gear_rl.experiments import compare, rates
-from gear_rl.experiments.cells import run_cell
-from gear_rl.experiments.compare import Tuned, compared, plan_of, run_plan
-from gear_rl.experiments.rates import MOST_STEPS, best, grid, next_rate
-from gear_rl.experiments.spec import Spec, finished
+from gear_rl.lab import compare, rates
+from gear_rl.lab.compare import Tuned, compared, plan_of, run_plan
+from gear_rl.lab.rates import MOST_STEPS, best, grid, next_rate
+from gear_rl.lab.spec import Spec, finished
+from gear_rl.lab.training import run_cell
 from support.commands import untouched
 
 SMALL = {"task": "codebook", "tier": "easy", "seeds": 1, "steps": 1, "n_eval": 4, "samples": 1}

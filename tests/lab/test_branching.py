@@ -17,10 +17,10 @@ from gear_rl.credit.batch import RolloutBatch
 from gear_rl.engines.trl.branches import Begun, Continuations, SharedNoise
 from gear_rl.engines.trl.replay import serving
 from gear_rl.engines.trl.solve import solve
-from gear_rl.experiments.branching import branched
-from gear_rl.experiments.cells import cell_trainer, run_cell
-from gear_rl.experiments.compare import plan_of
-from gear_rl.experiments.oracle import Oracle, estimated, told_by
+from gear_rl.lab.branching import branched
+from gear_rl.lab.compare import plan_of
+from gear_rl.lab.oracle import Oracle, estimated, told_by
+from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.machine import quiet_libraries
 from gear_rl.signals.score import Completions, Prompts
 from support.commands import untouched

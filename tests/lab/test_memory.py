@@ -7,8 +7,8 @@ import torch
 
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.passes import ModelPasses
-from gear_rl.experiments import memory as memory_module
-from gear_rl.experiments.memory import SignalMemory
+from gear_rl.lab import memory as memory_module
+from gear_rl.lab.memory import SignalMemory
 from gear_rl.signals.score import Completions, KeptStates, Prompts
 
 

@@ -1,6 +1,6 @@
 """Where methods put their credit on completions with a known fault; nothing is trained.
 
-The completions are the arena's, with a planted fault, or the user's (`gear_rl.experiments.marked`).
+The completions are the arena's, with a planted fault, or the user's (`gear_rl.lab.marked`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,8 +17,8 @@ import torch
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
 from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
-from gear_rl.experiments.memory import SignalMemory
 from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
+from gear_rl.lab.memory import SignalMemory
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of

@@ -13,11 +13,11 @@ from typing import Any
 from gear_rl.arena.split import TUNING_SEEDS, reported, tuning, use_of
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
-from gear_rl.experiments.oracle import ORACLE
-from gear_rl.experiments.rates import best, grid, next_rate
-from gear_rl.experiments.spec import Spec, finished
-from gear_rl.experiments.workers import Workers
 from gear_rl.files import replace_file
+from gear_rl.lab.oracle import ORACLE
+from gear_rl.lab.rates import best, grid, next_rate
+from gear_rl.lab.spec import Spec, finished
+from gear_rl.lab.workers import Workers
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method, put
 from gear_rl.traits import engine_settings_of

@@ -24,8 +24,8 @@ from queue import SimpleQueue
 from statistics import fmean
 from typing import Any, TextIO
 
-from gear_rl.experiments.spec import Spec, digest, failed, sealed, unsealed
 from gear_rl.files import replace_file
+from gear_rl.lab.spec import Spec, digest, failed, sealed, unsealed
 
 _CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
 """What of the trainer's log a cell keeps of each step, and its key there."""
@@ -64,8 +64,8 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a cell, with the engine's settings that the spec has recorded."""
-    from gear_rl.experiments.oracle import told
-    from gear_rl.experiments.own import own_trainer
+    from gear_rl.lab.oracle import told
+    from gear_rl.lab.own import own_trainer
     from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
 
@@ -92,7 +92,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     """The numbers of a cell: accuracies before, on the way and after, and curves of the training."""
-    from gear_rl.experiments.own import OwnTask
+    from gear_rl.lab.own import OwnTask
     from gear_rl.runs.arena import accuracies, task_of
     from gear_rl.runs.config import build_method
     from gear_rl.runs.machine import quiet_libraries, use_few_threads

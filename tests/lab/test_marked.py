@@ -15,8 +15,8 @@ from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
-from gear_rl.experiments.marked import EXAMPLE, exported, marked_material, read_marked
-from gear_rl.experiments.score import (
+from gear_rl.lab.marked import EXAMPLE, exported, marked_material, read_marked
+from gear_rl.lab.score import (
     ENTROPY_ONSETS,
     UNINFORMED,
     arena_material,
@@ -336,7 +336,7 @@ def test_among_the_decisions_of_a_line_there_is_a_second_auc(tiny_model, tmp_pat
 
 
 def test_two_large_models_never_stand_side_by_side(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("gear_rl.experiments.score.LARGE", 1)
+    monkeypatch.setattr("gear_rl.lab.score.LARGE", 1)
     models: list[weakref.ref] = []
     with untouched(None):
         quiet_libraries()

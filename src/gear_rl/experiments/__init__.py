@@ -1,1 +1,0 @@
-"""Demonstrations, comparisons and scores: they start runs and hand the numbers to the laboratory."""
