@@ -1,7 +1,6 @@
-"""Does a method help? Every method of a comparison against the baseline, in numbers and in words.
+"""Does a method help? Every method of a comparison against the baseline, in numbers and words. Pure: reads cells.
 
-What is judged is the final accuracy, and nothing else; area and steps are shown beside it. Reads cells; trains
-nothing, draws nothing.
+The final accuracy alone decides; the other numbers are shown beside it.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -14,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import (
@@ -22,11 +21,8 @@ from gear_rl.lab.statistics import (
     LEVEL,
     Interval,
     Paired,
-    interquartile_interval,
-    interquartile_mean,
     mean_interval,
     paired_difference,
-    probability_of_improvement,
     ratio_interval,
 )
 
@@ -47,8 +43,6 @@ class Verdict:
     paired_seeds: list[int]
     """Seeds that finished here and in the baseline; the differences are over these."""
     failed_seeds: list[int]
-    unpaired_seeds: list[int]
-    """Seeds of the comparison that are not in the pairs: this run or the baseline's failed or is missing."""
     lost_seeds: list[int]
     """Seeds that finished below their own start."""
     mean: float | None
@@ -56,29 +50,19 @@ class Verdict:
     interval: Interval | None
     """Of that mean, for itself: not corrected for the number of methods."""
     iqm: float | None
-    """Interquartile mean of the final accuracies."""
-    iqm_interval: Interval | None
-    """Percentile bootstrap over the seeds: covers 0.93 at ten of them, 0.75 at three."""
+    """Interquartile mean of the final accuracies (Agarwal et al. 2021, arXiv:2108.13264)."""
     difference: float | None
     """Mean of the final accuracy minus the baseline's of the same seed."""
     difference_interval: Interval | None
     """The intervals of all methods hold together at the level of the comparison."""
     p: float | None
     """Of the difference, two-sided, corrected for the number of methods."""
-    improvement: float | None
-    """The chance that a run of this method ends above a run of the baseline, ties half."""
-    improvement_interval: Interval | None
     area: float | None
     """Mean accuracy over the steps of the run (area under the held-out curve)."""
     area_difference: float | None
     area_difference_interval: Interval | None
-    steps_to_baseline: float | None
-    """Median over seeds of the first evaluated step with at least the baseline's mean final accuracy; None if
-    that is never. Where few problems are evaluated on the way, luck may reach it early."""
-    seeds_to_baseline: int
-    """Seeds that ever reached it."""
     rate: float | None
-    """Learning rate of the runs; None in files of earlier versions."""
+    """Learning rate of the runs."""
     share: float | None
     """Of what the ceiling gains: (this method - baseline) / (ceiling - baseline), of the mean final accuracies;
     None where no ceiling is shown to be above the baseline."""
@@ -127,26 +111,15 @@ def compare(
 ) -> Comparison:
     """The verdict on every method of ``cells``, all of one task, tier and budget.
 
-    ``ceiling`` is the method that knows the truth. It is no part of the correction, and where its gain over the
-    baseline has an interval (for itself) that reaches 0, there is no verdict: this task cannot tell.
+    A method is "better" or "worse" if the interval of its paired difference in final accuracy excludes 0; the
+    intervals are Student's, corrected over all methods together. ``ceiling`` is the method that knows the truth:
+    it is no part of the correction, and where its gain is not shown to be above 0, there is no verdict. Nor is
+    there one below 3 paired seeds, where the baseline saturates, or where it never moves (docs/laboratory.md).
+    Failed runs are left out and listed. ``ValueError`` for cells that cannot be compared.
 
-    A method is "better" or "worse" if the interval of its paired difference in final accuracy excludes 0. The
-    intervals are Student's and corrected over all methods together, so a comparison in which no method differs
-    says so with probability ``level`` at least. Every seed draws answers of its own to the held-out problems, so
-    the luck of that sampling spreads the seeds' accuracies and is in the intervals already; more samples to a
-    problem make it smaller. Which problems were held out is in no interval: all runs share them, and the verdict
-    is about them.
-
-    No verdict with fewer than 3 paired seeds; where the baseline ends so high that ``n_eval`` problems cannot
-    tell it from 1 (at or above ``0.05 ** (1 / n_eval)``, the least accuracy that answers all of them right once
-    in twenty times); or where its end is not above its own start (one-sided, 5 %, with the binomial noise
-    of one answer to each problem for the start). Several samples of a problem count as one in both rules: they
-    are no further problems. Failed runs are left out of the numbers and listed. ``ValueError`` for cells that
-    cannot be compared.
-
-    >>> row = dict(task="chain", tier="easy", credit="", steps=9, n_eval=100, held_out=[], curves={}, seconds=1.0)
+    >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100)
     >>> def run(method, seed, end):
-    ...     more = {"method": method, "seed": seed, "accuracy_before": 0.2, "accuracy_after": end, "error": None}
+    ...     more = {"method": method, "seed": seed, "accuracy_before": 0.2, "accuracy_after": end}
     ...     return Cell.from_dict({**row, **more})
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
     >>> result = compare([run(m, seed, end) for m in ends for seed, end in enumerate(ends[m])])
@@ -154,9 +127,8 @@ def compare(
     [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
     """
     runs = _by_method(cells, baseline)
-    if ceiling is not None and ceiling not in runs:
-        raise ValueError(f"ceiling: no cell of {ceiling!r}; the methods are {', '.join(runs)}")
-    n_eval = _one("n_eval", {cell.n_eval for cell in cells if cell.failure is None})
+    finished = [cell for cell in cells if cell.failure is None]
+    n_eval, samples = _one(finished, "n_eval"), _one(finished, "samples")
     seeds = sorted({seed for row in runs.values() for seed in row})
     curves = {m: {s: cell.curve for s, cell in row.items() if cell.curve} for m, row in runs.items()}
     resolution = 1 / n_eval if n_eval else 0.0
@@ -178,7 +150,7 @@ def compare(
         baseline=baseline,
         steps=cells[0].steps,
         n_eval=n_eval,
-        samples=_one("samples", {cell.samples for cell in cells if cell.failure is None}),
+        samples=samples,
         level=level,
         family=given.family,
         seeds=seeds,
@@ -203,33 +175,24 @@ def area_under(curve: Curve) -> float:
     return float(np.trapezoid(heights, steps)) / (steps[-1] - steps[0])
 
 
-def steps_to(curve: Curve, accuracy: float) -> int | None:
-    """The first step at which the curve has been seen at ``accuracy`` or above; None if never.
-
-    >>> steps_to([(0, 0.2), (5, 0.6), (10, 0.5)], 0.5), steps_to([(0, 0.2)], 0.5)
-    (5, None)
-    """
-    return next((step for step, height in curve if height >= accuracy - 1e-9), None)  # a mean rounds
-
-
 def budget_to(curve: Curve, accuracy: float) -> float | None:
     """The share of the curve's steps after which it first has ``accuracy``, on straight lines; None if never.
 
     >>> budget_to([(0, 0.25), (5, 0.75), (10, 0.5)], 0.5), budget_to([(0, 0.25), (10, 0.375)], 0.5)
     (0.25, None)
     """
-    last = curve[-1][0]
-    if curve[0][1] >= accuracy - 1e-9:
+    last, goal = curve[-1][0], accuracy - 1e-9  # a mean rounds
+    if curve[0][1] >= goal:
         return 0.0
     for (step, low), (next_step, high) in pairwise(curve):
-        if high >= accuracy - 1e-9:
+        if high >= goal:
             return (step + (next_step - step) * min(1.0, (accuracy - low) / (high - low))) / last
     return None
 
 
 def _by_method(cells: Sequence[Cell], baseline: str) -> dict[str, dict[int, Cell]]:
     for name in ("task", "tier", "steps"):
-        _one(name, {getattr(cell, name) for cell in cells})
+        _one(cells, name)
     runs: dict[str, dict[int, Cell]] = {baseline: {}}
     for cell in cells:
         row = runs.setdefault(cell.method, {})
@@ -247,11 +210,12 @@ def _by_method(cells: Sequence[Cell], baseline: str) -> dict[str, dict[int, Cell
     return runs
 
 
-def _one(name: str, values: set[int] | set[str]) -> int | None:
-    """The one value; None without any."""
+def _one(cells: Sequence[Cell], name: str) -> int | None:
+    """The value that all cells have; None without any."""
+    values = {getattr(cell, name) for cell in cells}
     if len(values) > 1:
-        raise ValueError(f"{name}: cells of {sorted(values)} in one comparison; compare equal runs only")  # type: ignore
-    return next((value for value in values if isinstance(value, int)), None)
+        raise ValueError(f"{name}: cells of {sorted(values)} in one comparison; compare equal runs only")
+    return next(iter(values), None)
 
 
 def _baseline_problem(cells: list[Cell]) -> str | None:
@@ -260,11 +224,10 @@ def _baseline_problem(cells: list[Cell]) -> str | None:
         return None
     before, after = [cell.curve[0][1] for cell in cells], [_end(cell.curve) for cell in cells]
     n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
-    if end >= 0.05 ** (1 / n):
+    if end >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
         return f"the baseline saturates ({end:.3f}; {n} problems cannot tell that from 1)"
-    # The luck of the start counts once, as if all runs had drawn the same one answer to each problem. In cells of
-    # earlier versions they have; elsewhere the noise is less. Two right and two wrong answers are added to it, or
-    # a start of 0 would have no noise.
+    # The luck of the start counts once, as if all runs had drawn the same one answer to each problem. Two right
+    # and two wrong answers are added to it, or a start of 0 would have no noise.
     share = (start * n + 2) / (n + 4)
     noise = math.sqrt(float(np.var(after, ddof=1)) / len(cells) + share * (1 - share) / n)
     if end - start <= float(special.stdtrit(len(cells) - 1, 0.95)) * noise:
@@ -308,24 +271,22 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
     ours, theirs = given.curves[method], given.curves[given.baseline]
     other = method != given.baseline
     pairs = [seed for seed in seeds if seed in ours and seed in theirs] if other else []
+    family = 1 if method == given.ceiling else given.family
 
     def paired(of: Callable[[Curve], float]) -> Paired:
         values = [of(ours[seed]) for seed in pairs], [of(theirs[seed]) for seed in pairs]
-        return paired_difference(*values, given.level, given.family, given.resolution)
+        return paired_difference(*values, given.level, family, given.resolution)
 
-    level = given.level
-    if method == given.ceiling:
-        given = given._replace(family=1)
     final, area = paired(_end), paired(area_under)
-    ends, their_ends = [_end(c) for c in ours.values()], [_end(c) for c in theirs.values()]
-    interval = mean_interval(ends, level, given.resolution)
-    chance = probability_of_improvement(ends, their_ends, level) if other else None
-    share = _share_of_ceiling(method, given)
-    spent = [] if (goal := _mean(their_ends)) is None else [budget_to(curve, goal) for curve in ours.values()]
+    ends, goal = [_end(c) for c in ours.values()], _mean([_end(c) for c in theirs.values()])
+    interval = mean_interval(ends, given.level, given.resolution)
+    share, share_interval = _share_of_ceiling(method, given) or (None, None)
+    spent = [] if goal is None else [budget_to(curve, goal) for curve in ours.values()]
     budgets = [value for value in spent if value is not None]
-    reached_by_all = bool(spent) and len(budgets) == len(spent)
-    reached = [] if goal is None else [steps_to(curve, goal) for curve in ours.values()]
-    verdict, words = _in_words(final.interval, len(pairs), given.problem) if other else _BASELINE
+    budgets = budgets if len(budgets) == len(spent) else []
+    verdict, words = ("baseline", "baseline")
+    if other:
+        verdict, words = _in_words(final.interval, len(pairs), given.problem)
     return Verdict(
         method=method,
         credit=next((cell.credit for cell in cells if cell.credit), ""),
@@ -334,27 +295,21 @@ def _verdict(method: str, cells: list[Cell], seeds: list[int], given: _Given) ->
         seeds=sorted(ours),
         paired_seeds=pairs,
         failed_seeds=sorted(cell.seed for cell in cells if cell.seed not in ours),
-        unpaired_seeds=[seed for seed in seeds if seed not in pairs] if other else [],
         lost_seeds=sorted(seed for seed, curve in ours.items() if _end(curve) < curve[0][1]),
         mean=_mean(ends),
         interval=None if interval is None else Interval(max(0.0, interval.low), min(1.0, interval.high)),
-        iqm=interquartile_mean(ends),
-        iqm_interval=interquartile_interval(ends, given.level),
+        iqm=float(stats.trimboth(ends, 0.25).mean()) if ends else None,
         difference=final.difference,
         difference_interval=final.interval,
         p=final.p,
-        improvement=None if chance is None else chance[0],
-        improvement_interval=None if chance is None else chance[1],
         area=_mean([area_under(curve) for curve in ours.values()]),
         area_difference=area.difference,
         area_difference_interval=area.interval,
-        steps_to_baseline=_median(reached),
-        seeds_to_baseline=sum(step is not None for step in reached),
         rate=next((cell.rate for cell in cells if cell.rate is not None), None),
-        share=None if share is None else share[0],
-        share_interval=None if share is None else share[1],
-        budget=_mean(budgets) if reached_by_all else None,
-        budget_interval=mean_interval(budgets, level) if reached_by_all else None,
+        share=share,
+        share_interval=share_interval,
+        budget=_mean(budgets),
+        budget_interval=mean_interval(budgets, given.level),
     )
 
 
@@ -368,9 +323,6 @@ def _share_of_ceiling(method: str, given: _Given) -> tuple[float, Interval] | No
     seeds = [seed for seed in theirs if seed in ours and seed in best]
     gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
     return ratio_interval(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds], given.level)
-
-
-_BASELINE: tuple[Kind, str] = "baseline", "baseline"
 
 
 def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[Kind, str]:
@@ -391,11 +343,3 @@ def _end(curve: Curve) -> float:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
-
-
-def _median(steps: Sequence[int | None]) -> float | None:
-    """The median where None is later than any step; None if that is None, or if there are no steps."""
-    if not steps:
-        return None
-    middle = float(np.median([math.inf if step is None else step for step in steps]))
-    return middle if math.isfinite(middle) else None
