@@ -21,7 +21,7 @@ def methods_page(page: str, costs: dict[str, Any] | None, methods: _Catalogue = 
     what ``python -m benchmarks methods`` wrote; None leaves the column empty. Raises ``InputError`` for a mark
     that names no method.
 
-    >>> methods_page("<!-- made: costs -->\n<!-- end -->", None, {}).splitlines()[1]
+    >>> methods_page("<!-- made: costs -->\\n<!-- end -->", None, {}).splitlines()[1]
     "| method | needs | step / GRPO's | source |"
     """
     marks = re.findall(r"<!-- made: (\w+) -->", page)
