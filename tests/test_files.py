@@ -3,7 +3,6 @@
 import os
 import stat
 import threading
-import time
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
 
 
 def test_a_folder_is_refused_and_a_device_stays(tmp_path):
-    with pytest.raises(OSError, match="is a folder; name a file"):
+    with pytest.raises(OSError, match="directory"):
         replace_file(tmp_path, b"x")
     replace_file(type(tmp_path)(os.devnull), b"x")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
@@ -56,11 +55,3 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
         file.write(b"ne")
         raise KeyboardInterrupt
     assert [file.name for file in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
-
-
-def test_what_a_killed_process_left_is_swept_and_what_is_being_written_stays(tmp_path):
-    for name, age in ((".gear-1.tmp", 7200), (".gear-2.tmp", 60), ("mine.tmp", 7200)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
-    replace_file(tmp_path / "a", b"1")
-    assert {file.name for file in tmp_path.iterdir()} == {"a", ".gear-2.tmp", "mine.tmp"}

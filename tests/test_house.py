@@ -21,7 +21,6 @@ GROUND = {
     "environments",
     "records",
     "versions",
-    "strict_json",
 }
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
@@ -32,9 +31,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "errors": set[str](),
     "files": set[str](),
     "environments": set[str](),
-    "records": {"files", "record_check", "strict_json"},
-    "record_check": set[str](),
-    "strict_json": set[str](),
+    "records": {"files"},
     "versions": set[str](),
     "methods": GROUND,
     "signals": GROUND,

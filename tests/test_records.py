@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl import record_check
 from gear_rl.records import FORMAT, Record, RecordWriter, read_records
 
 
@@ -103,18 +102,7 @@ def test_a_torn_last_line_is_cut_and_counted(tmp_path, caplog, torn):
     file.write_bytes(whole + whole.splitlines()[0][: min(torn, len(whole) // 3 - 2)])
     RecordWriter(file, resume_step=2).write([record(2, method="again")])
     assert [(r.step, r.method) for r in read_records(file)] == [(0, "gear"), (1, "gear"), (2, "again")]
-    assert caplog.messages == [
-        f"record_file: the last line of {file} was torn off and is cut: 1 record is lost"
-    ]
-
-
-def test_a_last_line_without_its_end_of_line_is_kept(tmp_path, caplog):
-    file = tmp_path / "r.jsonl"
-    RecordWriter(file).write([record(0), record(1)])
-    file.write_bytes(file.read_bytes()[:-1])
-    RecordWriter(file, resume_step=2).write([record(2)])
-    assert [r.step for r in read_records(file)] == [0, 1, 2]
-    assert caplog.messages == []
+    assert caplog.messages == [f"record_file: the last line of {file} was torn off and is cut"]
 
 
 def test_a_resumed_run_says_that_the_file_is_missing(tmp_path, caplog):
@@ -139,7 +127,6 @@ def test_a_damaged_line_in_the_middle_ends_the_recording_and_nothing_is_replaced
     ("line", "message"),
     [
         ("{", r"r\.jsonl, line 2: not JSON"),
-        ("\x1f", r"r\.jsonl, line 2: not JSON"),
         ("[1]", r"r\.jsonl, line 2: not a credit record, it lacks advantage, credit"),
         ('{"step": 1}', r"r\.jsonl, line 2: not a credit record, it lacks"),
         (
@@ -160,8 +147,12 @@ def test_blank_lines_and_later_fields_are_passed_over(tmp_path):
     assert list(read_records(tmp_path / "r.jsonl")) == [record()]
 
 
-def test_every_field_of_a_record_is_checked():
-    """A field that is added later and forgotten there would reach its readers as whatever a file holds."""
-    known = {*record_check._SCALARS, *record_check._LISTS, *record_check._MAPPINGS}
-    assert known == {field.name for field in dataclasses.fields(Record)}
-    assert record_check.record_fault({"teacher_prompt": 7}) == "teacher_prompt: '7' is no str"
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", "1"), ("tokens", "ab"), ("signals", []), ("truncated", None), ("advantage", "x")],
+)
+def test_a_field_of_another_kind_is_named(tmp_path, name, value):
+    row = json.loads(record().to_json()) | {name: value}
+    (tmp_path / "r.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=f"not a credit record, {name} is {type(value).__name__}"):
+        list(read_records(tmp_path / "r.jsonl"))

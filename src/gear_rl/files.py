@@ -1,22 +1,15 @@
 """Files that are put in place at once."""
 
-import contextlib
 import os
-import secrets
-import stat
-import time
+import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_PREFIX, _SUFFIX = ".gear-", ".tmp"
-_LEFT_OVER_SECONDS = 3600
-"""From then on a temporary file was left by a process that was killed: nobody writes for so long."""
-
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in place at once (``replacing``): whoever reads it sees the old content or the new.
+    """Put a file in place at once (``replacing``): a reader sees the old content or the new.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,46 +23,35 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Generator[BinaryIO, None, None]:
-    """A file that takes the place of ``path`` when all went well, and leaves nothing when not.
+    """A file that takes the place of ``path`` when the block ends, and is removed where it raises.
 
-    The folder is made. Behind a link the file is replaced, not the link; an old file's permissions stay, a new
-    one gets what the umask says. A terminal, a pipe and ``/dev/null`` are written into, never replaced;
-    ``OSError`` for a folder and for any other device.
+    Makes the folder, follows a link, keeps an old file's permissions. Writes into a terminal or a pipe instead.
 
     >>> with replacing(Path(os.devnull)) as file:
     ...     file.write(b"1234")
     4
     """
-    found = path.stat() if path.exists() else None
-    if found is not None and not stat.S_ISREG(found.st_mode):
-        if not (stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
-            kind = "a folder" if path.is_dir() else "a device"
-            raise OSError(f"{path} is {kind}; name a file")
+    if path.exists() and not path.is_file():
         with open(path, "wb") as file:
             yield file
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target.parent)
-    temporary = target.parent / f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
-            if found is not None:
-                os.chmod(temporary, stat.S_IMODE(found.st_mode))
+        with open(temporary, "wb") as file:
+            if target.exists():
+                shutil.copymode(target, temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
-    """Raise ``ValueError`` if a file to write is one of those that are read, by whatever name.
-
-    A file in a folder that is read counts too: the next reader would take it for more of the same.
+    """Raise ``ValueError`` if the file to write is one of ``inputs``, by any name, or is in a folder of them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,11 +66,3 @@ def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
             raise ValueError(f"{option}: {out} is read here too; name another file")
         if path.is_dir() and path.resolve() in out.resolve().parents:
             raise ValueError(f"{option}: {out} is in {path}, which is read here too; name another file")
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what earlier processes left here when they were killed."""
-    for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with contextlib.suppress(OSError):  # another process may be sweeping too
-            if time.time() - left.stat().st_mtime > _LEFT_OVER_SECONDS:
-                left.unlink()

@@ -1,7 +1,6 @@
-"""The record file: one JSON line per completion, everything that is needed to see where its credit went.
+"""The record file: one JSON line per completion, with what is needed to see where its credit went.
 
-Written by any engine, read by the viewer and the laboratory, offline and later. Holds the student's prompt and
-completion, and what the teacher was shown: whoever may not see the privileged context may not see the file.
+Written by any engine, read by the viewer and the laboratory. It holds the privileged context.
 """
 
 import json
@@ -10,11 +9,10 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from types import UnionType
+from typing import Any, cast, get_origin
 
 from gear_rl.files import replace_file
-from gear_rl.record_check import record_fault
-from gear_rl.strict_json import is_blank, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +76,20 @@ class Record:
         return json.dumps(_compact(asdict(self)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-_FIELDS = {f.name for f in fields(Record)}
-_REQUIRED = _FIELDS - {"signals", "fallback", "context", "teacher_prompt", "tools", "truncated"}
+def _kinds(hint: Any) -> Any:
+    if isinstance(hint, UnionType):
+        return hint
+    return (float, int, type(None)) if hint is float else get_origin(hint) or hint  # null was not finite
+
+
+_FIELDS: dict[str, Any] = {f.name: _kinds(f.type) for f in fields(Record)}
+_REQUIRED = _FIELDS.keys() - {"signals", "fallback", "context", "teacher_prompt", "tools", "truncated"}
 
 
 def read_records(path: str | Path) -> Iterator[Record]:
-    """Every record of the file, in order. ``ValueError`` names the file, the line and what is wrong with it.
+    """Every record of the file, in order; ``ValueError`` names the file, the line and what is wrong with it.
 
-    Blank lines are skipped; fields that a later version of the same format added are ignored.
+    Fields that a later version of the same format added are ignored.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
@@ -98,38 +102,36 @@ def read_records(path: str | Path) -> Iterator[Record]:
         yield from _records(lines, path)
 
 
-def _records(lines: Iterable[str], path: str | Path) -> Iterator[Record]:
+def _records(lines: Iterable[str | bytes], path: str | Path) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
-        if is_blank(line):
+        if not line.strip():
             continue
         place = f"{path}, line {number}"
         try:
-            row = parse_json(line, half_characters=True)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}; delete the line or make the file again") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{place}: not JSON ({error}); delete the line") from None
         row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
         missing = _REQUIRED - row.keys()
         if missing:
             raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
-        fault = record_fault(row)
-        if fault is not None:
-            raise ValueError(f"{place}: not a credit record, {fault}; make the file again")
+        known = {name: value for name, value in row.items() if name in _FIELDS}
+        for name, value in known.items():
+            if not isinstance(value, _FIELDS[name]):
+                raise ValueError(f"{place}: not a credit record, {name} is {type(value).__name__}")
         if row["format"] > FORMAT:
             raise ValueError(
                 f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"
             )
-        yield Record(**{name: value for name, value in row.items() if name in _FIELDS})
+        yield Record(**known)
 
 
 class RecordWriter:
-    """Keeps the newest records of a run in one file of bounded size.
+    """Keeps the newest records of a run in one file of at most ``max_bytes``, replaced as a whole at each write.
 
-    Every ``write`` puts the whole file in place at once, so nobody ever sees half a record. Beyond ``max_bytes``
-    the oldest records go. A file that is already there is continued; records from step ``resume_step`` on are
-    dropped, since a resumed run makes them again; at step 0 it begins anew. A last line that was torn off is cut.
-
-    No training ends because of its records: where they cannot be read or written (a full disk, a damaged line),
-    the log says so once, the file stays as it is, and nothing more is recorded.
+    At ``resume_step`` 0 the file begins anew; else it is continued without the records from that step on, which
+    the resumed run makes again, and without a torn last line. A file that cannot be read or written (a full
+    disk, a damaged line) ends the recording with one warning, not the training.
 
     >>> import tempfile
     >>> lists = dict.fromkeys(("tokens", "ids", "mask", "turn", "segment", "credit", "weight"), [])
@@ -150,7 +152,7 @@ class RecordWriter:
             self._continue(resume_step)
 
     def write(self, records: Iterable[Record]) -> None:
-        """Add records; the newest is kept even if it alone is larger than the bound."""
+        """Add records and drop the oldest beyond the bound, but never the newest."""
         if self._stopped:
             return
         self._lines += [_line(record) for record in records]
@@ -170,40 +172,19 @@ class RecordWriter:
             logger.warning("record_file: %s is missing; records begin at step %d", self.path, resume_step)
             return
         try:
-            kept, torn = _whole_lines(self.path)
-            self._lines = [_line(r) for r in _records(kept, self.path) if r.step < resume_step]
+            *lines, torn = self.path.read_bytes().split(b"\n")
+            self._lines = [_line(r) for r in _records(lines, self.path) if r.step < resume_step]
         except (OSError, ValueError) as error:
             self._stop(error)
             return
         if torn:
-            logger.warning(
-                "record_file: the last line of %s was torn off and is cut: 1 record is lost", self.path
-            )
+            logger.warning("record_file: the last line of %s was torn off and is cut", self.path)
 
     def _stop(self, error: Exception) -> None:
         logger.warning(
-            "record_file: %s: %s; nothing more is recorded, the training goes on",
-            self.path,
-            str(error) or error,
+            "record_file: %s: %s; nothing more is recorded, the training goes on", self.path, error
         )
         self._stopped, self._lines = True, []
-
-
-def _whole_lines(path: Path) -> tuple[list[str], bool]:
-    """The lines of the file, and whether the last one was torn off and left out."""
-    lines = path.read_bytes().split(b"\n")
-    last = lines.pop()  # empty where the file ends with a whole line
-    torn = bool(last.strip()) and not _is_json(last)
-    whole = lines if torn else [*lines, last]
-    return [line.decode("utf-8", "replace") for line in whole], torn
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _line(record: Record) -> bytes:

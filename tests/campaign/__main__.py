@@ -1,6 +1,6 @@
 """``make campaign``: what machines and people do to a run, many times over, as a table and as JSON.
 
-Not a part of ``make test``: it takes a good part of an hour. ``--kills 4 --fuzz 1000`` is a short one.
+Not a part of ``make test``: it takes a good part of an hour. ``--kills 4 --rollouts 1000`` is a short one.
 A part that is done is written at once; with ``--only`` the other parts of the file stay as they are.
 """
 
@@ -19,7 +19,6 @@ from rich.table import Table
 
 from campaign import canary as leaking
 from campaign import corruption as damage
-from campaign import fuzz as fuzzing
 from campaign import kills as killing
 from campaign.page import renewed
 from gear_rl.files import replace_file
@@ -32,14 +31,13 @@ Part = Callable[[Path, Callable[[int], None]], dict[str, Any]]
 
 def campaign(
     kills: Annotated[int, typer.Option(help="Runs that are killed and resumed.")] = 100,
-    fuzz: Annotated[int, typer.Option(help="Fuzzed inputs.")] = 100_000,
     rollouts: Annotated[int, typer.Option(help="Rollouts beside a privileged context.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only this part (may be repeated).")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON here, part by part.")] = None,
     page: Annotated[Path | None, typer.Option(help="Renew the table of this page.")] = None,
 ) -> None:
-    """Kill, corrupt, fuzz, and look for leaks; exit code 1 where something was lost, changed or leaked."""
+    """Kill, corrupt, and look for leaks; exit code 1 where something was lost, changed or leaked."""
     early = -(-kills // 10)
     parts: dict[str, tuple[int | None, Part]] = {
         "writers": (1, lambda folder, say: killing.writers(folder)),
@@ -47,7 +45,6 @@ def campaign(
         "kills": (kills, lambda folder, say: killing.kills(folder, kills, seed, say)),
         "early": (early, lambda folder, say: killing.early_kills(folder, early, seed, say)),
         "canary": (rollouts, lambda folder, say: leaking.canary(folder, rollouts, seed, say)),
-        "fuzz": (None, lambda folder, say: _fuzzed(fuzz, seed)),
     }
     for name in only or ():
         if name not in parts:
@@ -82,23 +79,6 @@ def campaign(
         console.print(fault, markup=False, highlight=False)
     raise typer.Exit(1 if faults else 0)
 
-
-def _fuzzed(inputs: int, seed: int) -> dict[str, Any]:
-    """The fuzzing, in the words of the other parts."""
-    found = fuzzing.fuzz(inputs, seed)
-    outcomes = {
-        f"{kind}: {what.replace('_', ' ')}": row[what]
-        for kind, row in found["kinds"].items()
-        for what in ("kept", "refused", *_FAULTS)
-    }
-    faults = [f"{kind}: {example}" for kind, row in found["kinds"].items() for example in row["examples"]]
-    faults += [
-        f"{kind}: {row[what]} {what}" for kind, row in found["kinds"].items() for what in _FAULTS if row[what]
-    ]
-    return {"n": found["total"]["inputs"], "outcomes": outcomes, "faults": faults}
-
-
-_FAULTS = ("tracebacks", "silent_changes", "wrongly_refused")
 
 if __name__ == "__main__":
     typer.run(campaign)

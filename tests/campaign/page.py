@@ -11,7 +11,6 @@ _PARTS = {
     "kills": "`kill -9` after the first checkpoint: half at random times, half inside the write of another",
     "early": "`kill -9` before the first checkpoint",
     "canary": "Rollouts beside a privileged context of their own",
-    "fuzz": "Fuzzed rows, configurations, overrides, records",
 }
 
 
@@ -38,8 +37,8 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _summed(part: str, outcomes: dict[str, int]) -> dict[str, int]:
-    """What differs only in the kind of file or input is added up, and nothing of it is left out."""
-    if part not in ("fuzz", "corruption"):
+    """What differs only in the kind of file is added up, and nothing of it is left out."""
+    if part != "corruption":
         return outcomes
     sums = Counter[str]()
     for what, times in outcomes.items():

@@ -245,12 +245,12 @@ def test_a_reward_beside_an_environment_that_judges_is_refused(tmp_path):
         exported(tmp_path / "out", *ERRANDS, "--reward", "judges:long", *BATCH)
 
 
-def test_rows_that_cannot_be_used_are_set_aside_beside_the_export(tmp_path):
+def test_rows_that_cannot_be_used_are_not_exported(tmp_path):
     rows = [{"q": "2 + 2", "a": "4"}, {"q": "", "a": "5"}, {"q": "3 + 3", "a": "6"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["--model", "some/model", "--dataset", str(tmp_path / "rows.jsonl"), "--reward", "math"]
     done = exported(tmp_path / "out", *words, "--columns.prompt", "q", "--columns.answer", "a", gpus=1)
-    assert done.rows == {"train": 2} and "prompt is empty" in (tmp_path / "out/quarantine.jsonl").read_text()
+    assert done.rows == {"train": 2}
     given = overrides(done)
     assert given["data.val_files"] == given["data.train_files"], "verl reads one in any case"
     assert (given["trainer.test_freq"], given["trainer.val_before_train"]) == ("-1", "false")

@@ -185,7 +185,7 @@ def test_a_run_that_works_says_so_and_leaves_nothing(tmp_path):
         ),
         (
             {"smoke_rows": [*ROWS, {"q": " ", "a": "0"}]},
-            "smoke_rows: 1 cannot be used; .* row 4: prompt is empty",
+            "smoke_rows: 1 have no usable prompt",
         ),
         ({"vllm_importance_sampling_clip_min": 5.0, "use_vllm": True}, "vllm_importance_sampling_clip_min"),
     ],

@@ -186,7 +186,6 @@ def test_a_file_that_is_read_is_not_written(used):
     folder, call = used
     rows = (folder / "rows.jsonl").read_bytes()
     (folder / "rows").mkdir(exist_ok=True)
-    (folder / "rows" / "quarantine.jsonl").write_bytes(rows)
     (folder / "held.jsonl").write_bytes(rows)
     (folder / "linked.jsonl").symlink_to("rows.jsonl")
     for words, message in (
@@ -195,17 +194,12 @@ def test_a_file_that_is_read_is_not_written(used):
         (("--record_file", str(folder / "run.yaml")), "run.yaml is read here too"),
         (("--record_file", "../held.jsonl", "--eval_dataset", "{small: held.jsonl}"), "held.jsonl is read"),
         (
-            ("--dataset", "rows/quarantine.jsonl", "--output_dir", "rows"),
-            "output_dir: rows/quarantine.jsonl is read here too",
-        ),
-        (
             ("--dataset", "rows", "--record_file", "../rows/more/records.jsonl"),
             "record_file: out/../rows/more/records.jsonl is in rows, which is read here too",
         ),
     ):
         one_line(call("--overwrite", *words), message)
     assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()
-    assert (folder / "rows" / "quarantine.jsonl").read_bytes() == rows
 
 
 def contents(folder):

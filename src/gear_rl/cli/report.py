@@ -1,5 +1,6 @@
 """``gear report``: the page of a comparison, from its JSON file."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -8,7 +9,6 @@ import typer
 from gear_rl.cli.console import out_console, user_errors
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
-from gear_rl.strict_json import parse_json
 
 
 @user_errors
@@ -25,7 +25,7 @@ def report(
         if not file.is_file():
             raise InputError(f"{file} is no file; give the comparison.json of a `gear compare`")
         try:
-            comparison = parse_json(file.read_text(encoding="utf-8"))
+            comparison = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(comparison, dict):
                 raise ValueError("holds no JSON object")
             check_output(page, [file], "report.html")

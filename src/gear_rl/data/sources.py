@@ -1,38 +1,29 @@
-"""Where rows come from: the arena, reasoning-gym, verifiers, files, folders and the hub. Reads; checks nothing.
-
-Text files are read by ``lines``, everything else by the ``datasets`` library; the error messages are ours.
-"""
+"""Where rows come from: the arena, reasoning-gym, verifiers, word problems, files, folders and the hub."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import csv
+import json
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
-from gear_rl.data.lines import Unreadable, read_lines
 from gear_rl.errors import InputError, did_you_mean
 
-log = logging.getLogger(__name__)
-
-NO_ROWS = "has no rows; give at least as many as one batch takes"
-FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
 _TEXT_KINDS = (".jsonl", ".json", ".csv")
-"""What we read ourselves: ``datasets`` would guess at numbers, dates and missing values."""
+"""Read here: `datasets` turns ``007`` into 7 and text that looks like a date into one."""
 _SAVED_MARKS = ("dataset_dict.json", "state.json")
-"""One of these files lies in every folder that ``save_to_disk`` wrote."""
-_GENERATED = (4096, 512)
-"""Rows of a generator, for training and held out, where no limit is given."""
-
-Rows = list[dict[str, Any]]
+"""`save_to_disk` writes one of these into its folder."""
+_GENERATED = {True: 4096, False: 512}
+"""Rows of a generator without a limit, to train on and held out."""
 
 
 def is_generated(name: str) -> bool:
-    """Whether a name means problems that are made, and divided into two parts by their generator.
+    """Whether the rows are made by a generator that has a training and a held-out part.
 
     >>> is_generated("arena"), is_generated("reasoning-gym/chain_sum"), is_generated("openai/gsm8k")
     (True, True, False)
@@ -40,64 +31,35 @@ def is_generated(name: str) -> bool:
     return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers", "word-problems")
 
 
-def generated(name: str, split: str, limit: int | None) -> Any:
-    """The rows of a generator, as a dataset; every split but ``train`` is the held-out part.
+def read(name: str, config: str | None, split: str, *, stream: bool = False, limit: int | None = None) -> Any:
+    """The rows of a generator, a file, a folder or a hub dataset, as a dataset or a stream.
 
-    >>> generated("arena/chain/easy", "test", 2).column_names
+    A generator gives its held-out part for every split but ``train``, and ``limit`` rows.
+
+    >>> read("arena/chain/easy", None, "test", limit=2).column_names
     ['prompt', 'privileged_context', 'answer']
-    """
-    family, _, rest = name.partition("/")
-    if family == "arena":
-        return _arena_rows(name, split, limit)
-    from datasets import Dataset
-
-    if family == "reasoning-gym":
-        from gear_rl.data.adapters import reasoning_gym
-
-        train = split == "train"
-        count = limit or _GENERATED[0 if train else 1]
-        made = _tried(lambda: reasoning_gym.rows(rest, num=count, held_out=not train))
-    elif family == "word-problems":
-        from gear_rl.data.word_problems import word_problems
-
-        part = "train" if split == "train" else "test"
-        count = limit or _GENERATED[0 if split == "train" else 1]
-        made = _tried(lambda: word_problems(part, count, rest or None))
-    else:
-        from gear_rl.data.adapters import verifiers
-
-        made = _tried(lambda: verifiers.rows(verifiers.load_taskset(rest), num=limit))
-    return Dataset.from_list(made)
-
-
-def read(
-    name: str, config: str | None, split: str, stream: bool, csv_types: Mapping[str, str] | None = None
-) -> Any:
-    """The rows of a file, a folder or a hub dataset: a list for text files, else a dataset or a stream.
-
-    The list holds pairs of a line's number and the row, or what is no row (``Unreadable``). ``csv_types`` say
-    which columns of a CSV file are no text.
-
-    >>> read("missing.jsonl", None, "train", stream=False)
+    >>> read("missing.jsonl", None, "train")
     Traceback (most recent call last):
     gear_rl.errors.InputError: dataset: missing.jsonl does not exist
     """
-    path, types = Path(name), dict(csv_types or {})
+    path = Path(name)
+    if is_generated(name):
+        return _generated(name, split == "train", limit)
     if path.suffix in FILE_KINDS or path.is_file():
-        return _file(path, stream, types)
+        return _file(path, stream)
     if path.is_dir():
-        return _folder(path, config, split, stream, types)
+        return _folder(path, config, split, stream)
     try:
         return _load(name, config, split, stream)
     except Exception as error:
         raise InputError(
-            f"dataset: {name!r} is no local path and could not be loaded from the hub: {first_line(error)}; "
+            f"dataset: {name!r} is no local path and could not be loaded from the hub: {_first_line(error)}; "
             "check the name, the split and the connection"
         ) from None
 
 
 def splits_of(name: str, config: str | None) -> list[str]:
-    """The splits that a folder or a hub dataset has; a file has ``train`` alone, a generator two.
+    """The splits of a dataset; a file has only ``train``.
 
     >>> splits_of("arena", None), splits_of("rows.jsonl", None)
     (['train', 'test'], ['train'])
@@ -115,64 +77,135 @@ def splits_of(name: str, config: str | None) -> list[str]:
             return [str(split) for split in saved] if isinstance(saved, dict) else ["train"]
         return datasets.get_dataset_split_names(name, config)
     except Exception as error:
-        raise InputError(f"dataset: the splits of {name!r} could not be read: {first_line(error)}") from None
+        raise InputError(f"dataset: the splits of {name!r} could not be read: {_first_line(error)}") from None
 
 
-def _rows_of_stream(paths: list[Path], csv_types: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """The rows alone; each other line is a warning, since a stream cannot return it."""
-    for path in paths:
-        for _, line in read_lines(path, csv_types):
-            if isinstance(line, Unreadable):
-                _warn_of(path, line)
-            else:
-                yield line
+def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a JSON or CSV file as written, each with the line on which it ends.
 
+    A CSV cell is text. ``InputError`` names the line of a row that is damaged, has a key twice, or NaN in it. A
+    ``.json`` file holds a list of objects (all of them on "line" 0), or one object per line.
 
-@lru_cache(maxsize=4096)
-def _warn_of(path: Path, line: Unreadable) -> None:
-    """Once, though a stream is read from its beginning again and again."""
-    log.warning("dataset: %s, line %d: %s; left out", path, line.number, line.reason)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type.
-
-    >>> first_line(ValueError("no such split\\nmore")), first_line(KeyError())
-    ('no such split', 'KeyError')
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile(suffix=".csv") as file:
+    ...     _ = file.write(b"prompt,answer\\na,007\\nb\\n"), file.flush()
+    ...     rows = read_text(Path(file.name))
+    ...     print(next(rows))
+    ...     next(rows)
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: ...csv, line 3: not as many values as columns
     """
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    number = 0
+    with open(path, "rb") as file:
+
+        def lines() -> Iterator[str]:
+            nonlocal number
+            for line in file:
+                number += 1
+                yield line.decode("utf-8-sig")
+
+        try:
+            if path.suffix == ".csv":
+                rows: Iterator[Any] = csv.DictReader(lines(), strict=True)
+            elif path.suffix == ".json" and file.read(4).lstrip(b"\xef\xbb\xbf \n").startswith(b"["):
+                rows = iter(_parsed(path.read_text(encoding="utf-8-sig")))
+            else:
+                file.seek(0)
+                rows = (_parsed(line) for line in map(str.strip, lines()) if line)
+            for row in rows:
+                if not isinstance(row, dict):
+                    raise ValueError(f"expected an object, found {type(row).__name__}")
+                if path.suffix == ".csv" and (None in row or None in row.values()):
+                    raise ValueError("not as many values as columns")
+                yield number, row
+        except (ValueError, RecursionError, csv.Error) as error:
+            line = max(number, getattr(error, "lineno", 0))
+            place = f", line {line}" if line else ""  # unknown inside a JSON list
+            raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
 
 
-def _arena_rows(name: str, split: str, limit: int | None) -> Any:
-    from datasets import Dataset
-
-    task, tier = dataset_task(name)
-    chosen = get_task(task)
-    if tier not in chosen.budgets:
-        raise InputError(
-            f"dataset: the arena's {task} has no tier {tier!r}; {did_you_mean(tier, chosen.budgets)}"
-        )
-    train = split == "train"
-    most = _GENERATED[0 if train else 1]
-    first = chosen.held_out.stop if train else chosen.held_out.start
-    return Dataset.from_list(_arena_problems(chosen, tier, min(limit or most, most), first))
+def _parsed(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
 
 
-@lru_cache(maxsize=4)
-def _arena_problems(task: Task, tier: str, num: int, first_seed: int) -> Rows:
-    """Kept: `gear score` makes a trainer per method, and thousands of problems take longer than its replay."""
-    return task.rows(tier, num=num, first_seed=first_seed)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {max(names, key=names.count)!r} stands twice")
+    return row
 
 
-def _tried(make: Callable[[], Rows]) -> Rows:
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value; write null, or quote it")
+
+
+def _rows_of(paths: list[Path]) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        for _, row in read_text(path):
+            yield row
+
+
+def _text_files(paths: list[Path], stream: bool) -> Any:
+    import datasets
+    import pyarrow as pa
+
+    if stream:
+        return datasets.IterableDataset.from_generator(_rows_of, gen_kwargs={"paths": paths})
+    rows = list(_rows_of(paths))
+    arrays: dict[str, Any] = {}
+    for column in dict.fromkeys(name for row in rows for name in row):  # the first row need not have all
+        try:
+            arrays[column] = pa.array([row.get(column) for row in rows])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InputError(
+                f"dataset: {paths[0]}: column {column!r}: {_first_line(error)}; write all its values alike, "
+                "best as text"
+            ) from None
+    return datasets.Dataset(pa.table(arrays))
+
+
+def _file(path: Path, stream: bool) -> Any:
+    import datasets
+
+    if not path.exists():
+        raise InputError(f"dataset: {path} does not exist")
+    if path.suffix not in FILE_KINDS:
+        raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
+    if path.suffix in _TEXT_KINDS:
+        return _text_files([path], stream)
     try:
-        return make()
-    except (ValueError, ImportError) as error:
-        raise InputError(f"dataset: {error}") from None
+        return datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=stream)
+    except Exception as error:
+        raise InputError(f"dataset: {path} cannot be read: {_first_line(error.__cause__ or error)}") from None
+
+
+def _folder(path: Path, config: str | None, split: str, stream: bool) -> Any:
+    import datasets
+
+    if any((path / mark).is_file() for mark in _SAVED_MARKS):
+        loaded: Any = datasets.load_from_disk(str(path))
+        if isinstance(loaded, dict):
+            if split not in loaded:
+                raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
+            loaded = loaded[split]
+        return loaded.to_iterable_dataset() if stream else loaded
+    try:
+        builder: Any = datasets.load_dataset_builder(str(path), config)
+        files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
+        if builder.config.features is None and files and all(file.suffix in _TEXT_KINDS for file in files):
+            return _text_files(files, stream)
+        return _load(str(path), config, split, stream)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"dataset: {path} is no saved dataset, and datasets cannot load the folder: {_first_line(error)}"
+        ) from None
 
 
 def _load(name: str, config: str | None, split: str, stream: bool) -> Any:
-    """The one way to the hub. A CSV column is text there too, unless the dataset's card declares another type."""
+    """The hub's dataset; a CSV column is text there too, unless the dataset's card declares another type."""
     import datasets
 
     builder: Any = datasets.load_dataset_builder(name, config)
@@ -180,58 +213,41 @@ def _load(name: str, config: str | None, split: str, stream: bool) -> Any:
     return datasets.load_dataset(name, config, split=split, streaming=stream, **text)
 
 
-def _folder(path: Path, config: str | None, split: str, stream: bool, csv_types: dict[str, str]) -> Any:
-    import datasets
+def _generated(name: str, train: bool, limit: int | None) -> Any:
+    from datasets import Dataset
 
-    if any((path / mark).is_file() for mark in _SAVED_MARKS):
-        loaded: Any = datasets.load_from_disk(str(path))
-        if isinstance(loaded, dict) and split not in loaded:
-            raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
-        loaded = loaded[split] if isinstance(loaded, dict) else loaded
-        return loaded.to_iterable_dataset() if stream else loaded
+    family, _, rest = name.partition("/")
+    count = limit or _GENERATED[train]
     try:
-        builder: Any = datasets.load_dataset_builder(str(path), config)
-        files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
-        if builder.config.features is None and files and all(file.suffix in _TEXT_KINDS for file in files):
-            return _text_files(files, stream, csv_types)
-        return _load(str(path), config, split, stream)
-    except InputError:
-        raise
-    except Exception as error:
+        if family == "arena":
+            task, tier = dataset_task(name)
+            made = _arena_rows(get_task(task), tier, min(count, _GENERATED[train]), train)
+        elif family == "reasoning-gym":
+            from gear_rl.data.adapters import reasoning_gym
+
+            made = reasoning_gym.rows(rest, num=count, held_out=not train)
+        elif family == "word-problems":
+            from gear_rl.data.word_problems import word_problems
+
+            made = word_problems("train" if train else "test", count, rest or None)
+        else:
+            from gear_rl.data.adapters import verifiers
+
+            made = verifiers.rows(verifiers.load_taskset(rest), num=limit)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"dataset: {error}") from None
+    return Dataset.from_list(made)
+
+
+@lru_cache(maxsize=4)
+def _arena_rows(task: Task, tier: str, num: int, train: bool) -> list[dict[str, Any]]:
+    """Cached: `gear score` makes a trainer per method, and making problems takes longer than its replay."""
+    if tier not in task.budgets:
         raise InputError(
-            f"dataset: {path} is no saved dataset, and datasets cannot load the folder: {first_line(error)}"
-        ) from None
+            f"dataset: the arena's {task.name} has no tier {tier!r}; {did_you_mean(tier, task.budgets)}"
+        )
+    return task.rows(tier, num=num, first_seed=task.held_out.stop if train else task.held_out.start)
 
 
-def _file(path: Path, stream: bool, csv_types: dict[str, str]) -> Any:
-    import datasets
-
-    if not path.exists():
-        raise InputError(f"dataset: {path} does not exist")
-    kind = FILE_KINDS.get(path.suffix)
-    if kind is None:
-        raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
-    if path.stat().st_size == 0:
-        raise InputError(f"dataset: {path} {NO_ROWS}")
-    if path.suffix in _TEXT_KINDS:
-        return _text_files([path], stream, csv_types)
-    try:
-        return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=stream)
-    except Exception as error:
-        raise InputError(
-            f"dataset: {path} cannot be read as {kind}: {first_line(error.__cause__ or error)}"
-        ) from None
-
-
-def _text_files(paths: list[Path], stream: bool, csv_types: dict[str, str]) -> Any:
-    import datasets
-
-    if stream:
-        given = {"paths": paths, "csv_types": csv_types}
-        return datasets.IterableDataset.from_generator(_rows_of_stream, gen_kwargs=given)
-    numbered = [(path, *line) for path in paths for line in read_lines(path, csv_types)]
-    return [(number, _of_file(path, line) if len(paths) > 1 else line) for path, number, line in numbered]
-
-
-def _of_file(path: Path, line: dict[str, Any] | Unreadable) -> dict[str, Any] | Unreadable:
-    return replace(line, reason=f"{path.name}: {line.reason}") if isinstance(line, Unreadable) else line
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

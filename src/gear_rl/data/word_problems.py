@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from gear_rl.data.prompts import checksum
 from gear_rl.data.rewards.text import Completion, final_text
+from gear_rl.data.rows import checksum
 
 SEEDS = {"train": 1_000_003, "test": 2_000_003}
 """Of the problems to choose (and train) on, and of those to report."""

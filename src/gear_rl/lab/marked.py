@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from gear_rl.arena.task import DEFAULT_TASK, Case, all_tasks
 from gear_rl.credit.contexts import wrong_contexts
-from gear_rl.data.lines import Unreadable, numbered_lines
-from gear_rl.data.prompts import prompt_fault
 from gear_rl.data.rewards.text import dotted
+from gear_rl.data.rows import prompt_fault
+from gear_rl.data.sources import read_text
 from gear_rl.data.spans import token_span
 from gear_rl.engines.trl.replay import prompt_tokens
 from gear_rl.errors import InputError, did_you_mean
@@ -90,16 +90,14 @@ def read_marked(path: Path, run: RunConfig, n: int | None = None) -> Reading:
     if not path.is_file():
         raise InputError(f"--data: {path} {'is no file' if path.exists() else 'does not exist'}")
     reading = Reading()
-    for number, line in numbered_lines(path):
-        if len(reading.marked) == n:
-            break
+    for number, line in read_text(path):
         where = f"{path.name}, line {number}"
-        if isinstance(line, Unreadable):
-            raise InputError(f"{where}: {line.reason}; write one JSON object per line, such as {EXAMPLE}")
         row = line | {new: dotted(line, old) for new, old in run.columns.items()}
         one = _marked(row, number, where, run)
         if isinstance(one, Marked):
             reading.marked.append(one)
+            if len(reading.marked) == n:
+                break
         else:
             reading.aside.append((number, one))
     if not reading.marked and not reading.aside:

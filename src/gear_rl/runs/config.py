@@ -8,26 +8,24 @@ import ast
 import dataclasses
 import inspect
 import itertools
-import math
 import re
 import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.runs.plain_yaml import parse_word, parse_yaml
-from gear_rl.strict_json import check_characters
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
-_MAPPINGS = ("credit", "lora", "columns", "csv_types", "eval_dataset", "environment")
+_MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
 """Keys of ours that may hold settings of their own."""
 
 
@@ -57,9 +55,6 @@ class RunConfig(BaseModel):
     eval_split: str = Field(default="test", description="Split of a hub eval dataset.")
     columns: dict[str, str] = Field(
         default_factory=dict, description="New name: column of the dataset, as in {prompt: question}."
-    )
-    csv_types: dict[str, Literal["int", "float", "bool"]] = Field(
-        default_factory=dict, description="Columns of CSV files that are no text, as in {level: int}."
     )
     chat: bool = Field(default=True, description="Wrap a plain text prompt into one user message.")
     reward: str | list[str] | None = Field(
@@ -143,7 +138,7 @@ def load_config(
             ) from None
         raise InputError(f"{field}: {_shown(first['input'])} is not right: {first['msg']}") from None
     for name, value in own.items():
-        _check_kept(name, value, getattr(config, name))
+        _check_numbers(name, value, getattr(config, name))
     config.trainer = trainer
     if config.environment is None and _is_for_agents(config.dataset):
         config.environment = "arena"
@@ -179,11 +174,7 @@ def _read_overrides(words: Sequence[str]) -> list[tuple[str, str, Any]]:
             if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
                 raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
             text = rest.pop(0)
-        try:
-            check_characters(text)
-            pairs.append((key.replace("-", "_"), text, parse_word(text)))
-        except ValueError as error:
-            raise InputError(f"--{key}: {error}") from None
+        pairs.append((key.replace("-", "_"), text, parse_word(text)))
     return pairs
 
 
@@ -201,15 +192,13 @@ def trainer_settings() -> dict[str, Any]:
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """The value as a value of the type ``hint``, ``"1e-4"`` as a number included; else ``InputError``.
+    """The value as one of the type ``hint``; ``InputError`` for another, and for text or true as a number.
 
-    What would silently become another value is an error too: true for a number, 010, NaN.
-
-    >>> checked("learning_rate", "1e-4", float)
-    0.0001
+    >>> checked("learning_rate", 1, float)
+    1.0
     >>> checked("learning_rate", True, float)
     Traceback (most recent call last):
-    gear_rl.errors.InputError: learning_rate: True is not right: true or false is no number
+    gear_rl.errors.InputError: learning_rate: True is not right: it is no number
     """
     try:
         found = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
@@ -219,41 +208,21 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         raise InputError(f"{name}: {_shown(value)} is not right: {why}") from None
     except Exception:
         return value  # a type that pydantic cannot build a check for; the trainer checks it
-    _check_kept(name, value, found)
+    _check_numbers(name, value, found)
     return found
 
 
-def _check_kept(name: str, value: Any, found: Any) -> None:
-    """Raise ``InputError`` where a number was made of what is none; what lies inside is looked at too."""
-    if isinstance(found, dict) and isinstance(value, dict):
-        for key, inner in cast(dict[Any, Any], value).items():
-            _check_kept(f"{name}.{key}", inner, cast(dict[Any, Any], found).get(key))
-    elif isinstance(found, list | tuple) and isinstance(value, list | tuple):
-        for i, pair in enumerate(zip(cast(list[Any], value), cast(list[Any], found), strict=False)):
-            _check_kept(f"{name}.{i}", *pair)
-    elif isinstance(found, int | float) and not isinstance(found, bool):
-        zeros = isinstance(value, str) and re.match(r"\s*[-+]?0\d", value)
-        why = (
-            "true or false is no number"
-            if isinstance(value, bool)
-            else "a number does not begin with 0"
-            if zeros
-            else "NaN is no number to work with"
-            if found != found
-            else "it is beyond what a number holds"
-            if found in (math.inf, -math.inf) and "inf" not in str(value).lower()
-            else None
-        )
-        if why is not None:
-            raise InputError(f"{name}: {_shown(value)} is not right: {why}")
+def _check_numbers(name: str, value: Any, found: Any) -> None:
+    """Refuse what pydantic made a number of: ``true``, and text such as ``010``."""
+    if isinstance(value, list | tuple) and isinstance(found, list | tuple):
+        for pair in zip(cast(list[Any], value), cast(list[Any], found), strict=False):
+            _check_numbers(name, *pair)
+    elif type(found) in (int, float) and type(value) not in (int, float):
+        raise InputError(f"{name}: {_shown(cast(Any, value))} is not right: it is no number")
 
 
 def _shown(value: Any) -> str:
-    """A value in an error message, of bounded length."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = "a value that holds itself"
+    text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -384,17 +353,66 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"--config: {path} {'is no file' if path.exists() else 'does not exist'}")
     try:
-        values: Any = parse_yaml(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; save it as UTF-8") from None
-    except ValueError as error:
-        raise InputError(f"{path}{', ' if str(error).startswith('line') else ': '}{error}") from None
+        values: Any = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark: Any = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{place}: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
     for key in cast(dict[Any, Any], values):
         if not isinstance(key, str):
             raise InputError(f"{path}: {key!r} is no setting's name; write it as text")
     return cast(dict[str, Any], values)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data of YAML 1.2, where ``no``, ``1:30``, ``010`` and dates are text; no key stands twice."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+        for first, resolvers in cast(Any, yaml.SafeLoader).yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"the key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_DIGITS = r"(?:0|[1-9][0-9]*)"
+for _kind, _pattern, _first in (
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", rf"[-+]?{_DIGITS}", "-+0123456789"),
+    (
+        "float",
+        rf"[-+]?(?:{_DIGITS}\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?{_DIGITS}[eE][-+]?[0-9]+",
+        "-+.0123456789",
+    ),
+):
+    cast(Any, _Loader).add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first)
+    )
+
+
+def parse_word(text: str) -> Any:
+    """A value of the command line: YAML if it is a number, a boolean, null, quoted or in brackets, else the text.
+
+    >>> parse_word("0.5"), parse_word("[a, 1]"), parse_word("Q: {prompt}"), parse_word("# 1"), parse_word("1:30")
+    (0.5, ['a', 1], 'Q: {prompt}', '# 1', '1:30')
+    """
+    try:
+        value: Any = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    if text.lstrip().startswith(("{", "[", "'", '"')):
+        return value
+    keeps = isinstance(value, bool | int | float) or text in ("null", "Null", "NULL", "~")
+    return value if keeps else text
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:

@@ -29,11 +29,6 @@ def run_folder(config: RunConfig) -> RunFolder:
         raise InputError(str(error)) from None
 
 
-def quarantine_file(config: RunConfig) -> Path:
-    """Where the rows of a run that cannot be used are written."""
-    return run_folder(config).path / "quarantine.jsonl"
-
-
 def resolved(config: RunConfig, trainer: Any) -> dict[str, Any]:
     """The configuration with all settings of the method, and those of the engine that it brought.
 

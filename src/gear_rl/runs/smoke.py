@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.data.objects import import_object
+from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
@@ -117,7 +118,6 @@ def smoke(
             raise
         except Exception as error:
             raise InputError(f"smoke: {_where(error)}") from error
-        _check_rows(Path(small.trainer["output_dir"]) / "quarantine.jsonl")
         return _checked(trainer)
 
 
@@ -159,6 +159,11 @@ def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> 
     if len(rows) < 3:
         raise InputError(f"smoke_rows: {len(rows)} rows are too few for two groups; give 3 or more")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    usable = len(load_rows(str(file), columns=config.columns, chat=config.chat))
+    if usable < len(rows):
+        raise InputError(
+            f"smoke_rows: {len(rows) - usable} have no usable prompt; give rows that can be used"
+        )
     own: dict[str, Any] = {"dataset": str(file), "dataset_config": None, "stream": False}
     if config.held_out is not None:
         own["held_out"] = 1
@@ -197,16 +202,6 @@ def _check_settings(config: RunConfig) -> None:
         GEARConfig(**everything)
     except (ValueError, ImportError) as error:
         raise InputError(str(error)) from None
-
-
-def _check_rows(quarantine: Path) -> None:
-    """A few rows that were chosen to stand for a dataset are all meant to be used."""
-    if quarantine.exists():
-        [first, *more] = quarantine.read_text(encoding="utf-8").splitlines()
-        entry = json.loads(first)
-        raise InputError(
-            f"smoke_rows: {1 + len(more)} cannot be used; the first is row {entry['row']}: {entry['reason']}"
-        )
 
 
 def _example_calls(config: RunConfig) -> list[str]:

@@ -22,7 +22,7 @@ from gear_rl.files import check_output
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.resolved import OUTPUT_DIR, quarantine_file, run_folder, write_run
+from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 from gear_rl.runs.trackers import check_trackers
 
 
@@ -159,12 +159,11 @@ def _check_outputs(config: RunConfig, source: Path | None) -> None:
     names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
     inputs = [Path(name) for name in names if not is_generated(name)]
     inputs += [] if source is None else [source]
-    outputs = {"record_file": run_folder(config).records, "output_dir": quarantine_file(config)}
-    for key, out in outputs.items():
-        try:
-            check_output(Path(str(out)), [] if out is None else inputs, key)
-        except ValueError as error:
-            raise InputError(str(error)) from None
+    records = run_folder(config).records
+    try:
+        check_output(Path(str(records)), [] if records is None else inputs, "record_file")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _check_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> None:
@@ -199,12 +198,7 @@ def _checkpoint(config: RunConfig) -> str | None:
 
 def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
-    common: dict[str, Any] = {
-        "columns": config.columns,
-        "csv_types": config.csv_types,
-        "chat": config.chat,
-        "quarantine": quarantine_file(config),
-    }
+    common: dict[str, Any] = {"columns": config.columns, "chat": config.chat}
     if config.eval_dataset is None:
         return load_splits(
             config.dataset,
