@@ -14,8 +14,7 @@ import typer
 
 from cli.test_view import write
 from gear_rl.cli.console import DEBUG, user_errors
-from gear_rl.data.guarded import context_fault, guarded, guarded_reward, rollouts_fault
-from gear_rl.data.objects import import_object
+from gear_rl.data.objects import context_fault, guarded, import_object, reward_fault, rollouts_fault
 from gear_rl.errors import InputError
 from gear_rl.records import read_records
 from support.commands import gear
@@ -202,12 +201,12 @@ def test_a_module_that_fails_to_import_is_named(tmp_path, monkeypatch):
     ("result", "message"),
     [
         ([1.0], "1 values for 2 completions; return one for each"),
-        (["x", "y"], "'x' for completion 0; return a number"),
-        ([1.0, [2.0]], r"'\[2.0\]' for completion 1"),
-        ([1j, 2], "'1j' for completion 0"),
-        (None, "NoneType; return a list"),
-        (1.0, "float; return a list"),
-        ("ab", "str; return a list"),
+        (["x", "y"], r"\"\['x', 'y'\]\"; return a list with a number"),
+        ([1.0, [2.0]], r"'\[1.0, \[2.0\]\]'; return a list"),
+        ([1j, 2], "'.*1j.*'; return a list"),
+        (None, "'None'; return a list"),
+        (1.0, "'1.0'; return a list"),
+        ("ab", "'ab'; return a list"),
     ],
 )
 def test_a_reward_of_the_wrong_kind_is_named(result, message):
@@ -215,7 +214,7 @@ def test_a_reward_of_the_wrong_kind_is_named(result, message):
         return result
 
     with pytest.raises(InputError, match=f"reward: mine:reward gave {message}"):
-        guarded_reward(reward, "mine:reward")(prompts=[], completions=["a", "b"])
+        guarded(reward, "reward", "mine:reward", reward_fault)(prompts=[], completions=["a", "b"])
 
 
 def test_rewards_that_are_right_pass_as_they_are():
@@ -223,8 +222,8 @@ def test_rewards_that_are_right_pass_as_they_are():
         return given
 
     for given in ([1, None], [True, 0.5], [float("nan"), 1]):
-        assert guarded_reward(reward, "mine:reward")(completions=["a", "b"]) is given
-    assert guarded_reward(reward, "x").__name__ == "reward"
+        assert guarded(reward, "reward", "mine:reward", reward_fault)(completions=["a", "b"]) is given
+    assert guarded(reward, "reward", "x", reward_fault).__name__ == "reward"
 
 
 def test_what_a_function_raises_names_its_line():
@@ -242,4 +241,4 @@ def test_what_a_function_raises_names_its_line():
         (None, "NoneType without 'prompt_ids'"),
         ({"prompt_ids": []}, "dict without 'compl"),
     ):
-        assert (rollouts_fault(value) or "").startswith(message)
+        assert (rollouts_fault(value, {}) or "").startswith(message)

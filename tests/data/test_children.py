@@ -8,12 +8,20 @@ import time
 
 import pytest
 
-from gear_rl.data.rewards.children import Children
+from gear_rl.data.rewards.children import Children, children
+
+ECHO = "data.echo:handler"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """A child finds the tests."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
 @pytest.fixture
 def pool():
-    made = Children("echo", limit_s=1.0, most=2)
+    made = Children(ECHO, limit_s=1.0, most=2)
     yield made
     made.close()
 
@@ -44,7 +52,7 @@ def test_a_failure_is_named_and_the_next_request_is_answered(pool, request_, fai
 
 
 def test_an_idle_child_lives_on_and_a_lost_one_is_not_missed():
-    pool = Children("echo", limit_s=0.3, most=1)
+    pool = Children(ECHO, limit_s=0.3, most=1)
     pid = pool.ask(["a"])[0]["pid"]
     time.sleep(1.0)  # longer than what ends an orphan
     assert pool.ask(["b"])[0]["pid"] == pid
@@ -68,13 +76,13 @@ def test_closing_ends_the_processes(pool):
 
 def test_a_child_that_cannot_start_says_why():
     with pytest.raises(RuntimeError, match="did not start"):
-        Children("no such kind", limit_s=1.0, most=1).ask(["a"])
+        Children("no.such.module:handler", limit_s=1.0, most=1).ask(["a"])
 
 
 def test_no_child_outlives_the_interpreter():
     code = (
         "from gear_rl.data.rewards.children import children\n"
-        "print(children('echo', limit_s=5.0, most=1).ask(['a'])[0]['pid'])"
+        "print(children('data.echo:handler', limit_s=5.0, most=1).ask(['a'])[0]['pid'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     with pytest.raises(ProcessLookupError):
@@ -86,20 +94,19 @@ def test_a_training_script_without_a_main_guard_is_not_run_again(tmp_path):
     script.write_text(
         "print('began')\n"
         "from gear_rl.data.rewards.children import children\n"
-        "print(children('echo', limit_s=5.0, most=1).ask(['a'])[0]['echo'])\n"
+        "print(children('data.echo:handler', limit_s=5.0, most=1).ask(['a'])[0]['echo'])\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["began", "a"]
 
 
-def test_after_a_fork_the_parents_children_are_left_alone(pool):
-    pid = pool.ask(["a"])[0]["pid"]
+def test_a_forked_process_has_children_of_its_own():
+    pid = children(ECHO, limit_s=1.0, most=1).ask(["a"])[0]["pid"]
     read, write = os.pipe()
     forked = os.fork()
     if forked == 0:
         try:
-            other = pool.ask(["b"])[0]["pid"]
-            pool.close()
+            other = children(ECHO, limit_s=1.0, most=1).ask(["b"])[0]["pid"]
             os.write(write, str(other).encode())
         finally:
             os._exit(0)
@@ -107,4 +114,4 @@ def test_after_a_fork_the_parents_children_are_left_alone(pool):
     assert int(os.read(read, 32)) != pid
     os.close(read)
     os.close(write)
-    assert pool.ask(["c"])[0] == {"echo": "c", "pid": pid}
+    assert children(ECHO, limit_s=1.0, most=1).ask(["c"])[0] == {"echo": "c", "pid": pid}

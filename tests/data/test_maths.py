@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gear_rl.data.rewards.maths import MathReward, gold_answers, math_reward
+from gear_rl.data.rewards.maths import gold_answers, math_reward
 
 pytest.importorskip("math_verify")
 
@@ -63,10 +63,10 @@ def test_the_gold_answer_is_sought_in_the_known_columns_in_order():
         math_reward(["1"], gold=["1"])
 
 
-def test_an_answer_that_hangs_is_killed_counted_and_costs_the_others_nothing(caplog):
+def test_an_answer_that_hangs_is_killed_counted_and_costs_the_others_nothing(caplog, monkeypatch):
+    monkeypatch.setattr("gear_rl.data.rewards.maths.LIMIT_SECONDS", 2.0)
     metrics, extra = {}, {}
-    reward = MathReward(limit_s=2.0, processes=1)
-    found = reward(
+    found = math_reward(
         ["$9^{9^{9^9}}$", "4", "no number"],
         answer=["3", "4", "5"],
         log_metric=metrics.__setitem__,
@@ -83,10 +83,11 @@ def test_an_answer_that_hangs_is_killed_counted_and_costs_the_others_nothing(cap
     assert [record.message for record in caplog.records] == ["math_reward: of 3 answers 1 timeouts"]
 
 
-def test_a_gold_answer_that_hangs_is_not_the_completions_fault(caplog):
+def test_a_gold_answer_that_hangs_is_not_the_completions_fault(caplog, monkeypatch):
+    monkeypatch.setattr("gear_rl.data.rewards.maths.LIMIT_SECONDS", 2.0)
     metrics = {}
-    reward = MathReward(limit_s=2.0, processes=1)
-    assert reward(["4", "4"], answer=["$9^{9^{9^9}}$", "4"], log_metric=metrics.__setitem__) == [None, 1.0]
+    golds = ["$9^{9^{9^9}}$", "4"]
+    assert math_reward(["4", "4"], answer=golds, log_metric=metrics.__setitem__) == [None, 1.0]
     assert (metrics["math_reward/timeouts"], metrics["math_reward/unreadable_gold"]) == (0.0, 1.0)
     assert "1 unreadable gold" in caplog.text
 
@@ -98,9 +99,3 @@ def test_it_works_outside_the_main_thread():
     thread.start()
     thread.join()
     assert found == [1.0, 0.0]
-
-
-def test_settings_are_checked():
-    with pytest.raises(ValueError, match="limit_s and processes must be positive"):
-        MathReward(limit_s=0.0)
-    assert math_reward.__name__ == "math_reward"

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gear_rl.data.rewards.tool_calls import (
     Call,
-    Made,
-    ToolCallReward,
+    call_scores,
     equal,
     expected_calls,
     made_calls,
@@ -56,28 +55,17 @@ TWO = [call("find", city="Rome", days=2), call("book", id=7)]
 )
 def test_the_three_parts(made, name, arguments, order):
     for completion in (said(*made), "".join(f"<tool_call>\n{json.dumps(c)}\n</tool_call>" for c in made)):
-        found = ToolCallReward().parts(expected_calls(TWO), made_calls(completion))
-        assert found == pytest.approx({"name": name, "arguments": arguments, "order": order})
+        found = call_scores(expected_calls(TWO), made_calls(completion))
+        assert found == pytest.approx((name, arguments, order))
         assert tool_call_reward([completion], calls=[TWO]) == [pytest.approx((name + arguments + order) / 3)]
         assert tool_call_exact([completion], calls=[TWO]) == [float((name, arguments, order) == (1, 1, 1))]
-
-
-def test_weights_differ_by_settings_and_exact_asks_only_for_what_weighs():
-    swapped = [said(*TWO[::-1])]
-    assert ToolCallReward(name=2, arguments=1, order=1)(swapped, calls=[TWO]) == [(2 + 1 + 0.5) / 4]
-    assert ToolCallReward(order=0)(swapped, calls=[TWO]) == [1.0]
-    assert ToolCallReward(order=0, exact=True)(swapped, calls=[TWO]) == [1.0]
-    assert tool_call_exact(swapped, calls=[TWO]) == [0.0]
-    assert (tool_call_reward.__name__, tool_call_exact.__name__) == ("tool_call_reward", "tool_call_exact")
-    with pytest.raises(ValueError, match="weights must be 0 or more, and not all 0"):
-        ToolCallReward(name=0, arguments=0, order=0)
 
 
 def test_calls_of_one_name_are_paired_by_their_best_agreement():
     expected = [call("f", a=1, b=1), call("f", a=2, b=2)]
     made = [call("f", a=2, b=2), call("f", a=1, b=9)]
     # The second expected call takes the first made one whole, the first takes the other by half.
-    assert ToolCallReward().parts(expected_calls(expected), made_calls(said(*made)))["arguments"] == 0.75
+    assert call_scores(expected_calls(expected), made_calls(said(*made)))[1] == 0.75
 
 
 def test_where_no_call_is_expected_none_is_right():
@@ -108,7 +96,7 @@ def test_what_is_no_call_is_counted_and_counts_as_a_call_of_no_name(block):
 
 
 def test_a_block_that_was_cut_off_is_malformed_even_if_it_could_be_read():
-    assert made_calls('<tool_call>{"name": "book", "arguments": {"id": 7').malformed == 1
+    assert made_calls('<tool_call>{"name": "book", "arguments": {"id": 7') == [None]
 
 
 def test_malformed_calls_that_the_template_found_are_counted():
@@ -116,7 +104,7 @@ def test_malformed_calls_that_the_template_found_are_counted():
         "role": "assistant",
         "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}],
     }
-    assert made_calls([message]) == Made([], 1)
+    assert made_calls([message]) == [None]
 
 
 @pytest.mark.parametrize(
@@ -174,11 +162,10 @@ def test_equality_is_that_of_json(left, right):
 
 @given(st.lists(st.sampled_from("abc"), max_size=5), st.lists(st.sampled_from("abc"), max_size=5))
 def test_every_part_is_a_share_and_is_whole_only_for_the_same_calls(wanted, given_):
-    expected, made = [Call(n, {}) for n in wanted], Made([Call(n, {}) for n in given_])
-    parts = ToolCallReward().parts(expected, made)
-    assert all(0.0 <= part <= 1.0 for part in parts.values())
-    assert (parts["order"] == 1.0) == (wanted == given_)
-    assert (parts["name"] == 1.0) == (sorted(wanted) == sorted(given_))
+    scores = call_scores([Call(n, {}) for n in wanted], [Call(n, {}) for n in given_])
+    assert all(0.0 <= score <= 1.0 for score in scores)
+    assert (scores[2] == 1.0) == (wanted == given_)
+    assert (scores[0] == 1.0) == (sorted(wanted) == sorted(given_))
 
 
 @given(st.text() | st.text(alphabet='<>/{}[]":tool_cal \n', max_size=60))

@@ -1,15 +1,21 @@
-"""Objects of the user's own, by name."""
+"""The user's own functions and classes: imported by name, and with their faults reported in one line."""
 
 import importlib
+import inspect
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, cast
 
 from gear_rl.errors import InputError, did_you_mean, raised
 
+Fault = Callable[[Any, Mapping[str, Any]], str | None]
+"""What is wrong with a function's result, given its keyword arguments; None if nothing is."""
+
 
 def import_object(path: str, where: str) -> Any:
-    """The object that ``package.module:object`` names; the folder that the command runs in is searched too.
+    """The object that ``package.module:object`` names; the current folder is searched too.
 
     >>> import_object("math:sqrt", "reward")(9)
     3.0
@@ -32,3 +38,62 @@ def import_object(path: str, where: str) -> Any:
             f"{where}: {module_name!r} has no {attribute!r}; {did_you_mean(attribute, dir(module))}"
         )
     return getattr(module, attribute)
+
+
+def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
+    """The function, which raises an ``InputError`` with its name for what it raises, and for a faulty result.
+
+    A coroutine or a model is returned as it is.
+
+    >>> guarded(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint' (...)
+    """
+    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+        return function
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        try:
+            value = function(*args, **given)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{where}: {name} raised {raised(error)}") from error
+        why = fault(value, given)
+        if why is not None:
+            raise InputError(f"{where}: {name} gave {why}")
+        return value
+
+    return call
+
+
+def context_fault(value: Any, given: Mapping[str, Any]) -> str | None:
+    """What is wrong with a privileged context."""
+    right = value is None or isinstance(value, str)
+    return None if right else f"{type(value).__name__}; return text, or None where there is nothing to show"
+
+
+def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the result of a ``rollout_func``."""
+    kind = type(value).__name__
+    found = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    for key in ("prompt_ids", "completion_ids", "logprobs"):
+        if key not in found:
+            return f"{kind} without {key!r}; return prompt_ids, completion_ids and logprobs"
+    for i, ids in enumerate(found["completion_ids"]):
+        if not len(ids):
+            return f"no token for completion {i}; give at least one, such as the end of the sequence"
+    return None
+
+
+def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the rewards of ``given["completions"]``."""
+    try:
+        count = len([value is None or float(value + 0) for value in values])
+    except (TypeError, ValueError):
+        return f"{str(values)[:40]!r}; return a list with a number or None for each completion"
+    wanted = len(given.get("completions", values))
+    return (
+        None if count == wanted else f"{count} values for {wanted} completions; return one for each, or None"
+    )

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
-from gear_rl.data.guarded import context_fault, guarded, rollouts_fault
-from gear_rl.data.objects import import_object
+from gear_rl.data.objects import context_fault, guarded, import_object, rollouts_fault
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.data.sources import is_generated

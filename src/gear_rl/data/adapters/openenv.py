@@ -1,8 +1,7 @@
-"""An OpenEnv client as an environment class for TRL's ``environment_factory``; written against openenv 0.10.
+"""An OpenEnv 0.10 client as an environment class for TRL's ``environment_factory``.
 
-TRL 1.16 drives OpenEnv *harness sessions* in its asynchronous trainer only (``trl.experimental.async_grpo``); for
-``GRPOTrainer`` an environment is a class whose methods are tools, and this module makes one. openenv is not
-imported: anything with ``reset``, ``step`` and results of ``observation``, ``reward`` and ``done`` will do.
+TRL 1.16 drives OpenEnv's harness sessions in its asynchronous trainer only. openenv is not imported: a client is
+anything with ``reset`` and ``step``, whose results have ``observation``, ``reward`` and ``done``.
 """
 
 import inspect
@@ -28,12 +27,10 @@ def environment(
 ) -> type[Any]:
     """A class in TRL's environment contract: no-argument constructor, ``reset(**row)``, tools, ``get_reward()``.
 
-    ``client`` makes a client, for instance ``lambda: EchoEnv(base_url="http://localhost:8000")``; an asynchronous
-    one is used through its ``.sync()``. ``actions`` is an action class, whose tool is called ``step``, or
-    ``{tool name: action class}``; the action's fields are the tool's arguments. Only ``reset_columns`` of a row
-    reach the server, so nothing meant for the teacher leaks. A tool returns the observation as text (``show``
-    writes it, else its fields as JSON); after the last step it raises. ``get_reward`` is the reward of the last
-    step, or the sum over steps. One client per environment is kept for its life, and connects at the first reset.
+    ``client`` makes a client (``lambda: EchoEnv(base_url="http://localhost:8000")``), which connects at the first
+    reset. ``actions`` is an action class, whose tool is called ``step``, or ``{tool name: action class}``;
+    its fields are the tool's arguments. Only ``reset_columns`` of a row reach the server. A tool returns the
+    observation as JSON or as ``show`` writes it. ``get_reward`` is that of the last step, or the sum.
 
     >>> environment(dict, {"reset": dict})
     Traceback (most recent call last):

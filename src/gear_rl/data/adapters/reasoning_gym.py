@@ -1,8 +1,7 @@
 """reasoning-gym's generators as dataset rows, and their own scorers as the reward.
 
-The package is imported when a function is called. Nine of its scorers hand the model's text to ``eval`` or to
-sympy's parser, which evaluates it too: their answers pass a grammar first, and every scorer runs in a child
-process that can be killed.
+Nine of its scorers evaluate the model's text (``eval``, sympy's parser): their answers pass a grammar first, and
+every scorer runs in a child process that can be killed.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -47,19 +46,14 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Rows of a generator: prompt, answer, privileged_context, solution, and the column that the reward reads.
 
-    ``settings`` are the generator's own. With ``held_out`` True only problems of the held-out part come, with
-    False only the others: the parts are divided by the question's text, so no seed mixes them. The privileged
-    context is the worked solution where there is one (``chain_sum`` term by term, else the generator's own
-    ``answer_cot`` or ``expression = answer``), else the answer. ``solution`` is the same with the answer in the
-    tags that the reward reads: a demonstration. Raises ``ValueError`` for an unknown generator or setting, for
-    one whose answers are None (there are five: nothing could inform a teacher), and for one with too few
-    different problems.
+    ``settings`` are the generator's own. ``held_out`` chooses one of two parts that share no question, whatever
+    the seed. The privileged context is the worked solution where there is one, else the answer; ``solution`` is
+    the same as a demonstration that the reward accepts. ``ValueError`` for an unknown generator or setting, for
+    one without answers, and for one with too few problems.
 
     >>> row = rows("chain_sum", num=1, seed=3)[0]
     >>> row["prompt"][0]["content"][-14:], row["answer"], row["privileged_context"]
     ('57 + 87 + 70 =', '214', '57 + 87 = 144. 144 + 70 = 214.')
-    >>> row["solution"]
-    '57 + 87 = 144. 144 + 70 = 214. <answer>214</answer>'
     """
     made: list[dict[str, Any]] = []
     drawn = 0
@@ -69,8 +63,7 @@ def rows(
         for entry in generator(name, num, seed + drawn, **settings):
             if entry["answer"] is None:
                 raise ValueError(
-                    f"reasoning-gym/{name}: it gives no answer (None), so nothing can inform a teacher; choose "
-                    "another generator"
+                    f"reasoning-gym/{name}: it gives no answer to inform a teacher; choose another generator"
                 )
             ours = zlib.crc32(str(entry["question"]).encode()) % HELD_OUT_SHARE == 0
             if held_out is None or held_out == ours:
@@ -87,8 +80,8 @@ def reasoning_gym_reward(
 ) -> list[float | None]:
     """The generator's own score of each answer, 0 to 1; the signature of a TRL reward function.
 
-    The answer is the text in the last ``<answer>`` tags of the last message, else all of it. An answer that the
-    grammar refuses, or that takes more than ten seconds, counts 0; the counts are metrics and one warning.
+    The answer is the text in the last ``<answer>`` tags of the last message, else all of it. One that the grammar
+    refuses, or that takes more than ten seconds, counts 0, in the metrics, and in one warning.
 
     >>> row = rows("chain_sum", num=1, seed=3)[0]
     >>> reasoning_gym_reward(["<answer>214</answer>", "213"], reasoning_gym=[row["reasoning_gym"]] * 2)
@@ -101,7 +94,7 @@ def reasoning_gym_reward(
     packs = [cast(dict[str, Any], json.loads(pack)) for pack in columns[COLUMN]]
     answers = [answer_of(completion) for completion in completions]
     sent = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
-    pool = children("reasoning-gym", limit_s=LIMIT_SECONDS, most=4)
+    pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)
     replies = dict(zip(sent, pool.ask([{**packs[i], "text": answers[i]} for i in sent]), strict=True))
     failures = [reply["failed"] for reply in replies.values() if "failed" in reply]
     counts = Counter[str](
@@ -130,15 +123,12 @@ def answer_of(completion: Completion) -> str:
 
 
 def safe(name: str, answer: str) -> bool:
-    """Whether the generator's scorer may see the answer: True unless it evaluates text that could be code.
-
-    Where lists are evaluated: a literal, or text without any bracket, which can call nothing. Where formulas
-    are: numbers, single letters, the usual functions and operators.
+    """Whether the generator's scorer may see the answer: False if it would evaluate text that could be code.
 
     >>> safe("n_queens", "[['_', 'Q']]"), safe("n_queens", "[print() for x in 'a']"), safe("chain_sum", "f()")
     (True, False, True)
-    >>> safe("countdown", "82 + 20*(67 - 50)"), safe("countdown", "().__class__"), safe("countdown", "f.a()")
-    (True, False, False)
+    >>> safe("countdown", "82 + 20*(67 - 50)"), safe("countdown", "().__class__")
+    (True, False)
     """
     if name in EVALUATE_FORMULAS:
         return _FORMULA.fullmatch(answer) is not None
@@ -151,11 +141,7 @@ def safe(name: str, answer: str) -> bool:
 
 
 def generator(name: str, size: int, seed: int, **settings: Any) -> Any:
-    """The package's dataset of that name; ``ValueError`` if it has none, or refuses a setting.
-
-    >>> generator("chain_sum", 1, 3)[0]["answer"]
-    '214'
-    """
+    """The package's dataset of that name; ``ValueError`` if it has none, or refuses a setting."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
@@ -171,26 +157,30 @@ def generator(name: str, size: int, seed: int, **settings: Any) -> Any:
         raise ValueError(f"reasoning-gym/{name}: {error}") from None
 
 
-@lru_cache(maxsize=64)
-def scorer(name: str, settings: str) -> Any:
-    """The dataset whose ``score_answer`` scores rows made with these settings, given as JSON text.
+def handler() -> Callable[[Any], dict[str, Any]]:
+    """In a child: answers ``{"generator", "settings", "entry", "text"}`` with the generator's own score."""
+    import reasoning_gym  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before the first limit begins
 
-    >>> scorer("chain_sum", "{}").score_answer("214", {"answer": "214"})
-    1.0
-    """
-    return generator(name, 1, 0, **json.loads(settings))
+    @lru_cache(maxsize=64)
+    def made(name: str, settings: str) -> Any:
+        return generator(name, 1, 0, **json.loads(settings))
+
+    def handle(request: Any) -> dict[str, Any]:
+        score = made(request["generator"], request["settings"]).score_answer
+        return {"score": float(score(request["text"], unpack(request["entry"])))}
+
+    return handle
 
 
 def pack(value: Any) -> Any:
-    """The value as JSON has it, with tuples and keys that are no text marked, so that ``unpack`` restores it.
+    """The value as JSON has it, with tuples and mappings marked, so that ``unpack`` restores them.
 
     >>> unpack(json.loads(json.dumps(pack({"edges": [(1, 2)], 3: None})))) == {"edges": [(1, 2)], 3: None}
     True
     """
-    if isinstance(value, tuple):
-        return {"!tuple": [pack(inner) for inner in cast(tuple[Any, ...], value)]}
-    if isinstance(value, list):
-        return [pack(inner) for inner in cast(list[Any], value)]
+    if isinstance(value, list | tuple):
+        items = [pack(inner) for inner in cast(Sequence[Any], value)]
+        return {"!tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
         return {"!object": [[pack(key), pack(inner)] for key, inner in items]}
@@ -198,11 +188,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What ``pack`` was given.
-
-    >>> unpack({"!tuple": [1, {"!object": [[2, 3]]}]})
-    (1, {2: 3})
-    """
+    """What ``pack`` was given."""
     if isinstance(value, list):
         return [unpack(inner) for inner in cast(list[Any], value)]
     if isinstance(value, dict):

@@ -1,9 +1,6 @@
-"""Tasksets of ``verifiers.v1`` (0.4) as dataset rows, a reward, and tools; written against 0.4.0.
+"""Tasksets of ``verifiers.v1`` 0.4 as dataset rows, a reward, and tools.
 
-In this process: prompts, ``@vf.reward`` functions that read only the trace, and ``@vf.tool`` methods of toolsets
-without state and set-up. Not in this process, and refused with the reason: rewards that need a runtime (a
-container or a sandbox), judges (they call a model), ``setup`` and ``finalize`` hooks, and toolsets that keep
-state or are served elsewhere. For those, serve the environment with verifiers itself.
+What needs more than this process (a runtime, a judge, hooks, toolsets with state) is refused with the reason.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -48,11 +45,7 @@ def rows(taskset: Any, *, num: int | None = None) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, eq=False)
 class TasksetReward:
-    """The taskset's own rewards, summed with their weights; the signature of a TRL reward function.
-
-    Needs the rows of ``rows``. The package's ``Task.score`` runs on a trace made of the prompt and the
-    completion, whose assistant messages count as sampled. What a reward raises is raised: it is the taskset's.
-    """
+    """The taskset's own rewards, summed with their weights; the signature of a TRL reward function."""
 
     taskset: Any
 
@@ -219,11 +212,7 @@ def _as_function(tool: Callable[..., Any], name: str) -> Callable[..., Any]:
 
         function = functools.wraps(tool)(wait)
     else:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return tool(*args, **kwargs)
-
-        function = functools.wraps(tool)(call)
+        function = functools.wraps(tool)(lambda *args, **kwargs: tool(*args, **kwargs))
     text = inspect.cleandoc(tool.__doc__ or name)
     names = list(inspect.signature(tool).parameters)
     if "Args:" not in text and names:

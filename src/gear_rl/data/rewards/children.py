@@ -1,111 +1,85 @@
-"""Scoring in child processes that can be killed: what a library does with a model's text may never end.
+"""Scoring in child processes that can be killed: computer algebra on a model's text hangs and exhausts memory.
 
-Computer algebra on a model's text hangs, exhausts memory, and uses signals that only a main thread may use. A
-child has all of that to itself. It is a plain ``python -m``, not ``multiprocessing``: that would import the
-user's training script again in every child.
+A child is a plain ``python -m`` of this file: ``multiprocessing`` would import the user's training script again.
+It reads one JSON request a line and answers each with one line.
 """
 
 import atexit
 import contextlib
 import json
+import logging
 import os
-import queue
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 START_SECONDS = 180.0
 """How long a child may take to import its library, on a machine that is busy."""
 REQUESTS_PER_CHILD = 8
-"""A further child is started only for this many requests more: each costs a second and 100 MB."""
+"""Another child is started per so many requests: each costs a second and 100 MB."""
+_MEMORY_BYTES = 4 << 30
+"""Address space of a child: a power of powers fails there instead of taking the machine's memory."""
 
 Reply = dict[str, Any]
-"""What the child answers; ``{"failed": "timeout"}``, ``"crash"`` or ``"error"`` if it did not."""
+"""The handler's answer; ``{"failed": "timeout"}``, ``"crash"`` or ``"error"`` without one."""
 
 
 class Children:
-    """A few children of one kind, one request at a time each; one that hangs or dies is replaced.
+    """At most ``most`` child processes that run one handler; one that hangs for ``limit_s`` or dies is replaced.
 
-    ``kind`` names a handler of ``gear_rl.data.rewards.child``. Safe to call from any thread. Children end with
-    the interpreter, and by themselves when it is killed.
-
-    >>> Children("echo", limit_s=5.0, most=1).ask([])
-    []
+    ``handler`` is the ``module:function`` that makes the function from request to reply in the child. They end
+    when this process does.
     """
 
-    def __init__(self, kind: str, *, limit_s: float, most: int) -> None:
-        self.kind = kind
-        self.limit_s = limit_s
-        self.most = most
-        self._lock = threading.Lock()
-        self._slots: list[_Child | None] = [None] * most
-        self._owner = os.getpid()
-        atexit.register(self.close)
+    def __init__(self, handler: str, *, limit_s: float, most: int) -> None:
+        self.handler, self.limit_s, self.most = handler, limit_s, most
+        self._idle = deque[_Child]()
+        owner = os.getpid()  # a fork leaves its parent's children alone
+        atexit.register(lambda: self.close() if os.getpid() == owner else None)
 
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
-        """The replies, in order; each request has ``limit_s`` seconds to itself.
-
-        Raises ``RuntimeError`` if a child cannot start at all, for instance because its library is missing.
-        """
+        """The replies, in order; ``RuntimeError`` if a child cannot start, for instance without its library."""
         if not requests:
             return []
-        with self._lock:
-            if os.getpid() != self._owner:  # after a fork the pipes are the parent's
-                for slot in range(self.most):
-                    self._slots[slot] = None
-                self._owner = os.getpid()
-            replies: list[Reply] = [{} for _ in requests]
-            left = deque(enumerate(requests))
+        busy = min(self.most, -(-len(requests) // REQUESTS_PER_CHILD))
+        with ThreadPoolExecutor(max_workers=busy) as threads:
+            return list(threads.map(self._ask, requests))
 
-            def work(slot: int) -> None:
-                while left:
-                    try:
-                        index, request = left.popleft()
-                    except IndexError:  # another thread took the last one
-                        return
-                    replies[index] = self._ask(slot, request)
-                    if replies[index].get("failed") == "crash":
-                        # It may have died while it was idle, of another's hunger for memory.
-                        replies[index] = self._ask(slot, request)
-
-            busy = min(self.most, -(-len(requests) // REQUESTS_PER_CHILD))
-            with ThreadPoolExecutor(max_workers=busy) as threads:
-                for done in [threads.submit(work, slot) for slot in range(busy)]:
-                    done.result()
-            return replies
-
-    def _ask(self, slot: int, request: Any) -> Reply:
-        child = self._slots[slot]
-        if child is None:
-            child = self._slots[slot] = _Child(self.kind, self.limit_s)
-        reply = child.ask(request)
-        if child.ended:
-            self._slots[slot] = None
+    def _ask(self, request: Any) -> Reply:
+        reply: Reply = {}
+        for _ in range(2):  # an idle child may have been OOM-killed: retried once
+            try:
+                child = self._idle.pop()
+            except IndexError:
+                child = _Child(self.handler, self.limit_s)
+            reply = child.ask(request)
+            if child.process.poll() is None:
+                self._idle.append(child)
+            if reply.get("failed") != "crash":
+                break
         return reply
 
     def close(self) -> None:
-        """End every child; the next ``ask`` starts new ones."""
-        if os.getpid() == self._owner:
-            for slot, child in enumerate(self._slots):
-                if child is not None:
-                    child.kill()
-                    self._slots[slot] = None
+        """End every idle child."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 class _Child:
-    def __init__(self, kind: str, limit_s: float) -> None:
+    def __init__(self, handler: str, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.ended = False
         root = str(Path(__file__).parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            # -P: the current folder must not shadow the standard library. No stderr: the library's own chatter.
-            [sys.executable, "-P", "-m", "gear_rl.data.rewards.child", kind, str(limit_s)],
+        self.process = subprocess.Popen(
+            # -P: the current folder must not shadow the standard library.
+            [sys.executable, "-P", "-m", "gear_rl.data.rewards.children", handler, str(limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -113,60 +87,93 @@ class _Child:
             text=True,
             encoding="ascii",
         )
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-        hello = self._next(START_SECONDS)
+        hello = self._reply(START_SECONDS)
         if "ready" not in hello:
-            self.kill()
+            self.close()
             raise RuntimeError(hello.get("error") or f"the scoring process did not start: {hello}")
 
     def ask(self, request: Any) -> Reply:
+        assert self.process.stdin is not None
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
         except OSError:
-            self.kill()
+            self.close()
             return {"failed": "crash"}
-        return self._next(self.limit_s)
+        return self._reply(self.limit_s)
 
-    def _next(self, seconds: float) -> Reply:
+    def _reply(self, seconds: float) -> Reply:
+        assert self.process.stdout is not None
+        expired = threading.Event()
+        timer = threading.Timer(seconds, lambda: (expired.set(), self.process.kill()))
+        timer.start()
+        line = self.process.stdout.readline()
+        timer.cancel()
+        if line:
+            return json.loads(line)
+        self.close()
+        return {"failed": "timeout" if expired.is_set() else "crash"}
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # what was still to be written
+                pipe.close()
+
+
+def children(handler: str, *, limit_s: float, most: int) -> Children:
+    """The children of these settings that this process shares."""
+    return _shared(handler, limit_s, most, os.getpid())
+
+
+@lru_cache
+def _shared(handler: str, limit_s: float, most: int, pid: int) -> Children:
+    return Children(handler, limit_s=limit_s, most=most)
+
+
+def _limits() -> Callable[[float], object]:
+    """Bound the memory; returns what sets the time after which the kernel ends this process, 0 for never."""
+    try:
+        import resource
+        import signal
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    except (ImportError, ValueError, OSError):  # not on this system; the parent's limit remains
+        return lambda seconds: None
+    # The default action of the signal also ends a computation inside C.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _main(handler: str, seconds: str) -> None:
+    """The child: answer requests until the pipe closes; what a library prints goes to the error stream."""
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+    logging.disable(logging.CRITICAL)
+
+    def reply(answer: Reply) -> None:
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
+
+    module, _, name = handler.partition(":")
+    try:
+        handle: Callable[[Any], Reply] = getattr(import_module(module), name)()
+    except ImportError as error:
+        reply({"error": f"the scoring process did not start: {error}"})
+        return
+    reply({"ready": True})
+    guard = _limits()
+    for line in sys.stdin:
+        guard(2 * float(seconds))  # for an orphan: the parent kills earlier
         try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            self.kill()
-            return {"failed": "timeout"}
-        if line is None:
-            self.kill()
-            return {"failed": "crash"}
-        return json.loads(line)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._lines.put(line)
-        self._lines.put(None)
-
-    def kill(self) -> None:
-        self.ended = True
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # what was still to be written has nowhere to go
-                self._process.stdin.close()
+            answer = handle(json.loads(line))
+        except Exception as error:
+            answer = {"failed": "error", "error": f"{type(error).__name__}: {str(error)[:200]}"}
+        guard(0)
+        reply(answer)
 
 
-_SHARED: dict[tuple[str, float, int], Children] = {}
-
-
-def children(kind: str, *, limit_s: float, most: int) -> Children:
-    """The process-wide children of these settings: two rewards with the same ones share them.
-
-    >>> children("echo", limit_s=5.0, most=1) is children("echo", limit_s=5.0, most=1)
-    True
-    """
-    key = (kind, limit_s, most)
-    if key not in _SHARED:
-        _SHARED[key] = Children(kind, limit_s=limit_s, most=most)
-    return _SHARED[key]
+if __name__ == "__main__":
+    _main(*sys.argv[1:3])

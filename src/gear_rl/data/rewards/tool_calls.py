@@ -1,6 +1,6 @@
 """The reward for function-calling data: the calls of a completion against the expected ones.
 
-Model text is read with ``json.loads`` and compared. It is never evaluated.
+Model text is read with ``json.loads`` and compared, never evaluated.
 """
 
 import json
@@ -23,154 +23,108 @@ _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function call: its name, and its arguments as JSON values.
-
-    >>> expected_calls([{"name": "add", "arguments": {"a": 1}}])
-    [Call(name='add', arguments={'a': 1})]
-    """
+    """A function call: its name, and its arguments as JSON values."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The calls of a completion, in order, and how many more could not be read.
+def tool_call_reward(completions: Sequence[Completion], **given: Any) -> list[float | None]:
+    """How well the calls of a completion match the expected ones, 0 to 1: the mean of ``call_scores``.
 
-    >>> made_calls("nothing to call")
-    Made(calls=[], malformed=0)
-    """
-
-    calls: list[Call]
-    malformed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallReward:
-    """How well the calls of a completion match the expected ones, from 0 to 1: a weighted mean of three parts.
-
-    *name*: F1 of the two multisets of names. *arguments*: expected and made calls of one name are paired, the
-    best pairs first; a pair is worth the share of keys on which both agree, of all keys that either has; a call
-    without a partner, on either side, is worth 0. *order*: the longest common subsequence of the two lists of
-    names, over the longer one. A call that cannot be read counts as a call of no name. If no call is expected,
-    none is right. ``exact`` gives 1.0 if every part that has a weight is perfect, else 0.0.
-
-    Values compare as JSON: 1 equals 1.0, but neither ``"1"`` nor ``true``. Expected calls stand in the column
-    ``calls``, ``tool_calls`` or ``ground_truth``: a list of ``{name, arguments}`` or OpenAI's
-    ``{type, function: {name, arguments}}``, or JSON text of either. Arrow fills the keys that only another row
-    has with null: a null in expected arguments that are no JSON text counts as absent. A row without expected
-    calls, or with unreadable ones, gives None. Made calls are the ``tool_calls`` of all assistant messages, or
-    the ``<tool_call>`` JSON blocks of messages that have none.
+    Expected calls stand in the column ``calls``, ``tool_calls`` or ``ground_truth``: a list of ``{name,
+    arguments}`` or of OpenAI's form, or JSON text of either. A row without readable ones gives None. The made
+    calls are the ``tool_calls`` of the messages, else their ``<tool_call>`` JSON blocks; one that cannot be read
+    counts as a call of no name.
 
     >>> said = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 3}}</tool_call>'
     >>> tool_call_reward([said], calls=[[{"name": "add", "arguments": {"a": 1.0, "b": 2}}]])
     [0.8333333333333334]
     """
-
-    name: float = 1.0
-    """Weight of the names."""
-    arguments: float = 1.0
-    """Weight of the arguments."""
-    order: float = 1.0
-    """Weight of the order."""
-    exact: bool = False
-    """All or nothing."""
-
-    @property
-    def __name__(self) -> str:
-        """What a trainer's log calls this reward."""
-        return "tool_call_exact" if self.exact else "tool_call_reward"
-
-    def __post_init__(self) -> None:
-        weights = (self.name, self.arguments, self.order)
-        if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-            raise ValueError(f"ToolCallReward: weights must be 0 or more, and not all 0, got {weights}")
-
-    def __call__(
-        self,
-        completions: Sequence[Completion],
-        *,
-        log_extra: Callable[[str, list[Any]], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> list[float | None]:
-        present = [name for name in CALL_COLUMNS if name in columns]
-        if not present:
-            raise ValueError(
-                f"{self.__name__}: the dataset has none of the columns {', '.join(CALL_COLUMNS)}; name yours "
-                "with --columns.calls COLUMN"
-            )
-        rewards: list[float | None] = []
-        malformed = unreadable = 0
-        for i, completion in enumerate(completions):
-            value = next((columns[name][i] for name in present if columns[name][i] is not None), None)
-            expected = expected_calls(value)
-            made = made_calls(completion)
-            malformed += made.malformed
-            unreadable += expected is None
-            rewards.append(None if expected is None else self.score(expected, made))
-        if log_metric is not None:
-            log_metric(f"{self.__name__}/malformed", float(malformed))
-            log_metric(f"{self.__name__}/unreadable_expected", float(unreadable))
-        if unreadable:
-            log.warning(
-                "%s: the expected calls of %d of %d rows cannot be read; write a list of {name, arguments}",
-                self.__name__,
-                unreadable,
-                len(completions),
-            )
-        return rewards
-
-    def score(self, expected: Sequence[Call], made: Made) -> float:
-        """The score of one completion.
-
-        >>> ToolCallReward().score([], Made([])), ToolCallReward().score([], Made([Call("add", {})]))
-        (1.0, 0.0)
-        """
-        parts = self.parts(expected, made)
-        weights = {"name": self.name, "arguments": self.arguments, "order": self.order}
-        if self.exact:
-            return float(all(parts[part] == 1.0 for part, weight in weights.items() if weight))
-        return sum(weight * parts[part] for part, weight in weights.items()) / sum(weights.values())
-
-    def parts(self, expected: Sequence[Call], made: Made) -> dict[str, float]:
-        """The three parts by themselves, before the weights."""
-        num_made = len(made.calls) + made.malformed
-        if not expected or not num_made:
-            return dict.fromkeys(("name", "arguments", "order"), float(not expected and not num_made))
-        wanted, given = [c.name for c in expected], [c.name for c in made.calls]
-        longer = max(len(expected), num_made)
-        shared = (Counter(wanted) & Counter(given)).total()
-        return {
-            "name": 2 * shared / (len(expected) + num_made),
-            "arguments": _paired(expected, made.calls) / longer,
-            "order": _common_subsequence(wanted, given) / longer,
-        }
+    return _rewards("tool_call_reward", completions, lambda scores: sum(scores) / 3, **given)
 
 
-def made_calls(completion: Completion) -> Made:
-    """The calls of a completion's assistant messages, those of an unclosed ``<tool_call>`` counted as malformed.
+def tool_call_exact(completions: Sequence[Completion], **given: Any) -> list[float | None]:
+    """1.0 for exactly the expected calls in their order, else 0.0; the rest as ``tool_call_reward``."""
+    return _rewards("tool_call_exact", completions, lambda scores: float(min(scores) == 1.0), **given)
+
+
+def _rewards(
+    name: str,
+    completions: Sequence[Completion],
+    combine: Callable[[tuple[float, ...]], float],
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    present = [column for column in CALL_COLUMNS if column in columns]
+    if not present:
+        raise ValueError(
+            f"{name}: the dataset has none of the columns {', '.join(CALL_COLUMNS)}; name yours with "
+            "--columns.calls COLUMN"
+        )
+    rewards: list[float | None] = []
+    malformed = 0
+    for i, completion in enumerate(completions):
+        value = next((columns[column][i] for column in present if columns[column][i] is not None), None)
+        expected, made = expected_calls(value), made_calls(completion)
+        malformed += made.count(None)
+        rewards.append(None if expected is None else combine(call_scores(expected, made)))
+    unreadable = rewards.count(None)
+    if log_metric is not None:
+        log_metric(f"{name}/malformed", float(malformed))
+        log_metric(f"{name}/unreadable_expected", float(unreadable))
+    if unreadable:
+        log.warning(
+            "%s: the expected calls of %d of %d rows cannot be read; write a list of {name, arguments}",
+            *(name, unreadable, len(rewards)),
+        )
+    return rewards
+
+
+def call_scores(expected: Sequence[Call], made: Sequence[Call | None]) -> tuple[float, float, float]:
+    """How well names, arguments and order agree; where no call is expected, none is right.
+
+    *Names*: F1 of the two multisets. *Arguments*: calls of one name are paired, the best pairs first, and a pair
+    is worth the share of keys on which both agree; a call without a partner is worth 0. *Order*: the longest
+    common subsequence of the names, over the longer list.
+
+    >>> call_scores([Call("f", {"a": 1}), Call("g", {})], [Call("g", {})])
+    (0.6666666666666666, 0.5, 0.5)
+    """
+    if not expected or not made:
+        none = float(not expected and not made)
+        return none, none, none
+    calls = [call for call in made if call is not None]
+    wanted, given = [call.name for call in expected], [call.name for call in calls]
+    longer = max(len(expected), len(made))
+    shared = (Counter(wanted) & Counter(given)).total()
+    return (
+        2 * shared / (len(expected) + len(made)),
+        _paired(expected, calls) / longer,
+        _common_subsequence(wanted, given) / longer,
+    )
+
+
+def made_calls(completion: Completion) -> list[Call | None]:
+    """The calls of a completion's assistant messages, None for one that cannot be read.
 
     >>> made_calls('<tool_call>{"name": "f"}</tool_call> <tool_call>__import__("os")</tool_call>')
-    Made(calls=[Call(name='f', arguments={})], malformed=1)
+    [Call(name='f', arguments={}), None]
     """
-    calls: list[Call] = []
-    malformed = 0
+    calls: list[Call | None] = []
     for message in assistant_messages(completion):
         given: Any = message.get("tool_calls")
         if not given:
             given = [_json(block) for block in _BLOCK.findall(content_text(message.get("content")))]
-        for item in cast(list[Any], given):
-            call = _call(item)
-            if call is None:
-                malformed += 1
-            else:
-                calls.append(call)
-    return Made(calls, malformed)
+        calls += [_call(item) for item in given]
+    return calls
 
 
 def expected_calls(value: Any) -> list[Call] | None:
     """The expected calls of a row, from a list or its JSON text; None if they cannot be read.
+
+    Arrow fills the keys that only another row has with null, so a null in arguments that are no JSON text counts
+    as absent.
 
     >>> expected_calls('[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]')
     [Call(name='f', arguments={})]
@@ -194,15 +148,13 @@ def equal(left: Any, right: Any) -> bool:
     """
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
-    if isinstance(left, int | float) and isinstance(right, int | float):
-        return left == right
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         a, b = cast(Mapping[str, Any], left), cast(Mapping[str, Any], right)
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(left, list) and isinstance(right, list):
         xs, ys = cast(list[Any], left), cast(list[Any], right)
-        return len(xs) == len(ys) and all(equal(x, y) for x, y in zip(xs, ys, strict=True))
-    return left == right  # text or null: different kinds differ
+        return len(xs) == len(ys) and all(map(equal, xs, ys))
+    return left == right
 
 
 def _paired(expected: Sequence[Call], made: Sequence[Call]) -> float:
@@ -232,11 +184,9 @@ def _agreement(expected: Mapping[str, Any], made: Mapping[str, Any]) -> float:
 
 
 def _common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
-    """The length of the longest common subsequence."""
     row = [0] * (len(right) + 1)
     for a in left:
-        before = row
-        row = [0]
+        before, row = row, [0]
         for j, b in enumerate(right):
             row.append(before[j] + 1 if a == b else max(before[j + 1], row[j]))
     return row[-1]
@@ -251,9 +201,7 @@ def _call(item: Any) -> Call | None:
     name, arguments = call.get("name"), call.get("arguments")
     if isinstance(arguments, str):
         arguments = _json(arguments)
-        if arguments is None:
-            return None
-    if arguments is None:
+    elif arguments is None:
         arguments = {}
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         return None
@@ -261,15 +209,11 @@ def _call(item: Any) -> Call | None:
 
 
 def _json(text: str) -> Any:
-    """The JSON value of a text; None if it is none. NaN and infinities are no JSON."""
+    """The JSON value of a text; None if it is none. NaN is no JSON."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=lambda name: json.loads(""))
     except (ValueError, RecursionError):  # also: a number of too many digits, brackets nested too deep
         return None
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _without_null(value: Any) -> Any:
@@ -279,9 +223,3 @@ def _without_null(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_null(inner) for inner in cast(list[Any], value)]
     return value
-
-
-tool_call_reward = ToolCallReward()
-"""The default: names, arguments and order weigh the same."""
-tool_call_exact = ToolCallReward(exact=True)
-"""1.0 for exactly the expected calls in their order, else 0.0."""
