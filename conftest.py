@@ -4,6 +4,6 @@ from importlib.util import find_spec
 
 _NEED_VERL = (
     *(f"src/gear_rl/engines/verl/{name}.py" for name in ("agent_loop", "trainer", "worker")),
-    *(f"src/gear_rl/runs/verl/{name}.py" for name in ("agents", "groups", "plugin", "trainers")),
+    *(f"src/gear_rl/runs/verl/{name}.py" for name in ("agents", "plugin", "trainers")),
 )
 collect_ignore = [] if find_spec("verl") else [*_NEED_VERL]

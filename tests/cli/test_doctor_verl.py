@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gear_rl.cli.doctor_verl import examine_verl
-from gear_rl.runs.verl import checks, registration
+from gear_rl.cli import doctor_verl
+from gear_rl.cli.doctor_verl import examine_verl, registration_fault
+from gear_rl.engines.verl import checks
 from support.commands import gear
 
 
@@ -40,29 +41,22 @@ def test_a_version_that_was_never_run_is_a_note(version, state, monkeypatch):
     assert found["verl"].state == state and version in found["verl"].fact
 
 
-@pytest.mark.parametrize("policy", ["none", "other", "auto", "other, gear"])
-def test_a_policy_that_leaves_the_plugin_out_is_named(policy, monkeypatch):
-    monkeypatch.setattr(registration, "entry_point", lambda: SimpleNamespace(load=lambda: None))
+@pytest.mark.parametrize(
+    ("policy", "state"), [("none", "broken"), ("other", "broken"), ("other, gear", "ok")]
+)
+def test_a_policy_that_leaves_the_plugin_out_is_named(policy, state, monkeypatch):
+    monkeypatch.setattr(doctor_verl, "installed", lambda package: "0.9.1")
+    monkeypatch.setattr(doctor_verl, "registration_fault", lambda: None)
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
-    fault = registration.announcement_fault()
-    if policy in ("none", "other"):
-        assert fault is not None and "VERL_USE_EXTERNAL_PLUGINS" in fault[0] and "unset" in fault[1]
-    else:
-        assert fault is None
-
-
-def test_an_installation_without_the_entry_point_is_named(monkeypatch):
-    monkeypatch.setattr(registration, "entry_points", lambda group: [])
-    fault = registration.announcement_fault()
-    assert fault is not None and "announces no plugin" in fault[0]
+    found = by_subject()["registration"]
+    assert found.state == state and (state == "ok" or "VERL_USE_EXTERNAL_PLUGINS" in found.fact)
 
 
 def test_the_last_line_of_a_plugins_traceback_is_reported(monkeypatch):
     def load():
         raise RuntimeError("first line\nlast line")
 
-    monkeypatch.setattr(registration, "entry_point", lambda: SimpleNamespace(load=load))
-    assert registration.registration_fault() == "last line"
-    monkeypatch.setattr(registration, "entry_point", lambda: None)
-    fault = registration.registration_fault()
-    assert fault == "ModuleNotFoundError: No module named 'verl'"
+    monkeypatch.setattr(doctor_verl, "entry_points", lambda **_: [SimpleNamespace(load=load)])
+    assert registration_fault() == "last line"
+    monkeypatch.setattr(doctor_verl, "entry_points", lambda **_: [])
+    assert registration_fault() == "ModuleNotFoundError: No module named 'verl'"

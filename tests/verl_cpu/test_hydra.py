@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import verl
 
+from gear_rl.cli.doctor_verl import registration_fault
+from gear_rl.engines.verl import checks
+from gear_rl.engines.verl.checks import VerlSettings
 from gear_rl.errors import InputError
-from gear_rl.runs.verl.checks import check
 from gear_rl.runs.verl.export import export, read_run
-from gear_rl.runs.verl.launch import Cluster, hydra_value
-from gear_rl.runs.verl.registration import registration_fault
+from gear_rl.runs.verl.launch import hydra_value
+from gear_rl.runs.verl.settings import read_config
 from support.launching import options, overrides
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,12 @@ def checked(words):
         config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
     )
     return config
+
+
+def check(config) -> VerlSettings:
+    settings = read_config(config)
+    checks.check(config, settings)
+    return settings
 
 
 @every_recipe
@@ -140,8 +148,8 @@ def test_a_setting_that_would_spoil_the_credit_without_a_word_is_refused(words, 
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_exported_command_is_a_configuration_that_would_run(name, tmp_path):
-    done = export(read_run(None, EXPORTS[name]), tmp_path / "out", Cluster(gpus=2))
-    config = checked(overrides(done.command, tmp_path, sys.executable))
+    export(read_run(None, EXPORTS[name]), tmp_path / "out", gpus=2)
+    config = checked(overrides(tmp_path / "out" / "launch.sh", tmp_path, sys.executable))
     settings = check(config)
     assert config.data.train_files == str(tmp_path / "out" / "train.parquet")
     if name == "errands":
@@ -157,8 +165,10 @@ def test_an_exported_command_is_a_configuration_that_would_run(name, tmp_path):
 def test_verl_loads_the_exported_reward(tmp_path):
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    done = export(read_run(None, EXPORTS["chain"]), tmp_path / "out", Cluster(gpus=2))
-    score = get_custom_reward_fn(composed(overrides(done.command, tmp_path, sys.executable)))
+    export(read_run(None, EXPORTS["chain"]), tmp_path / "out", gpus=2)
+    score = get_custom_reward_fn(
+        composed(overrides(tmp_path / "out" / "launch.sh", tmp_path, sys.executable))
+    )
     assert score("arena/easy", "ans 45", "45", extra_info={"answer": "45"}) == 1.0
 
 

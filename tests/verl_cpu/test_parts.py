@@ -9,7 +9,7 @@ from transfer_queue import KVBatchMeta
 
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
-from gear_rl.engines.verl.engine import VerlEngine
+from gear_rl.engines.verl.passes import VerlEngine
 from gear_rl.engines.verl.trainer import CreditTrainer
 from gear_rl.signals.score import Completions, Prompts
 
@@ -46,7 +46,7 @@ def request_of(rows: int, group: torch.Tensor | None) -> ForwardRequest:
 @pytest.mark.parametrize("rows", [16, 48])
 def test_every_rank_of_the_actor_has_as_much_to_score(rows: int):
     request = request_of(rows, None)
-    order = torch.tensor(engine_of(rows)._order(request)).view(RANKS, -1)
+    order = torch.tensor(engine_of(rows)._places(request)).view(RANKS, -1)
     assert sorted(order.flatten().tolist()) == list(range(rows))
     assert request.scored_B[order].sum(-1).tolist() == [rows // RANKS // 2] * RANKS
 
@@ -54,11 +54,11 @@ def test_every_rank_of_the_actor_has_as_much_to_score(rows: int):
 @pytest.mark.parametrize("rows", [16, 48])
 def test_every_rank_of_the_actor_has_whole_groups(rows: int):
     group = torch.arange(rows) % RANKS
-    order = torch.tensor(engine_of(rows)._order(request_of(rows, group))).view(RANKS, -1)
+    order = torch.tensor(engine_of(rows)._places(request_of(rows, group))).view(RANKS, -1)
     assert (group[order] == group[order][:, :1]).all()
 
 
 def test_groups_that_the_ranks_would_split_are_refused():
     # Twelve groups of four: whole in twelve parts, but not on eight ranks.
     with pytest.raises(ValueError, match="12 prompts cannot be divided evenly among 8 ranks"):
-        engine_of(48)._order(request_of(48, torch.arange(48) // 4))
+        engine_of(48)._places(request_of(48, torch.arange(48) // 4))

@@ -1,33 +1,24 @@
 """``gear doctor --engine verl``: what a run under verl would miss on this machine, and how to correct it."""
 
-import sys
+import importlib
+import os
+import traceback
+import warnings
+from importlib.metadata import entry_points
 
 from gear_rl.cli.doctor import Finding, device
-from gear_rl.runs.verl.checks import TESTED, TRAINERS, environment_problem, installed, version_note
-from gear_rl.runs.verl.registration import announcement_fault, registration_fault
+from gear_rl.engines.verl.batch import AGENT_NAME
+from gear_rl.engines.verl.checks import TESTED, TRAINERS, environment_problem, installed, version_note
 
 _OWN = "make an environment of its own: pip install 'gear-rl[verl]'"
-_REQUIRED = ("torch", "verl", "ray", "transferqueue", "tensordict", "transformers", "datasets", "hydra-core")
-_SERVERS = ("vllm", "sglang")
+_REQUIRED = ("torch", "verl", "vllm", "ray", "transferqueue", "transformers", "datasets", "hydra-core")
+_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 
 
 def examine_verl() -> list[Finding]:
     """Every finding, cheap ones first; the last loads verl. Nothing is downloaded and nothing is changed."""
-    python_ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    findings = [
-        Finding(
-            "ok" if python_ok else "broken",
-            "python",
-            ".".join(map(str, sys.version_info[:3])),
-            "" if python_ok else "verl takes 3.11 and 3.12 of ours",
-        ),
-        *(_package(name) for name in _REQUIRED),
-        _server(),
-        _trl(),
-    ]
-    if installed("torch") is not None:
-        findings += _platform()
-    return [*findings, _registration()]
+    machine = device() if installed("torch") is not None else []
+    return [*map(_package, _REQUIRED), _trl(), *machine, _registration()]
 
 
 def _package(name: str) -> Finding:
@@ -36,17 +27,8 @@ def _package(name: str) -> Finding:
         return Finding("broken", name, "not installed", _OWN)
     note = version_note() if name == "verl" else None
     if note is not None:
-        return Finding("note", name, f"{found}: {note}", f"pip install 'verl=={TESTED[-1]}' was run")
+        return Finding("note", name, f"{found}: {note}", f"pip install 'verl=={TESTED}' was run")
     return Finding("ok", name, f"{found}, as tested" if name == "verl" else found)
-
-
-def _server() -> Finding:
-    found = [f"{name} {installed(name)}" for name in _SERVERS if installed(name) is not None]
-    if found:
-        return Finding("ok", "rollout server", ", ".join(found))
-    return Finding(
-        "broken", "rollout server", "neither vllm nor sglang is installed", "pip install vllm==0.31.0 on GPUs"
-    )
 
 
 def _trl() -> Finding:
@@ -57,25 +39,41 @@ def _trl() -> Finding:
     return Finding("broken", "trl", fact, fix)
 
 
-def _platform() -> list[Finding]:
-    import torch
-
-    if torch.accelerator.is_available():
-        return device()
-    fix = "verl trains on accelerators; `make test-verl` runs it on a CPU, with files of the tests"
-    return [Finding("note", "device", "no accelerator", fix)]
-
-
 def _registration() -> Finding:
-    """Whether a run would find our trainers; the one thing that verl does not say by itself."""
-    subject = "registration"
+    """Whether a run would find our trainers: verl hides whatever goes wrong in a plugin."""
+    subject, policy = "registration", os.environ.get(_POLICY, "auto").strip().lower()
     if installed("verl") is None:
         return Finding("broken", subject, "verl is not installed", _OWN)
-    fault = announcement_fault()
-    if fault is not None:
-        return Finding("broken", subject, *fault)
+    if policy != "auto" and "gear" not in [name.strip() for name in policy.split(",")]:
+        return Finding(
+            "broken", subject, f"{_POLICY}={policy} leaves the plugin out", "unset it, or set it to gear"
+        )
     problem = registration_fault()
     if problem is not None:
-        fix = "correct what it names, or report it; verl itself would only say: Unknown trainer"
+        fix = "correct what it names, or install gear-rl[verl] again; verl itself would only say: Unknown trainer"
         return Finding("broken", subject, problem, fix)
     return Finding("ok", subject, f"{', '.join(TRAINERS)}, the agent loop and the group gear")
+
+
+def registration_fault() -> str | None:
+    """What verl lacks of ours in this process, after loading the plugin as a run does; None if it has all.
+
+    Loads verl and torch. An exception is given by the last line of its traceback.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # verl warns of every backend that is not installed
+            for plugin in entry_points(group="verl.plugins", name="gear"):
+                plugin.load()  # by ourselves first, since verl would hide its exception
+            # The packages first, whose import is what the plugin waits for.
+            for name in ("verl", "verl.trainer.ppo.v1", "verl.experimental.agent_loop"):
+                importlib.import_module(name)
+            trainers = importlib.import_module("verl.trainer.ppo.v1.trainer_base").TRAINER_REGISTRY
+            loops = importlib.import_module("verl.experimental.agent_loop.agent_loop")._agent_loop_registry
+            groups = importlib.import_module("hydra.core.config_store").ConfigStore.instance().repo
+    except Exception as error:
+        return traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+    missing = [f"trainer {name}" for name in TRAINERS if name not in trainers]
+    missing += [] if AGENT_NAME in loops else [f"agent loop {AGENT_NAME}"]
+    missing += [] if "gear" in groups else ["Hydra group gear"]
+    return f"verl has no {', '.join(missing)}" if missing else None

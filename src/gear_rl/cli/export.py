@@ -24,10 +24,9 @@ def verl(
     out: Annotated[Path, typer.Option(help="Folder for the parquet files and launch.sh.")] = Path(
         "runs/verl"
     ),
-    gpus: Annotated[int, typer.Option(help="GPUs on each node.")] = 8,
-    nodes: Annotated[int, typer.Option(help="Nodes of the cluster.")] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs on each node.", min=1)] = 8,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Longest prompt, tools included; verl leaves out longer ones.")
+        int, typer.Option(help="Longest prompt, tools included; verl leaves out longer ones.", min=1)
     ] = 1024,
 ) -> None:
     """Write verl's parquet files, reward and launch command. Any key of the file may follow as --KEY VALUE.
@@ -38,21 +37,16 @@ def verl(
     gear export verl --config examples/math_qwen3_4b.yaml --out runs/verl --gpus 8
     """
     from gear_rl.runs.verl.export import export, read_run
-    from gear_rl.runs.verl.launch import Cluster
 
     show_log()
     run = read_run(config, context.args)
-    cluster = Cluster(gpus=gpus, nodes=nodes, prompt_tokens=prompt_tokens)
-    done = export(run, out, cluster, say=_say)
-    for file in done.files:
-        count = done.rows.get(file.stem) if file.suffix == ".parquet" else None
-        rows = "" if count is None else f" ({count} rows)"
-        out_console.print(f"wrote {file}{rows}", highlight=False, soft_wrap=True)
+    done = export(run, out, gpus=gpus, prompt_tokens=prompt_tokens, say=_say)
+    for name, rows in done.rows.items():
+        out_console.print(f"wrote {out / name}.parquet ({rows} rows)", highlight=False, soft_wrap=True)
     for note in done.notes:
         error_console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
-    out_console.print(
-        f"start it, where verl is installed, with: bash {done.command}", highlight=False, soft_wrap=True
-    )
+    start = f"start it, where verl is installed, with: bash {out.resolve() / 'launch.sh'}"
+    out_console.print(start, highlight=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:

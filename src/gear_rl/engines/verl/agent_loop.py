@@ -1,9 +1,8 @@
-"""TRL's environment contract inside verl's agent loop: ``reset(**row)``, public methods as tools,
-``get_reward()``.
+"""TRL's environment contract in verl's agent loop: ``reset(**row)``, public methods as tools, ``get_reward()``.
 
-One instance runs one trajectory, so the environment lives on it. What the credit step reads later, on the driver,
-travels with the trajectory: the messages with what failed, the tools' schemas, and what the environment says of
-the rollout. It is read after the last token was sampled, so nothing privileged can reach a prompt.
+What the credit step reads later, on the driver, travels with the rollout: its messages with the calls that
+failed, the tools' schemas, and what the environment says. It is read after the last token was sampled, so nothing
+privileged can reach a prompt.
 """
 
 import asyncio
@@ -29,12 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnvironmentLoop(ToolAgentLoop, ABC):
-    """The rollouts of an environment; a subclass says which.
-
-    Tools are guarded as under TRL: checked arguments, a time limit, answers of bounded size, control tokens of
-    the chat broken. They run in a thread of their own, so one that waits holds up no other trajectory; one that
-    never returns is answered for and left behind.
-    """
+    """One rollout in an environment of its own, which a subclass names. Tools are guarded as under TRL."""
 
     time_limit: float | None = 30.0
     """Seconds for a call of a tool."""
@@ -45,11 +39,9 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # The limit on time is kept here: an alarm would need the process's main thread.
-        self.guard = ToolGuard(time_limit=None, max_chars=self.max_chars)
+        self.guard = ToolGuard(time_limit=self.time_limit, max_chars=self.max_chars)
         self.control = control_pattern(self.tokenizer)
         self.called: list[str] = []
-        self.late: set[str] = set()
         self.agent_data: Any = None
 
     @abstractmethod
@@ -57,22 +49,23 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
         """What makes the environment of a row."""
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **row: Any) -> AgentLoopOutput:
-        """One rollout in an environment of its own."""
+        """One rollout."""
         given = dict(row.get("extra_info") or {})
         environment = self.guard.environment(self.factory(given))()
-        own = {name: value for name, value in given.items() if name not in self.hidden_columns}
-        messages = _opened(row["raw_prompt"], environment.reset(**own))
+        shown = {name: value for name, value in given.items() if name not in self.hidden_columns}
+        prompt = [dict(message) for message in row["raw_prompt"]]
+        observation = environment.reset(**shown)
+        if observation is not None:
+            prompt[-1]["content"] = f"{prompt[-1]['content']}{observation}"
         self.methods = {name: getattr(environment, name) for name in tool_functions(type(environment))}
         self.tools, self.tool_schemas = {}, [get_json_schema(method) for method in self.methods.values()]
-        options = {**row, "raw_prompt": messages}
-        output = await super().run(sampling_params, priority=priority, **options)
-        seen = self._seen(messages, environment, output)
-        changes: dict[str, Any] = {
-            "extra_fields": {**output.extra_fields, SEEN: seen, "reward_extra_info": {}}
-        }
+        with self.guard.serving():
+            output = await super().run(sampling_params, priority=priority, **{**row, "raw_prompt": prompt})
+        seen = self._seen(prompt, environment, output)
+        output.extra_fields = {**output.extra_fields, SEEN: seen, "reward_extra_info": {}}
         if hasattr(environment, "get_reward"):
-            changes["reward_score"] = float(environment.get_reward())
-        return AgentLoopOutput(**{name: getattr(output, name) for name in output.model_fields_set} | changes)
+            output.reward_score = float(environment.get_reward())
+        return output
 
     async def _handle_pending_state(self, agent_data: Any, sampling_params: dict[str, Any]) -> Any:
         self.agent_data = agent_data
@@ -93,17 +86,13 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
         return ToolResponse(text=defused(text, self.control)), 0.0, {}
 
     async def _answer(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-        def call() -> Any:
-            with self.guard.serving():
-                return method(**arguments)
-
-        waiting = method(**arguments) if inspect.iscoroutinefunction(method) else asyncio.to_thread(call)
+        if inspect.iscoroutinefunction(method):
+            return str(await method(**arguments))
         try:
-            return str(await asyncio.wait_for(waiting, self.time_limit))
+            # A tool that waits holds up no other rollout; one that never returns is left behind in its thread.
+            return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), self.time_limit))
         except TimeoutError:
-            text = f"the tool took more than {self.time_limit:g} seconds"
-            self.late.add(str({"error": text}))
-            raise RuntimeError(text) from None
+            raise self.guard._late() from None  # pyright: ignore[reportPrivateUsage]
 
     def _seen(
         self, prompt: list[dict[str, Any]], environment: Any, output: AgentLoopOutput
@@ -114,28 +103,16 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
         for message in messages:
             if message.get("role") == "tool":
                 message["name"] = next(names, "")
-                late = message.get("content") in self.late
-                message["failure"] = "timeout" if late else self.guard.failure_of(message, tools)
-        last = _last_turn(output.response_ids, output.response_mask)
-        counts = self.guard.report(messages, self.tokenizer.decode(last), tools, self.control)
-        if self.late:
-            counts["timeout"] = sum(message.get("failure") == "timeout" for message in messages)
+                message["failure"] = self.guard.failure_of(message, tools)
+        last = self.tokenizer.decode(_last_turn(output.response_ids, output.response_mask))
         said = {name: _said(environment, name) for name in (PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)}
         return {
             "prompt": prompt,
             "messages": messages,
             "tools": self.tool_schemas,
-            "tool_counts": counts,
+            "tool_counts": self.guard.report(messages, last, tools, self.control),
             **said,
         }
-
-
-def _opened(prompt: Any, observation: Any) -> list[dict[str, Any]]:
-    """The prompt with what ``reset()`` returned at the end of its last message."""
-    messages = [dict(message) for message in prompt]
-    if observation is not None:
-        messages[-1]["content"] = f"{messages[-1]['content']}{observation}"
-    return messages
 
 
 def _last_turn(ids: list[int], mask: list[int]) -> list[int]:

@@ -1,4 +1,9 @@
-"""A batch of verl's rollouts as the credit step reads it. Imports no verl: the columns are handed in."""
+"""verl's rollouts as the batch that the credit step reads. Imports no verl.
+
+verl's part: columns with one entry per rollout, ids without padding, and keys ``{prompt}_{session}_{output}``.
+Ours: under ``SEEN`` of its ``extra_fields`` what our agent loop saw, and under ``SAMPLED`` the mask before verl's
+rejection of tokens.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,7 +16,7 @@ from torch import Tensor
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.engine import Tokenizer
-from gear_rl.engines.verl.wire import padded
+from gear_rl.engines.verl.passes import padded
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, left_padded
@@ -21,21 +26,17 @@ logger = logging.getLogger(__name__)
 
 AGENT_NAME = "gear_env"
 """What a dataset's column ``agent_name`` says for a row of an environment."""
-SEEN = "gear"
-"""Under this key of verl's ``extra_fields`` our agent loop leaves what it saw of a rollout."""
+SEEN, SAMPLED = "gear", "gear_sampled"
 COLUMNS = (
     *("prompts", "responses", "response_mask", "advantages", "rm_scores", "old_log_probs"),
     *("raw_prompt", "reward_model", "extra_info", "data_source", "extra_fields"),
 )
 """The fields of verl's rollouts that the driver reads; some are not in every dataset."""
-SAMPLED = "gear_sampled"
-"""Which tokens the policy sampled: the ``response_mask`` before verl rejected any of them."""
 LARGEST_GAP = 1.0
 """Nats. On 201 tokens of SmolLM2-135M bfloat16 was .08 off itself at most (padded or not) and .16 off float32, a
 prompt that lacks one token 1.7, weights with 5 % of noise 2.6, a shift by one token 8."""
 
 Columns = Mapping[str, Sequence[Any]]
-"""For each field one entry per rollout: tensors without padding, or plain values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +60,35 @@ class SeenEnvironment:
 
 
 def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer) -> RolloutBatch:
-    """The rollouts of the whole batch, padding rows left out by the caller.
+    """The rollouts of the whole batch, padding rows left out by the caller; those of one prompt are a group.
 
-    ``keys`` are verl's, ``{prompt}_{session}_{output}``: rollouts of one prompt are a group. Turns and messages
-    are those that were sampled, whatever verl rejected of them (``rollout_correction.rollout_rs``). Raises
-    ``ValueError`` where the tokens of a completion differ in their advantage.
+    Turns and messages are those that were sampled, whatever verl rejected of them. Raises ``ValueError`` where
+    the tokens of a completion differ in their advantage.
     """
     rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
-    pad_id = int(tokenizer.pad_token_id or 0)
-    ids = padded([cast(Tensor, row) for row in columns["responses"]])
-    trained = padded([cast(Tensor, row).long() for row in columns["response_mask"]]).bool()
-    sampled = padded([cast(Tensor, row).long() for row in columns[SAMPLED]]).bool()
+    ids = padded(columns["responses"])
+    trained = padded([row.long() for row in columns["response_mask"]]).bool()
+    sampled = padded([row.long() for row in columns[SAMPLED]]).bool()
     mask = sampled & trained.any(-1, keepdim=True)  # a rollout without a trained token has no turns
     attention = padded([torch.ones_like(row) for row in columns["responses"]])
     prompts = [TeacherPrompt(tuple(int_list(row))) for row in columns["prompts"]]
     rewards = [float(row.sum()) for row in columns["rm_scores"]]
-    seen, extra = _seen(columns, rows), _reward_extras(columns, rows)
+    seen = seen_rows(columns, rows)
+    extra = [(row or {}).get("reward_extra_info") or {} for row in columns.get("extra_fields", [{}] * rows)]
     uids = [key.rsplit("_", 2)[0] for key in keys]
     number = {uid: n for n, uid in enumerate(dict.fromkeys(uids))}
-    agent = any(row is not None for row in seen)
-    said = [row or {} for row in seen]
+    agent = any(seen)
     return RolloutBatch(
         step=step,
         completions=Completions(ids=ids, attention=attention, mask=mask),
-        student=left_padded(prompts, pad_id),
+        student=left_padded(prompts, int(tokenizer.pad_token_id or 0)),
         prompts=[
-            row.get("prompt") or list(prompt) for row, prompt in zip(said, columns["raw_prompt"], strict=True)
+            row.get("prompt") or list(prompt) for row, prompt in zip(seen, columns["raw_prompt"], strict=True)
         ],
         rows=[dataset_row(columns, b) for b in range(rows)],
         messages=[
             row.get("messages") or messages_of(ids[b], sampled[b], attention[b], tokenizer)
-            for b, row in enumerate(said)
+            for b, row in enumerate(seen)
         ],
         advantage_B=_advantages(columns, trained),
         trained=trained,
@@ -98,13 +97,18 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         group=[number[uid] for uid in uids],
         first=0,
         num_rollouts=rows,
-        environments=[SeenEnvironment(row) for row in said] if agent else None,
+        environments=[SeenEnvironment(row) for row in seen] if agent else None,
         feedback=_logged(extra, "feedback"),
         turn_rewards=_logged(extra, TURN_REWARDS),
         call_failed=lambda b, message: message.get("failure") is not None,
-        tool_counts=[row.get("tool_counts") or {} for row in said] if agent else None,
+        tool_counts=[row.get("tool_counts") or {} for row in seen] if agent else None,
         truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
     )
+
+
+def seen_rows(columns: Columns, rows: int) -> list[dict[str, Any]]:
+    """What our agent loop saw of each rollout; nothing of one that another loop sampled."""
+    return [(row or {}).get(SEEN) or {} for row in columns.get("extra_fields", [{}] * rows)]
 
 
 def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
@@ -114,12 +118,13 @@ def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
     >>> dataset_row(columns, 0)
     {'answer': 'so 4', 'ground_truth': '4'}
     """
-    row = dict(_entry(columns, "extra_info", b) or {})
-    reward_model = _entry(columns, "reward_model", b) or {}
-    for name, value in (
-        ("ground_truth", reward_model.get("ground_truth")),
-        ("data_source", _entry(columns, "data_source", b)),
-    ):
+
+    def entry(name: str) -> Any:
+        return columns[name][b] if name in columns else None
+
+    row = dict(entry("extra_info") or {})
+    truth = (entry("reward_model") or {}).get("ground_truth")
+    for name, value in (("ground_truth", truth), ("data_source", entry("data_source"))):
         if value is not None:
             row.setdefault(name, value)
     return row
@@ -141,7 +146,7 @@ def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokeniz
 
 def _advantages(columns: Columns, mask: Tensor) -> Tensor:
     """The one advantage of every completion; 0 where no token is trained."""
-    each = padded([cast(Tensor, row).float() for row in columns["advantages"]], mask.shape[1])
+    each = padded([row.float() for row in columns["advantages"]], mask.shape[1])
     low = torch.where(mask, each, torch.inf).amin(-1)
     high = torch.where(mask, each, -torch.inf).amax(-1)
     uneven = (high > low).nonzero()
@@ -155,28 +160,16 @@ def _advantages(columns: Columns, mask: Tensor) -> Tensor:
     return torch.where(mask.any(-1), high, 0.0)
 
 
-def _seen(columns: Columns, rows: int) -> list[dict[str, Any] | None]:
-    return [(_entry(columns, "extra_fields", b) or {}).get(SEEN) for b in range(rows)]
-
-
-def _reward_extras(columns: Columns, rows: int) -> list[dict[str, Any]]:
-    return [(_entry(columns, "extra_fields", b) or {}).get("reward_extra_info") or {} for b in range(rows)]
-
-
 def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
     """What the reward function returned beside the score, under this name; None if it never did."""
     return [row.get(name) for row in extras] if any(name in row for row in extras) else None
 
 
-def _entry(columns: Columns, name: str, b: int) -> Any:
-    return columns[name][b] if name in columns else None
-
-
 def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor, bypass: bool = False) -> float | None:
     """How far verl's own log-probs of the sampled tokens are from ours at most; None where verl has none.
 
-    Both are made at the same weights, so a gap beyond rounding says that one of the two passes is wrong; with
-    ``bypass`` (verl's mode of that name) verl's are the rollout engine's. Above ``LARGEST_GAP`` it warns, once.
+    Both are of the same weights, so a gap beyond rounding says that one of the passes is wrong; with ``bypass``
+    verl's are the rollout engine's. Above ``LARGEST_GAP`` it warns, once.
 
     >>> log_prob_gap({"old_log_probs": [torch.tensor([-1.0])]}, torch.tensor([[-1.5]]), torch.tensor([[True]]))
     0.5
@@ -194,18 +187,16 @@ def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor, bypass: boo
 def _warn_of_gap(bypass: bool) -> None:
     """Once in a run: the metric says the rest."""
     meaning = (
-        "In bypass mode verl's are the rollout engine's own, so it is rollouts and training that differ "
-        "(precision, kernels, older weights), and the credit reads the trainer's. With "
-        "algorithm.rollout_correction.bypass_mode=False verl computes its own, and rollout_rs can reject tokens"
+        "In bypass mode verl's are the rollout engine's own, so rollouts and training differ (precision, "
+        "kernels, older weights); algorithm.rollout_correction.bypass_mode=False has verl compute its own"
         if bypass
-        else "Both are of the same weights, so rounding aside one of them is wrong; where it is ours, so is the "
-        "credit. Try "
+        else "Both are of the same weights, so one of them is wrong; where it is ours, so is the credit. Try "
         "actor_rollout_ref.model.use_remove_padding=False and "
         "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
     )
     logger.warning(
-        "gear/engine/log_prob_gap is above %g: verl's log-prob of a sampled token and ours are further apart "
-        "than rounding makes them. %s",
+        "gear/engine/log_prob_gap is above %g: verl's log-prob of a sampled token and ours differ by more than "
+        "rounding. %s",
         LARGEST_GAP,
         meaning,
     )

@@ -1,49 +1,48 @@
-"""The two steps of verl's trainer that token credit changes: which worker it starts, and what advantages are."""
+"""The steps of verl's trainer that token credit changes: which worker it starts, and what advantages are."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import ray
-import torch
 import transfer_queue
-from tensordict import TensorDict
+from omegaconf import open_dict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
+from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.config import HFModelConfig
 
 from gear_rl.credit.batch import RolloutBatch
-from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context
+from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import RunFolder
-from gear_rl.engines.verl.batch import COLUMNS, SAMPLED, SEEN, Columns, log_prob_gap, rollout_batch
-from gear_rl.engines.verl.engine import VerlEngine
-from gear_rl.engines.verl.wire import ORDER, PADDING, Order, jagged, request_fields, rows_of, signal_field
+from gear_rl.engines.verl.batch import COLUMNS, SAMPLED, Columns, log_prob_gap, rollout_batch, seen_rows
+from gear_rl.engines.verl.checks import VerlSettings, reads_reference
+from gear_rl.engines.verl.passes import (
+    FIELDS,
+    ORDER,
+    PADDING,
+    ROW,
+    Order,
+    Passes,
+    VerlEngine,
+    column,
+    jagged,
+    signal_field,
+)
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
-from gear_rl.records import RecordWriter
+from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.forwards import max_positions
-from gear_rl.types import CreditAssigner
 
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """How verl calls a worker that holds the actor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerCredit:
-    """What a trainer needs to assign credit; ``config`` is resolved and has a ``credit_batch_size``."""
-
-    method: CreditAssigner
-    config: CreditConfig
-    privileged: PrivilegedFunction | None = None
 
 
 class CreditTrainer:
@@ -54,7 +53,6 @@ class CreditTrainer:
     """
 
     mode: str
-    credit: TrainerCredit
     # What verl's trainer has:
     config: Any
     global_steps: int
@@ -62,23 +60,39 @@ class CreditTrainer:
     tokenizer: Any
     actor_rollout_wg: Any
     role_worker_mapping: dict[Any, Any]
+    mapping: dict[Any, Any]
 
-    def __init__(self, config: Any) -> None:
-        config.trainer.v1.trainer_mode = self.mode
+    def __init__(self, config: Any, credit: VerlSettings) -> None:
+        self.credit = credit
         self._writer: RecordWriter | None = None
         self._prompts_agree = False
         self._segment_check = SegmentCheck()
-        super().__init__(config)  # pyright: ignore[reportCallIssue]
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.mode
+            super().__init__(config)  # pyright: ignore[reportCallIssue]
 
     def _init_resource_pool_mgr(self) -> None:
+        """Start our worker in place of verl's, with verl's reference model where that is the teacher."""
         super()._init_resource_pool_mgr()  # pyright: ignore[reportAttributeAccessIssue]
         for role in HYBRID_ROLES:
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(CreditWorker)
+        # verl itself loads the reference for a KL term alone.
+        if Role.ActorRollout not in self.role_worker_mapping or not reads_reference(self.config, self.credit):
+            return
+        print(
+            "gear: loads verl's reference model, which is the teacher 'base'; gear.teacher=live does without"
+        )
+        for by_role in (self.role_worker_mapping, self.mapping):
+            by_role[Role.ActorRolloutRef] = by_role.pop(Role.ActorRollout)
+        ref, rollout = self.config.actor_rollout_ref.ref, self.config.actor_rollout_ref.rollout
+        if ref.log_prob_micro_batch_size_per_gpu is None and ref.log_prob_micro_batch_size is None:
+            # The worker asserts one, though it computes no log-probs of the reference.
+            ref.log_prob_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # verl's rejection of tokens writes over the mask, and turns are runs of what was sampled.
-        masks = self._columns(batch.keys, batch.partition_id, ["response_mask"])["response_mask"]
+        masks = self._columns(batch.keys, batch.partition_id, ("response_mask",))["response_mask"]
         sampled = dict(zip(batch.keys, masks, strict=True))
         batch = super()._compute_advantage(batch, metrics)  # pyright: ignore[reportAttributeAccessIssue]
         with marked_timer("credit", self.timing_raw, color="purple"):
@@ -88,7 +102,7 @@ class CreditTrainer:
     def assign_credit(
         self, batch: KVBatchMeta, metrics: dict[str, Any], sampled: Mapping[str, Tensor]
     ) -> tuple[RolloutBatch, CreditResult]:
-        """Replace the advantages of the batch by the method's; what it was made from, for tests and trackers.
+        """Replace the advantages of the batch by the method's; returns what they were made from, for tests.
 
         ``sampled`` is the mask of each key before verl rejected any token.
         """
@@ -99,18 +113,16 @@ class CreditTrainer:
             SAMPLED: [sampled[key] for key in keys],
         }
         rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer)
-        engine = self._engine(batch, real, columns, metrics)
-        if needs_context(self.credit.method) and self.credit.config.teacher_prompt == "render":
+        engine, credit = self._engine(batch, real, columns, metrics), self.credit
+        if needs_context(credit.method) and credit.config.teacher_prompt == "render":
             self._check_prompts(rollouts, columns, engine)
-        credit = self.credit
         result = step(rollouts, credit.method, engine, credit.config, privileged=credit.privileged)
         advantage = for_loss(rollouts, result.credit)
         if advantage.dim() > 1:  # else every weight is 1, and what verl computed stays
             lengths = [len(ids) for ids in columns["responses"]]
             self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
         if result.signals.student_logprob is not None:
-            # Of the others the signals may be 0.
-            counted = result.trusted_B[:, None] & rollouts.completions.mask
+            counted = result.trusted_B[:, None] & rollouts.completions.mask  # of others the signals may be 0
             correction = self.config.algorithm.get("rollout_correction", None) or {}
             bypass = bool(correction.get("bypass_mode", False))
             gap = log_prob_gap(columns, result.signals.student_logprob, counted, bypass)
@@ -119,11 +131,10 @@ class CreditTrainer:
         return rollouts, result
 
     def _engine(
-        self, batch: KVBatchMeta, real: Sequence[int], columns: Columns, metrics: dict[str, Any]
+        self, batch: KVBatchMeta, real: list[int], columns: Columns, metrics: dict[str, Any]
     ) -> VerlEngine:
         """The driver as an engine for this batch."""
         actor_rollout_ref = self.config.actor_rollout_ref
-        seen = [(row or {}).get(SEEN) or {} for row in columns.get("extra_fields", [None] * len(real))]
         return VerlEngine(
             tokenizer=self.tokenizer,
             config=self.credit.config,
@@ -133,7 +144,7 @@ class CreditTrainer:
             padding=len(batch.keys) - len(real),
             temperature=float(actor_rollout_ref.rollout.temperature),
             seed=int(actor_rollout_ref.actor.get("data_loader_seed", 0) or 0),
-            tools=[row.get("tools") for row in seen],
+            tools=[row.get("tools") for row in seen_rows(columns, len(real))],
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
             metrics=metrics,
             segment_check=self._segment_check,
@@ -147,40 +158,34 @@ class CreditTrainer:
         model = cast(HFModelConfig, omega_conf_to_dataclass(self.config.actor_rollout_ref.model))
         return max_positions(model.hf_config)
 
-    def _passes(
-        self, batch: KVBatchMeta, real: Sequence[int]
-    ) -> Callable[[list[int], dict[str, list[Tensor]], Order], dict[str, list[Tensor]]]:
+    def _passes(self, batch: KVBatchMeta, real: list[int]) -> Passes:
         filling = sorted({*range(len(batch.keys))} - {*real})
 
-        def run(rows: list[int], fields: dict[str, list[Tensor]], order: Order) -> dict[str, list[Tensor]]:
+        def run(places: list[int], rows: list[bytes], order: Order) -> dict[str, list[Tensor]]:
             spare = iter(filling)
-            places = [next(spare) if row == PADDING else real[row] for row in rows]
-            keys = [batch.keys[r] for r in places]
-            self._put(keys, batch.partition_id, {name: _stacked(values) for name, values in fields.items()})
+            chosen = [next(spare) if place == PADDING else real[place] for place in places]
+            keys = [batch.keys[r] for r in chosen]
+            self._put(keys, batch.partition_id, {ROW: rows})
             request = KVBatchMeta(
                 keys=keys,
-                tags=[batch.tags[r] for r in places],
+                tags=[batch.tags[r] for r in chosen],
                 partition_id=batch.partition_id,
-                fields=request_fields(order),
+                fields=list(FIELDS),
                 extra_info={ORDER: order},
             )
             self.actor_rollout_wg.compute_credit_signals(request)
-            names = [signal_field(name) for name in order.needs]
-            data = transfer_queue.kv_batch_get(
-                keys=keys, partition_id=batch.partition_id, select_fields=names
-            )
-            return {name: rows_of(data[signal_field(name)]) for name in order.needs}
+            signals = {name: signal_field(name) for name in order.needs}
+            found = self._columns(keys, batch.partition_id, tuple(signals.values()))
+            return {name: found[field] for name, field in signals.items()}
 
         return run
 
-    def _columns(self, keys: list[str], partition: str, names: Sequence[str]) -> Columns:
+    def _columns(self, keys: list[str], partition: str, names: tuple[str, ...]) -> dict[str, list[Any]]:
         data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=list(names))
-        return {name: rows_of(data[name]) for name in names if name in set(data.keys())}
+        return {name: column(data[name]) for name in names if name in set(data.keys())}
 
-    def _put(self, keys: list[str], partition: str, fields: dict[str, Tensor]) -> None:
-        transfer_queue.kv_batch_put(
-            keys=keys, partition_id=partition, fields=TensorDict(fields, batch_size=len(keys))
-        )
+    def _put(self, keys: list[str], partition: str, fields: dict[str, Any]) -> None:
+        transfer_queue.kv_batch_put(keys=keys, partition_id=partition, fields=get_tensordict(fields))
 
     def _check_prompts(self, rollouts: RolloutBatch, columns: Columns, engine: VerlEngine) -> None:
         """Once: that the teacher's prompts go through the template that made the student's."""
@@ -196,19 +201,12 @@ class CreditTrainer:
                 )
         self._prompts_agree = True
 
-    def _write(self, records: list[Any]) -> None:
+    def _write(self, records: list[Record]) -> None:
         config = self.credit.config
         if self._writer is None:
-            size = int(config.record_max_mb * 1024 * 1024)
             folder = RunFolder(Path(self.config.trainer.default_local_dir), config.record_file)
             if self.global_steps == 1:
                 folder.keep_old_records()
+            size = int(config.record_max_mb * 1024 * 1024)
             self._writer = RecordWriter(cast(Path, folder.records), size, resume_step=self.global_steps - 1)
         self._writer.write(records)
-
-
-def _stacked(values: list[Tensor]) -> Tensor:
-    """Numbers as a tensor of them, rows of ids as verl stores them."""
-    if values[0].dim() == 0:
-        return torch.stack(values)
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)

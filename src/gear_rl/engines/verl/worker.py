@@ -1,11 +1,8 @@
-"""verl's hybrid worker with one more method: the signals of a credit step, made where the weights are.
+"""verl's hybrid worker with one more method: the signals of a credit step, computed where the weights are."""
 
-The passes run unchanged on the sharded module: hidden states by a hook in the model's own forward, the head
-gathered for each use, the vocabulary in tiles.
-"""
-
+import pickle
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.passes import ModelPasses
-from gear_rl.engines.verl.wire import ORDER, Order, jagged, request_fields, rows_of, signal_field, unpacked
+from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, request_of_rows, signal_field
 from gear_rl.signals.forwards import head_of
 from gear_rl.signals.score import TeacherStates, needs_teacher, teacher_states
 from gear_rl.signals.teacher import LiveTeacher, make_teacher
@@ -32,48 +29,38 @@ class CreditWorker(ActorRolloutRefWorker):
         """The signals that the ``Order`` in ``data`` names, one number per token, in fields of their own."""
         order: Order = tensordict_utils.get_non_tensor_data(data, ORDER, None)
         device = torch.device(get_device_id())
-        fields = {name: rows_of(data[name]) for name in request_fields(order) if name in set(data.keys())}
-        request = unpacked(fields, order, device)
+        prompts, responses, rows = (column(data[name]) for name in FIELDS)
+        request = request_of_rows(order, [pickle.loads(row) for row in rows], prompts, responses, device)
         engine: Any = self.actor.engine
         with engine.eval_mode():
-            values = self._passes(order, request, device)
-        lengths = [len(ids) for ids in fields["responses"]]
-        return TensorDict(
-            {signal_field(name): jagged(values[name].float().cpu(), lengths) for name in order.needs},
-            batch_size=len(lengths),
-        )
+            values = self._signals(order, request)
+        lengths = [len(ids) for ids in responses]
+        fields = {signal_field(name): jagged(values[name].float().cpu(), lengths) for name in order.needs}
+        return TensorDict(fields, batch_size=len(lengths))
 
-    def _passes(self, order: Order, request: ForwardRequest, device: torch.device) -> dict[str, Tensor]:
+    def _signals(self, order: Order, request: ForwardRequest) -> dict[str, Tensor]:
         model: Any = self.actor.engine.module
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-
-        def largest(count: int) -> int:
-            number = torch.tensor(count, device=device)
-            if ranks > 1:
-                dist.all_reduce(number, op=dist.ReduceOp.MAX)
-            return int(number)
-
         base = order.config.teacher_model_kind == "base" and needs_teacher(order.needs)
-        adapter_free = make_teacher("base", model) if base and self.ref is None else None
         passes = ModelPasses(
             model=model,
             config=order.config,
             pad_id=order.pad_id,
-            teacher=adapter_free or LiveTeacher(),
-            reference=LiveTeacher(),  # what would read it is refused
+            # With LoRA verl loads no reference: the teacher is the model without its adapter.
+            teacher=make_teacher("base", model) if base and self.ref is None else LiveTeacher(),
+            reference=LiveTeacher(),  # reference_logprob is refused
             temperature=order.temperature,
-            batch_size=order.batch_size,
+            batch_size=cast(int, order.config.credit_batch_size),
             seed=order.seed,
-            largest=largest,
-            share_prompts=ranks == 1,
+            largest=_largest,
+            share_prompts=not _is_sharded(),
         )
-        states = self._reference_states(order, request, largest) if base and self.ref is not None else None
+        states = self._reference_states(order, request) if base and self.ref is not None else None
         return passes.run(request, teacher_states=states)
 
-    def _reference_states(self, order: Order, request: ForwardRequest, largest: Any) -> TeacherStates:
-        """The pass of the teacher with the first weights: verl's reference model in the same process."""
+    def _reference_states(self, order: Order, request: ForwardRequest) -> TeacherStates:
+        """The teacher's pass with the first weights: verl's reference model in the same process."""
         engine: Any = self.ref.engine
-        count = largest(-(-int(request.scored_B.sum()) // order.batch_size))
+        size = cast(int, order.config.credit_batch_size)
         with engine.eval_mode():
             states = teacher_states(
                 engine.module,
@@ -81,10 +68,22 @@ class CreditWorker(ActorRolloutRefWorker):
                 request.teachers[0],
                 temperature=order.temperature,
                 row_B=request.scored_B,
-                batch_size=order.batch_size,
-                num_batches=count,
+                batch_size=size,
+                num_batches=_largest(-(-int(request.scored_B.sum()) // size)),
             )
             head = head_of(engine.module, order.temperature)
         # The reference's weights may rest in the main memory, and be moved there again.
         head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
         return TeacherStates(hidden=states.hidden, head=head)
+
+
+def _is_sharded() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _largest(count: int) -> int:
+    """The largest count of all ranks, which run the same number of forwards or wait for each other for ever."""
+    number = torch.tensor(count, device=get_device_id())
+    if _is_sharded():
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    return int(number)

@@ -1,4 +1,4 @@
-"""The agent loop of an environment that the configuration names, as verl knows it by name."""
+"""The agent loop of ``gear.environment``, as verl knows it by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,8 +8,7 @@ from verl.experimental.agent_loop.agent_loop import register
 from gear_rl.engines.verl.agent_loop import EnvironmentLoop
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.environments import PRIVILEGED_CONTEXT
-from gear_rl.runs.verl.checks import section_of
-from gear_rl.runs.verl.settings import environment_factory, read_settings
+from gear_rl.runs.verl.settings import environment_factory, read_config
 
 
 @register(AGENT_NAME)
@@ -17,7 +16,7 @@ class ConfiguredLoop(EnvironmentLoop):
     """The environment of ``gear.environment``."""
 
     def __init__(self, trainer_config: Any, *args: Any, **options: Any) -> None:
-        settings = read_settings(section_of(trainer_config.config))
+        settings = read_config(trainer_config.config)
         self.environment = settings.environment
         self.time_limit, self.max_chars = settings.tool_time_limit, settings.tool_max_chars
         self.hidden_columns = (settings.config.privileged_column or PRIVILEGED_CONTEXT, PRIVILEGED_CONTEXT)

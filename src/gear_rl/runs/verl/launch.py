@@ -5,50 +5,63 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.credit.config import CreditConfig
+from gear_rl.engines.verl.checks import TRAINERS, check_method
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
-from gear_rl.runs.verl.settings import SECTION, group_of
+from gear_rl.runs.config import RunConfig
+from gear_rl.runs.resolved import OUTPUT_DIR
+from gear_rl.runs.verl.settings import SECTION, group_of, read_settings
 
 Overrides = dict[str, Any]
 """Hydra's keys, with a plus sign where verl's configuration has no such key, and their values."""
 
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+SAME: dict[str, tuple[Any, str]] = {
+    "num_generations": (8, f"{ROLLOUT}.n"),
+    "temperature": (1.0, f"{ROLLOUT}.temperature"),
+    "top_p": (1.0, f"{ROLLOUT}.top_p"),
+    "vllm_tensor_parallel_size": (1, f"{ROLLOUT}.tensor_model_parallel_size"),
+    "max_completion_length": (512, "data.max_response_length"),
+    "seed": (42, "data.seed"),
+    "gradient_checkpointing": (True, f"{MODEL}.enable_gradient_checkpointing"),
+    "learning_rate": (1e-6, f"{ACTOR}.optim.lr"),
+    "weight_decay": (0.0, f"{ACTOR}.optim.weight_decay"),
+    "warmup_steps": (0, f"{ACTOR}.optim.lr_warmup_steps"),
+    "max_grad_norm": (1.0, f"{ACTOR}.grad_clip"),
+    "num_iterations": (1, f"{ACTOR}.ppo_epochs"),
+    "beta": (0.0, f"{ACTOR}.kl_loss_coef"),
+}
+"""Settings that verl has under another name, with what ``gear train`` takes where a file says nothing."""
 DEFAULTS: dict[str, Any] = {
+    **{name: default for name, (default, _) in SAME.items()},
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
-    "num_generations": 8,
-    "num_iterations": 1,
-    "max_completion_length": 512,
-    "learning_rate": 1e-6,
-    "weight_decay": 0.0,
-    "max_grad_norm": 1.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
     "lr_scheduler_type": "linear",
-    "warmup_steps": 0,
     "max_steps": -1,
     "num_train_epochs": 3.0,
-    "temperature": 1.0,
-    "top_p": 1.0,
     "top_k": 0,
     "epsilon": 0.2,
-    "beta": 0.0,
+    "epsilon_high": None,
     "loss_type": "dapo",
     "scale_rewards": "group",
     "importance_sampling_level": "token",
-    "gradient_checkpointing": True,
     "save_strategy": "steps",
     "save_steps": 500,
     "eval_strategy": "no",
-    "seed": 42,
+    "eval_steps": None,
+    "report_to": "none",
+    "chat_template_kwargs": None,
+    "reward_weights": None,
+    "max_tool_calling_iterations": None,
     "tool_time_limit": 30.0,
     "tool_max_chars": 20_000,
 }
-"""What ``gear train`` takes where a file says nothing, so that the command does not depend on verl's defaults."""
+"""Every setting that the command reads, so that it does not depend on verl's defaults."""
 _AGGREGATION = {
     "dapo": "token-mean",
     "bnpo": "token-mean",
@@ -58,121 +71,106 @@ _AGGREGATION = {
     "dr_grpo": "seq-mean-token-sum-norm",
 }
 """TRL's losses that verl has too, and how verl calls their mean."""
-_VLLM = {"gpu_memory_utilization": "vllm_gpu_memory_utilization", "max_model_len": "vllm_max_model_length"}
-_GRANTED = ("use_vllm", "vllm_mode", "bf16", "logging_steps", "logging_strategy", "use_cpu", "fp16")
-"""Settings that verl has no need of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """The machines, and what of the prompts only the user knows.
-
-    >>> Cluster(nodes=8).size
-    64
-    """
-
-    gpus: int = 8
-    """On each node."""
-    nodes: int = 1
-    prompt_tokens: int = 1024
-    """Longest prompt, the tools' descriptions included; verl leaves out what is longer."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                name = field.name.replace("_", "-")
-                raise InputError(f"--{name}: {getattr(self, field.name)} is too few; give 1 or more")
-
-    @property
-    def size(self) -> int:
-        """GPUs in all."""
-        return self.gpus * self.nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """What the command starts from."""
-
-    train: Path
-    rows: int
-    """Rows to train on."""
-    test: Path | None
-    model: str
-    reward: Path | None
-    """The file with ``compute_score``; None where the environment gives the reward."""
-    environment: str | None = None
-
-
-class Settings:
-    """The trainer's settings of a configuration, which remembers those that were read.
-
-    >>> settings = Settings({"beta": 0.1, "delta": 4.0})
-    >>> settings("beta"), settings("epsilon"), settings.left
-    (0.1, 0.2, ['delta'])
-    """
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given, self._read = dict(given), set[str](_GRANTED)
-
-    def __call__(self, name: str) -> Any:
-        """The value that was given, else that of ``gear train``."""
-        self._read.add(name)
-        return self.given.get(name, DEFAULTS.get(name))
-
-    @property
-    def left(self) -> list[str]:
-        """The given settings that nothing has read."""
-        return sorted(set(self.given) - self._read)
+_CHOICES = {
+    "loss_type": tuple(_AGGREGATION),
+    "lr_scheduler_type": ("constant", "constant_with_warmup", "cosine", "linear"),
+    "importance_sampling_level": ("token",),
+    "scale_rewards": ("group", "none", "True", "False"),
+}
+_NO_NEED = {"use_vllm", "vllm_mode", "bf16", "fp16", "logging_steps", "use_cpu", "output_dir"}
+_STEP = {field.name for field in fields(CreditConfig)}
+_LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclude_modules": None}
+"""The settings of an adapter that verl has too, with peft's defaults: verl's are others."""
 
 
 def overrides_of(
-    credit: str | Mapping[str, Any], settings: Settings, files: Files, cluster: Cluster, **own: Any
+    config: RunConfig,
+    given: Mapping[str, Any],
+    environment: str | None,
+    files: Mapping[str, str],
+    *,
+    rows: int,
+    gpus: int,
+    prompt_tokens: int,
 ) -> Overrides:
-    """Every override of the command, the method's first; ``own`` are further settings of the section ``gear``.
+    """Every override, the method's first; ``given`` are the trainer's settings, and ``rows`` are trained on.
 
-    Raises ``InputError`` for a setting that verl has no counterpart for and that would change what is trained.
+    ``files`` are the paths of ``train``, ``test``, ``reward`` and ``model``. Raises ``InputError`` for a setting
+    that verl has no counterpart for and that would change what is trained.
     """
+    settings = DEFAULTS | dict(given)
+    for name, choices in _CHOICES.items():
+        if str(settings[name]) not in choices:
+            raise InputError(f"{name}: {settings[name]!r} is not in verl; use {' or '.join(choices)}")
+    # One step has the prompts of one batch of the file on one device.
+    total = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    prompts, left_over = divmod(total, settings["num_generations"])
+    if left_over:
+        raise InputError(
+            f"num_generations: {settings['num_generations']} does not divide the {total} completions of a step "
+            "(per_device_train_batch_size x gradient_accumulation_steps)"
+        )
+    micro = math.gcd(settings["per_device_train_batch_size"], total // gpus)
+    steps, folder = int(settings["max_steps"]), str(given.get("output_dir") or OUTPUT_DIR)
+    epochs = steps / max(rows // prompts, 1) if steps > 0 else settings["num_train_epochs"]
+    solves = settings["eval_strategy"] == "steps" and "test" in files
+    report = settings["report_to"] or "none"
+    trackers = [report] if isinstance(report, str) else list(report)
     return {
-        **_credit(credit, settings, own),
-        **_data(settings, files, cluster),
-        **_model(settings, files),
-        **_batches(settings, cluster),
-        **_optimizer(settings),
+        **_credit(config, settings, given, environment),
+        "data.train_files": files["train"],
+        # verl reads a file here in any case; without held-out rows it never solves them.
+        "data.val_files": files.get("test", files["train"]),
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": prompt_tokens,
+        "data.filter_overlong_prompts": True,
+        **{
+            f"+data.apply_chat_template_kwargs.{name}": value
+            for name, value in (settings["chat_template_kwargs"] or {}).items()
+        },
+        f"{MODEL}.path": files["model"],
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.top_k": settings["top_k"] or -1,  # 0 and None mean all tokens
+        **{verl: settings[name] for name, (_, verl) in SAME.items()},
+        f"{ACTOR}.strategy": "fsdp2",
+        f"{ACTOR}.ppo_mini_batch_size": prompts,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
+        f"{ACTOR}.optim.lr_scheduler_type": settings["lr_scheduler_type"]
+        .split("_")[0]
+        .replace("linear", "constant"),
         **_loss(settings),
-        **_rollout(settings, files),
-        **_trainer(settings, files, cluster),
+        **(_turns(settings) if environment else {"reward.custom_reward_function.path": files["reward"]}),
+        **_adapter(config.lora),
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.total_epochs": math.ceil(epochs),
+        "trainer.total_training_steps": steps if steps > 0 else None,
+        "trainer.save_freq": int(settings["save_steps"]) if settings["save_strategy"] == "steps" else -1,
+        "trainer.test_freq": int(settings["eval_steps"] or 1) if solves else -1,
+        "trainer.val_before_train": False,
+        "trainer.logger": ["console", *(one for one in trackers if one not in ("none", "all"))],
+        "trainer.project_name": "gear",
+        "trainer.experiment_name": Path(folder).name,
+        "trainer.default_local_dir": folder,
     }
 
 
-def section_of(overrides: Overrides) -> dict[str, Any]:
-    """The section ``gear`` that the overrides make, for a check without Hydra.
-
-    >>> section_of({"+gear": "rlsd", "gear.strength": 0.5, "trainer.nnodes": 1})
-    {'credit': 'rlsd', 'strength': 0.5}
-    """
-    section: dict[str, Any] = {}
-    for key, value in overrides.items():
-        top, _, name = key.removeprefix("+").partition(".")
-        if top == SECTION:
-            section[name or "credit"] = value
-    return section
+def notes_on(given: Mapping[str, Any]) -> list[str]:
+    """What of the trainer's settings does not come along."""
+    left = sorted(set(given) - set(DEFAULTS) - _STEP - _NO_NEED)
+    notes = [f"left to verl's own settings: {', '.join(left)}"] if left else []
+    if given.get("lr_scheduler_type", "linear") == "linear":
+        notes.append("lr_scheduler_type: verl has no linear schedule, so the learning rate stays constant")
+    return notes
 
 
 def script(overrides: Overrides, notes: Sequence[str] = ()) -> str:
     """A shell script that starts verl; what is written after it is handed on, and wins."""
+    about = "Written by `gear export verl`. Further overrides may follow, as in: bash FILE trainer.nnodes=2"
     lines = [shlex.quote(f"{key}={hydra_value(value)}") for key, value in overrides.items()]
-    about = ["Written by `gear export verl`. Further overrides may follow, as in: bash FILE trainer.nnodes=2"]
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            *(f"# {line}" for line in [*about, *notes]),
-            "set -euo pipefail",
-            "python3 -m verl.trainer.main_ppo \\",
-            *(f"  {line} \\" for line in lines),
-            '  "$@"',
-            "",
-        ]
-    )
+    head = ["#!/usr/bin/env bash", *(f"# {line}" for line in [about, *notes]), "set -euo pipefail"]
+    return "\n".join([*head, " \\\n  ".join(["python3 -m verl.trainer.main_ppo", *lines, '"$@"']), ""])
 
 
 def hydra_value(value: Any) -> str:
@@ -183,7 +181,8 @@ def hydra_value(value: Any) -> str:
     """
     if isinstance(value, str):
         # Words that Hydra reads as something else are quoted too.
-        if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS:
+        words = ("null", "true", "false", "nan", "inf")
+        if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) and value.lower() not in words:
             return value
         # A backslash counts as one, but before a quote: there, and at the end, it is doubled.
         text = re.sub(r'(\\*)"', r'\1\1\\"', value).replace("${", r"\${")
@@ -196,178 +195,64 @@ def hydra_value(value: Any) -> str:
     return json.dumps(value)
 
 
-_WORDS = ("null", "true", "false", "nan", "inf")
-
-
-def _credit(credit: str | Mapping[str, Any], settings: Settings, own: Mapping[str, Any]) -> Overrides:
-    method: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
-    name = str(method.pop("name"))
+def _credit(
+    config: RunConfig, settings: Mapping[str, Any], given: Mapping[str, Any], environment: str | None
+) -> Overrides:
+    """The section ``gear``, checked as verl's run would."""
+    section = {"name": config.credit} if isinstance(config.credit, str) else dict(config.credit)
+    name = str(section.pop("name"))
+    section |= {key: value for key, value in given.items() if key in _STEP}
+    if config.privileged is not None:
+        section["privileged"] = config.privileged
+    if environment is not None:
+        limits = {key: settings[key] for key in ("tool_time_limit", "tool_max_chars")}
+        section |= {"environment": environment, **limits}
+    check_method(read_settings({"credit": name, **section}))
     if name in METHODS:
         overrides, known = {f"+{SECTION}": name}, set(group_of(name))
     else:  # a class of the user's own has no group
-        overrides, known = {"trainer.v1.trainer_mode": "gear_sync", f"+{SECTION}.credit": name}, set[str]()
-    step = {f.name: settings(f.name) for f in fields(CreditConfig) if f.name in settings.given}
-    for key, value in {**method, **step, **own}.items():
-        overrides[f"{SECTION}.{key}" if key in known else f"+{SECTION}.{key}"] = value
-    return overrides
+        overrides, known = {"trainer.v1.trainer_mode": TRAINERS[0], f"+{SECTION}.credit": name}, set[str]()
+    return overrides | {f"{'' if k in known else '+'}{SECTION}.{k}": value for k, value in section.items()}
 
 
-def _data(settings: Settings, files: Files, cluster: Cluster) -> Overrides:
-    overrides: Overrides = {
-        "data.train_files": str(files.train),
-        # verl reads a file here in any case; without held-out rows it never solves them.
-        "data.val_files": str(files.test or files.train),
-        "data.train_batch_size": _prompts(settings),
-        "data.max_prompt_length": cluster.prompt_tokens,
-        "data.max_response_length": _completion_tokens(settings),
-        "data.filter_overlong_prompts": True,
-        "data.seed": settings("seed"),
-    }
-    if files.reward is not None:
-        overrides["reward.custom_reward_function.path"] = str(files.reward)
-    template: Any = settings("chat_template_kwargs") or {}
-    return overrides | {f"+data.apply_chat_template_kwargs.{k}": v for k, v in template.items()}
-
-
-def _completion_tokens(settings: Settings) -> int:
-    length = settings("max_completion_length")
-    if length is None:
-        raise InputError("max_completion_length: verl needs a number; give one")
-    return int(length)
-
-
-def _prompts(settings: Settings) -> int:
-    """Prompts of one step: as many as the file's batch has on one device."""
-    rows = settings("per_device_train_batch_size") * settings("gradient_accumulation_steps")
-    given = settings("steps_per_generation")
-    if given is not None and given != settings("gradient_accumulation_steps"):
-        raise InputError(
-            f"steps_per_generation: {given} makes several updates of one batch; leave it out, and set verl's "
-            "data.train_batch_size and ppo_mini_batch_size in the command"
-        )
-    if rows % settings("num_generations"):
-        raise InputError(
-            f"num_generations: {settings('num_generations')} does not divide the {rows} completions of a step "
-            "(per_device_train_batch_size x gradient_accumulation_steps)"
-        )
-    return rows // settings("num_generations")
-
-
-def _model(settings: Settings, files: Files) -> Overrides:
-    return {
-        "actor_rollout_ref.model.path": files.model,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": settings("gradient_checkpointing"),
-    }
-
-
-def _batches(settings: Settings, cluster: Cluster) -> Overrides:
-    prompts, group = _prompts(settings), settings("num_generations")
-    if prompts * group % cluster.size:
-        raise InputError(
-            f"gradient_accumulation_steps: a step has {prompts} prompts of {group} completions, which "
-            f"{cluster.size} GPUs cannot share evenly; give more, or other --gpus and --nodes"
-        )
-    micro = math.gcd(settings("per_device_train_batch_size"), prompts * group // cluster.size)
-    actor = "actor_rollout_ref.actor"
-    return {
-        f"{actor}.strategy": "fsdp2",
-        f"{actor}.ppo_mini_batch_size": prompts,
-        f"{actor}.ppo_micro_batch_size_per_gpu": micro,
-        f"{actor}.ppo_epochs": settings("num_iterations"),
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": micro,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
-    }
-
-
-def _optimizer(settings: Settings) -> Overrides:
-    schedule = str(settings("lr_scheduler_type"))
-    if schedule not in ("constant", "constant_with_warmup", "cosine", "linear"):
-        raise InputError(f"lr_scheduler_type: {schedule!r} is not in verl; use constant or cosine")
-    optim = "actor_rollout_ref.actor.optim"
-    return {
-        f"{optim}.lr": settings("learning_rate"),
-        f"{optim}.weight_decay": settings("weight_decay"),
-        f"{optim}.betas": [settings("adam_beta1"), settings("adam_beta2")],
-        f"{optim}.lr_scheduler_type": "cosine" if schedule == "cosine" else "constant",
-        f"{optim}.lr_warmup_steps": int(settings("warmup_steps")),
-        "actor_rollout_ref.actor.grad_clip": settings("max_grad_norm"),
-    }
-
-
-def _loss(settings: Settings) -> Overrides:
-    kind, level, scale = (
-        settings(name) for name in ("loss_type", "importance_sampling_level", "scale_rewards")
-    )
-    if kind not in _AGGREGATION:
-        raise InputError(f"loss_type: {kind!r} is not in verl; use one of {', '.join(_AGGREGATION)}")
-    if level != "token":
-        raise InputError(
-            f"importance_sampling_level: {level!r} is not exported; use token, or set verl's loss_mode=gspo"
-        )
-    if str(scale) == "batch":
-        raise InputError("scale_rewards: 'batch' is not in verl's grpo; use group or none")
-    actor = "actor_rollout_ref.actor"
-    low, high = settings("epsilon"), settings("epsilon_high")
+def _loss(settings: Mapping[str, Any]) -> Overrides:
+    kind, low, high = (settings[name] for name in ("loss_type", "epsilon", "epsilon_high"))
     overrides: Overrides = {
         "algorithm.adv_estimator": "grpo",
         "critic.enable": False,
-        "algorithm.norm_adv_by_std_in_grpo": str(scale) in ("group", "True"),
-        f"{actor}.loss_agg_mode": _AGGREGATION[kind],
-        f"{actor}.clip_ratio": low,
-        f"{actor}.clip_ratio_low": low,
-        f"{actor}.clip_ratio_high": low if high is None else high,
+        "algorithm.norm_adv_by_std_in_grpo": str(settings["scale_rewards"]) in ("group", "True"),
+        f"{ACTOR}.loss_agg_mode": _AGGREGATION[kind],
+        f"{ACTOR}.clip_ratio": low,
+        f"{ACTOR}.clip_ratio_low": low,
+        f"{ACTOR}.clip_ratio_high": low if high is None else high,
+        f"{ACTOR}.use_kl_loss": settings["beta"] > 0,
     }
     if kind in ("cispo", "sapo"):
-        overrides[f"{actor}.policy_loss.loss_mode"] = kind
+        overrides[f"{ACTOR}.policy_loss.loss_mode"] = kind
     if kind == "dr_grpo":
-        overrides[f"{actor}.loss_scale_factor"] = _completion_tokens(settings)
-    if settings("beta") > 0:
-        overrides |= {f"{actor}.use_kl_loss": True, f"{actor}.kl_loss_coef": settings("beta")}
+        overrides[f"{ACTOR}.loss_scale_factor"] = settings["max_completion_length"]
     return overrides
 
 
-def _rollout(settings: Settings, files: Files) -> Overrides:
-    rollout = "actor_rollout_ref.rollout"
-    overrides: Overrides = {
-        f"{rollout}.name": "vllm",
-        f"{rollout}.n": settings("num_generations"),
-        f"{rollout}.temperature": settings("temperature"),
-        f"{rollout}.top_p": settings("top_p"),
-        f"{rollout}.top_k": settings("top_k") or -1,  # 0 and None mean all tokens
-        f"{rollout}.tensor_model_parallel_size": settings("vllm_tensor_parallel_size") or 1,
-    }
-    for key, name in _VLLM.items():
-        if settings(name) is not None:
-            overrides[f"{rollout}.{key}"] = settings(name)
-    if files.environment is not None:
-        turns, chars = settings("max_tool_calling_iterations"), settings("tool_max_chars")
-        # The turn after the last call answers. verl would cut a tool's answer at 256 characters.
-        overrides |= {
-            f"{rollout}.multi_turn.enable": True,
-            f"{rollout}.multi_turn.max_assistant_turns": None if turns is None else turns + 1,
-            f"{rollout}.multi_turn.max_tool_response_length": chars,
-        }
-    return overrides
-
-
-def _trainer(settings: Settings, files: Files, cluster: Cluster) -> Overrides:
-    steps, per_epoch = int(settings("max_steps")), max(files.rows // _prompts(settings), 1)
-    epochs = math.ceil(steps / per_epoch) if steps > 0 else math.ceil(settings("num_train_epochs"))
-    report: Any = settings("report_to") or "none"
-    trackers = [report] if isinstance(report, str) else list(report)
-    saves, solves = settings("save_strategy") == "steps", settings("eval_strategy") == "steps"
-    name = Path(str(settings("output_dir") or "runs/train")).name
+def _turns(settings: Mapping[str, Any]) -> Overrides:
+    """Where an environment plays and gives the reward."""
+    turns = settings["max_tool_calling_iterations"]
     return {
-        "trainer.nnodes": cluster.nodes,
-        "trainer.n_gpus_per_node": cluster.gpus,
-        "trainer.total_epochs": epochs,
-        "trainer.total_training_steps": steps if steps > 0 else None,
-        "trainer.save_freq": int(settings("save_steps")) if saves else -1,
-        "trainer.max_actor_ckpt_to_keep": settings("save_total_limit"),
-        "trainer.test_freq": int(settings("eval_steps") or 1) if solves and files.test is not None else -1,
-        "trainer.val_before_train": bool(settings("eval_on_start")) and files.test is not None,
-        "trainer.logger": ["console", *(one for one in trackers if one not in ("none", "all"))],
-        "trainer.project_name": "gear",
-        "trainer.experiment_name": settings("run_name") or name,
-        "trainer.default_local_dir": str(settings("output_dir") or "runs/train"),
+        f"{ROLLOUT}.multi_turn.enable": True,
+        # The turn after the last call answers. verl would cut a tool's answer at 256 characters.
+        f"{ROLLOUT}.multi_turn.max_assistant_turns": None if turns is None else turns + 1,
+        f"{ROLLOUT}.multi_turn.max_tool_response_length": settings["tool_max_chars"],
     }
+
+
+def _adapter(lora: Mapping[str, Any] | None) -> Overrides:
+    """verl's settings of the adapter; vLLM is given the model with the adapter merged into it."""
+    if lora is None:
+        return {}
+    for name, value in lora.items():
+        if name not in _LORA and (name, value) not in (("lora_dropout", 0.0), ("bias", "none")):
+            raise InputError(
+                f"lora.{name}: {value!r} cannot be exported, only {', '.join(_LORA)}; leave it out"
+            )
+    verl = {f"{MODEL}.{'lora_rank' if k == 'r' else k}": lora.get(k, v) for k, v in _LORA.items()}
+    return verl | {f"{MODEL}.lora.merge": True}

@@ -1,73 +1,95 @@
 """The entry point of group ``verl.plugins``: verl imports this module in every process, at ``import verl``.
 
-verl hides whatever goes wrong here, so little does: trainers and agent loop are registered when verl itself has
-loaded what they extend, and a fault there is seen. ``gear doctor --engine verl`` says whether it happened.
+verl hides whatever fails here, so little is done: trainers and agent loop are registered once verl has loaded
+what they extend, where a fault is seen. ``gear doctor --engine verl`` says whether all of it happened.
 """
 
+import importlib
 import importlib.abc
-import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-TRAINERS_IN, AGENTS_IN = "verl.trainer.ppo.v1", "verl.experimental.agent_loop"
-"""The modules of verl with the registries."""
+from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
+from hydra.experimental.callback import Callback
+
+from gear_rl.engines.verl.checks import TRAINERS, check, environment_problem, select
+from gear_rl.errors import InputError
+from gear_rl.methods import METHODS
+from gear_rl.runs.verl.settings import SECTION, group_of, read_config
+from gear_rl.traits import distillation_of
+
+REGISTERED = {
+    "verl.trainer.ppo.v1": "gear_rl.runs.verl.trainers",
+    "verl.experimental.agent_loop": "gear_rl.runs.verl.agents",
+}
+"""Modules of verl with a registry, and ours that register something there."""
+
+
+class CheckConfiguration(Callback):
+    """Hydra's callback: ends the command with one line for a run with token credit that cannot work.
+
+    It ends it itself: of an exception in a callback Hydra makes a warning. A run without a section ``gear`` and
+    without our trainers is not looked at.
+    """
+
+    def on_job_start(self, config: Any, **options: Any) -> None:
+        mode = select(config, "trainer.v1.trainer_mode")
+        if select(config, SECTION) is None and mode not in TRAINERS:
+            return
+        problem = environment_problem()
+        try:
+            check(config, read_config(config))
+        except InputError as error:
+            problem = problem or str(error)
+        if problem is not None:
+            raise SystemExit(f"gear-rl: {problem}")
+
+
+def store_groups() -> None:
+    """Put a group ``gear`` of every method that runs in verl into Hydra's store, and the check beside it.
+
+    The check is in Hydra's own settings: a section that is written without the group meets no other code of ours
+    before Ray runs, and none at all beside one of verl's trainers.
+    """
+    store = ConfigStore.instance()
+    callback = {"_target_": f"{__name__}.{CheckConfiguration.__name__}"}
+    store.store(group="hydra", name="config", node=HydraConf(callbacks={SECTION: callback}))
+    for name, cls in METHODS.items():
+        if distillation_of(cls()) is None:
+            node = {
+                SECTION: group_of(name),
+                "algorithm": {"adv_estimator": "grpo"},
+                "trainer": {"v1": {"trainer_mode": TRAINERS[0]}},
+            }
+            store.store(group=SECTION, name=name, node=node, package="_global_")
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Calls ``action`` once, when the module has been loaded; changes nothing of the module."""
+    """Imports ``ours`` right after the module ``name``, since at ``import verl`` verl is not whole yet."""
 
-    def __init__(self, name: str, action: Callable[[], object]) -> None:
-        self.name, self.action = name, action
+    def __init__(self, name: str, ours: str) -> None:
+        self.name, self.ours = name, ours
 
-    def find_spec(
-        self, fullname: str, path: Any = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
+        spec: Any = importlib.util.find_spec(fullname)
+        execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self.action()
+        def exec_module(module: Any) -> None:
+            execute(module)
+            importlib.import_module(self.ours)
 
-            loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module
         return spec
 
 
-def after_import(name: str, action: Callable[[], object]) -> None:
-    """Call ``action`` as soon as module ``name`` is loaded: at once if it is.
-
-    >>> after_import("sys", lambda: print("loaded"))
-    loaded
-    """
-    if name in sys.modules:
-        action()
+for _name, _ours in REGISTERED.items():
+    if _name in sys.modules:
+        importlib.import_module(_ours)
     else:
-        sys.meta_path.insert(0, _After(name, action))
-
-
-def _trainers() -> None:
-    importlib.import_module("gear_rl.runs.verl.trainers")
-
-
-def _agents() -> None:
-    importlib.import_module("gear_rl.runs.verl.agents")
-
-
-def register() -> None:
-    """Register trainers, agent loop and Hydra's group, each as soon as verl can take it."""
-    after_import(TRAINERS_IN, _trainers)
-    after_import(AGENTS_IN, _agents)
-    from gear_rl.runs.verl.groups import store_groups
-
-    store_groups()
-
-
-register()
+        sys.meta_path.insert(0, _After(_name, _ours))
+store_groups()

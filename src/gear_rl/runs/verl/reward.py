@@ -8,25 +8,22 @@ from typing import Any
 
 from gear_rl.data.rewards.catalogue import load_reward
 
-Score = Callable[..., float | dict[str, float]]
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-"""Columns that TRL hands over in another form, or not at all."""
 
-
-def scorer(names: Sequence[str], *, dataset: str, weights: Sequence[float] | None = None) -> Score:
+def scorer(
+    names: Sequence[str], *, dataset: str, weights: Sequence[float] | None = None
+) -> Callable[..., float | dict[str, float]]:
     """verl's ``compute_score`` for the rewards that a configuration names.
 
     A reward is given what TRL gives it: the prompt, the completion as an assistant's message, and every column of
     the row, which ``gear export verl`` puts into ``extra_info``. One reward is its number; several are their
-    weighted sum under ``score``, and each under its name. One that does not apply (None) counts as 0, as in TRL.
-    Raises ``InputError`` for a name that is none.
+    weighted sum under ``score``, and each under its name. One that does not apply (None) counts as 0.
 
     >>> score = scorer(["arena"], dataset="arena/chain/easy")
     >>> score(data_source="arena", solution_str="ans 45", ground_truth="45", extra_info={"answer": "45"})
     1.0
     """
     functions = [load_reward(name, dataset) for name in names]
-    factors = [1.0] * len(functions) if weights is None else [float(weight) for weight in weights]
+    factors = [1.0] * len(functions) if weights is None else list(weights)
 
     def compute_score(
         data_source: str,
@@ -35,11 +32,9 @@ def scorer(names: Sequence[str], *, dataset: str, weights: Sequence[float] | Non
         extra_info: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> float | dict[str, float]:
-        row = dict(extra_info or {})
-        values = [_value(function, solution_str, row) for function in functions]
-        total = sum(
-            factor * value for factor, value in zip(factors, values, strict=True) if not math.isnan(value)
-        )
+        values = [_value(function, solution_str, dict(extra_info or {})) for function in functions]
+        applied = [(factor, value) for factor, value in zip(factors, values, strict=True) if value == value]
+        total = sum(factor * value for factor, value in applied)
         if len(values) == 1:
             return total
         # The same keys for every row, or verl's table of them would have holes.
@@ -50,19 +45,16 @@ def scorer(names: Sequence[str], *, dataset: str, weights: Sequence[float] | Non
 
 def _value(function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> float:
     """What one reward gives one completion; NaN where it does not apply."""
-    columns = {name: [value] for name, value in row.items() if name not in _NOT_COLUMNS}
-    completion = [{"role": "assistant", "content": text}]
+    columns = {k: [v] for k, v in row.items() if k not in ("prompt", "completion", "completion_ids")}
     result = function(
         prompts=[row.get("prompt")],
-        completions=[completion],
+        completions=[[{"role": "assistant", "content": text}]],
         completion_ids=[None],
         log_extra=_unlogged,
         log_metric=_unlogged,
         **columns,
     )
-    if inspect.isawaitable(result):
-        result = asyncio.run(_awaited(result))
-    [value] = result
+    [value] = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
     return math.nan if value is None else float(value)
 
 

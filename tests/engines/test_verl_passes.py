@@ -1,13 +1,22 @@
 """What the driver sends is what the workers see, in whatever order and on however many ranks."""
 
+import pickle
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
-from gear_rl.engines.verl.engine import VerlEngine
-from gear_rl.engines.verl.wire import PADDING, Order, packed, placed, placed_by_group, unpacked
+from gear_rl.engines.verl.passes import (
+    PADDING,
+    Order,
+    VerlEngine,
+    placed,
+    placed_by_group,
+    request_of_rows,
+    rows_of_request,
+)
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, left_padded
 from support.batches import PlainEngine, batch_of
@@ -42,25 +51,28 @@ def order_of(request: ForwardRequest) -> Order:
         config=CreditConfig(),
         pad_id=0,
         temperature=1.0,
-        batch_size=2,
         seed=0,
-        num_teachers=len(request.teachers),
-        answers=request.answers,
     )
 
 
-def of_verl(request: ForwardRequest, rows: list[int]) -> dict[str, list[torch.Tensor]]:
-    """verl's own fields of the rollouts, in the order of the rows; a padding row is one masked token."""
+def of_verl(request: ForwardRequest, rows: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """verl's prompts and responses of the rollouts, in the order of the rows; a padding row is one token."""
 
     def cut(ids, kept, row):
         return ids[row][kept[row].bool()]
 
     whole, student = request.completions, request.student
     one = torch.ones(1, dtype=torch.long)
-    return {
-        "prompts": [one if r == PADDING else cut(student.ids_BP, student.attention_BP, r) for r in rows],
-        "responses": [one if r == PADDING else cut(whole.ids, whole.attention, r) for r in rows],
-    }
+    return (
+        [one if r == PADDING else cut(student.ids_BP, student.attention_BP, r) for r in rows],
+        [one if r == PADDING else cut(whole.ids, whole.attention, r) for r in rows],
+    )
+
+
+def seen_by_a_rank(request: ForwardRequest, places: list[int], rows: list[bytes], order: Order):
+    return request_of_rows(
+        order, [pickle.loads(row) for row in rows], *of_verl(request, places), torch.device("cpu")
+    )
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=9), st.randoms())
@@ -68,8 +80,8 @@ def test_a_worker_sees_its_rows_of_the_request(lengths, random):
     request = request_of(lengths)
     rows = [*range(len(lengths)), PADDING]
     random.shuffle(rows)
-    fields = {**of_verl(request, rows), **packed(request, rows, pad_id=0)}
-    seen = unpacked(fields, order_of(request), torch.device("cpu"))
+    sent = [pickle.dumps(row) for row in rows_of_request(request, rows)]
+    seen = seen_by_a_rank(request, rows, sent, order_of(request))
     for place, row in enumerate(rows):
         if row == PADDING:
             assert not seen.scored_B[place] and not seen.completions.mask[place].any()
@@ -86,6 +98,11 @@ def test_a_worker_sees_its_rows_of_the_request(lengths, random):
         assert seen.succeeded_B[place] == request.succeeded_B[row]
         assert seen.answers[place] == request.answers[row]
         assert seen.answer_region[place, :width].tolist() == request.answer_region[row, :width].tolist()
+
+
+def test_a_row_does_not_carry_the_batch_along():
+    short, long = (len(pickle.dumps(row)) for row in rows_of_request(request_of([10, 4000]), [0, 1]))
+    assert short < 5_000 < long
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=20), st.integers(1, 4))
@@ -116,12 +133,11 @@ class Workers:
     def __init__(self, request: ForwardRequest, parts: int) -> None:
         self.request, self.parts, self.counts = request, parts, list[int]()
 
-    def __call__(self, rows, fields, order):
-        size, values = len(rows) // self.parts, []
-        for begin in range(0, len(rows), size):
-            part = {name: value[begin : begin + size] for name, value in fields.items()}
-            mine = rows[begin : begin + size]
-            seen = unpacked({**of_verl(self.request, mine), **part}, order, torch.device("cpu"))
+    def __call__(self, places, rows, order):
+        size, values = len(places) // self.parts, []
+        for begin in range(0, len(places), size):
+            part = slice(begin, begin + size)
+            seen = seen_by_a_rank(self.request, places[part], rows[part], order)
             self.counts.append(int(seen.scored_B.sum()))
             signal = torch.where(seen.scored_B[:, None], seen.completions.ids.float(), 0.0)
             lengths = seen.completions.attention.sum(-1).tolist()
@@ -166,6 +182,6 @@ def test_signals_come_back_to_their_rows():
 def test_an_engine_of_verl_is_one_of_the_protocol():
     from gear_rl.credit.engine import Engine
 
-    assert isinstance(engine_of(lambda rows, fields, order: {}, 1, 0), Engine)
+    assert isinstance(engine_of(lambda places, rows, order: {}, 1, 0), Engine)
     assert isinstance(PlainEngine(None), Engine)
     assert batch_of(torch.tensor([[1]])).first == 0

@@ -1,0 +1,162 @@
+"""What a run of verl with token credit refuses before it starts, each with the setting that would do.
+
+Only what verl itself would run, without the credit or with a wrong one; what verl refuses is verl's to report.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context
+from gear_rl.credit.signals import needs_passes
+from gear_rl.engines.folder import RunFolder
+from gear_rl.errors import InputError
+from gear_rl.signals.privileged import NO_CONTRAST
+from gear_rl.signals.score import needs_teacher
+from gear_rl.traits import distillation_of, is_even
+from gear_rl.types import CreditAssigner
+
+TRAINERS = ("gear_sync", "gear_colocate_async")
+TESTED = "0.9.1"
+"""The version of verl that this was run with."""
+TOKEN_ESTIMATORS = ("gae", "reinforce_plus_plus", "optimal_token_baseline", "tir_optimal_token_baseline")
+"""Estimators that give the tokens of a completion different advantages already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlSettings:
+    """The settings under the key ``gear``; ``config`` is resolved, with a ``credit_batch_size``."""
+
+    method: CreditAssigner
+    config: CreditConfig
+    privileged: PrivilegedFunction | None = None
+    environment: str | None = None
+    """The environment of the agent loop: ``package.module:Class``, or ``arena/TASK/TIER``."""
+    tool_time_limit: float | None = 30.0
+    """Seconds for a call of a tool."""
+    tool_max_chars: int | None = 20_000
+    """Longest answer of a tool."""
+
+
+def check(config: Any, settings: VerlSettings) -> None:
+    """Raise ``InputError`` for what cannot run under verl's whole configuration (a DictConfig)."""
+    check_method(settings)
+    for problem in _problems(config, settings):
+        raise InputError(problem)
+    try:
+        RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
+    except ValueError as error:
+        raise InputError(f"gear.{error}") from None
+
+
+def check_method(settings: VerlSettings) -> None:
+    """Raise ``InputError`` for a method or a teacher that cannot run in verl."""
+    method, config = settings.method, settings.config
+    if distillation_of(method) is not None:
+        raise InputError(
+            f"gear.credit: {method.name!r} adds a distillation term to the loss, and verl's loss has no place "
+            "for one; take a method that reweights, such as gear or rlsd"
+        )
+    kind = config.teacher_model_kind
+    if needs_context(method) and kind not in ("live", "base"):
+        raise InputError(
+            f"gear.teacher: {kind!r} (given, or published with {method.name!r}) keeps a copy of the weights, "
+            "which verl has sharded among its workers; set it to live or base"
+        )
+
+
+def reads_reference(config: Any, settings: VerlSettings) -> bool:
+    """Whether the teacher is verl's reference model; with LoRA it is the actor without its adapter."""
+    model = config.actor_rollout_ref.model
+    rank = select(model, "lora.rank") or model.get("lora_rank", 0) or 0
+    has_adapter = int(rank) > 0 or model.get("lora_adapter_path") is not None
+    base = settings.config.teacher_model_kind == "base" and needs_teacher(settings.method.needs)
+    return base and not has_adapter
+
+
+def select(config: Any, path: str) -> Any:
+    """The value under a dotted path; None where there is none."""
+    for name in path.split("."):
+        config = config.get(name) if hasattr(config, "get") else None
+    return config
+
+
+def environment_problem() -> str | None:
+    """Why every worker of verl would die in this environment; None if nothing does that."""
+    if installed("trl") is None:
+        return None
+    return (
+        "trl is installed in this environment, and verl 0.9.1 imports a class that TRL 1.16 no longer has, so "
+        "its workers die; make an environment of its own: pip install 'gear-rl[verl]'"
+    )
+
+
+def version_note() -> str | None:
+    """One line where this verl was never run with us; None for one that was."""
+    found = installed("verl")
+    return None if found in (None, TESTED) else f"verl {found} was never run with gear-rl, only {TESTED} was"
+
+
+def installed(package: str) -> str | None:
+    """The version of a package in this environment; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _problems(config: Any, settings: VerlSettings) -> Iterator[str]:
+    method, actor = settings.method, "actor_rollout_ref.actor"
+    if select(config, "trainer.use_v1") is False:
+        yield "trainer.use_v1: False is verl's old trainer, which has no credit step; set it to True"
+    mode = select(config, "trainer.v1.trainer_mode")
+    if mode not in TRAINERS:
+        yield (
+            f"trainer.v1.trainer_mode: {mode!r} does not assign token credit, though there is a section gear; "
+            f"set it to {' or '.join(TRAINERS)}"
+        )
+    estimator = str(select(config, "algorithm.adv_estimator"))
+    if estimator in TOKEN_ESTIMATORS:
+        yield (
+            f"algorithm.adv_estimator: {estimator!r} gives every token an advantage of its own, and token credit "
+            "divides one per completion; use grpo or rloo"
+        )
+    if select(config, f"{actor}.policy_loss.loss_mode") == "geo_mean" and not is_even(method):
+        yield (
+            f"{actor}.policy_loss.loss_mode: 'geo_mean' averages the advantages of a completion, so the token "
+            f"credit of {method.name!r} would be lost; use vanilla, gspo or cispo"
+        )
+    distilled = "distillation.distillation_loss.use_task_rewards"
+    if select(config, "distillation.enabled") and not select(config, distilled):
+        yield (
+            f"{distilled}: False leaves the advantages out of the loss, and the credit with them; set it to "
+            "True, or distillation.enabled to False"
+        )
+    if not needs_passes(method):
+        return
+    strategy = select(config, f"{actor}.strategy")
+    if strategy not in ("fsdp", "fsdp2"):
+        yield (
+            f"{actor}.strategy: {strategy!r} divides the vocabulary among its ranks, so the exact signals of "
+            f"{method.name!r} cannot be computed there; set it to fsdp2, or take a method that needs no pass "
+            "(uniform, gigpo, mt_grpo)"
+        )
+    if select(config, "actor_rollout_ref.model.use_fused_kernels"):
+        yield (
+            "actor_rollout_ref.model.use_fused_kernels: True replaces the model's forward, which the signals "
+            "were never run with; set it to False"
+        )
+    reference = reads_reference(config, settings)
+    for part in ("actor", "ref") if reference else ("actor",):
+        for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+            size = int(select(config, f"actor_rollout_ref.{part}.{key}") or 1)
+            if size > 1:
+                yield (
+                    f"actor_rollout_ref.{part}.{key}: {size} divides a sequence among ranks, which the signals "
+                    "were never run with; set it to 1"
+                )
+    if reference and settings.config.teacher_contrast != NO_CONTRAST:
+        yield "gear.teacher_contrast: a contrast with teacher=base was never run in verl without LoRA; use live"

@@ -1,0 +1,260 @@
+"""The forward passes of a credit step under verl: the driver requests, the workers compute. Imports no verl.
+
+verl's part: the TransferQueue holds ``prompts`` and ``responses``, ids without padding, and every rank takes an
+equal run of the rollouts it is sent. Ours: a ``Row`` for each rollout with the rest of the request, an ``Order``
+for all ranks, and a field of one number per token for each signal that comes back.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.engine import Tokenizer
+from gear_rl.credit.metrics import SegmentCheck
+from gear_rl.credit.passes import PASS_SIGNALS
+from gear_rl.records import Record
+from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.score import Completions, Prompts, left_padded
+from gear_rl.tensor.lists import int_list
+
+T = TypeVar("T")
+
+ROW, ORDER = "gear_row", "gear_order"
+"""The keys of a rollout's ``Row``, pickled since the queue would turn it into a dict, and of the ``Order``."""
+FIELDS = ("prompts", "responses", ROW)
+"""What a worker reads of a rollout."""
+PADDING = -1
+"""Stands for a rollout that verl only added to fill the batch."""
+
+
+def signal_field(name: str) -> str:
+    """The field in which a worker leaves a signal."""
+    return f"gear_signal_{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What all ranks need to know of a request."""
+
+    needs: tuple[str, ...]
+    step: int
+    config: CreditConfig
+    pad_id: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a rank needs to know of one rollout; the fields are those of ``ForwardRequest``."""
+
+    mask: Tensor
+    region: Tensor
+    teachers: list[Tensor]
+    scored: bool = False
+    answer: Sequence[int] = ()
+    group: int = 0
+    succeeded: bool = False
+
+
+def rows_of_request(request: ForwardRequest, places: Sequence[int]) -> list[Row]:
+    """The rows of the rollouts numbered by ``places``; one that is ``PADDING`` has nothing to score."""
+
+    def number(values: Tensor | None, b: int) -> int:
+        return 0 if values is None else int(values[b])
+
+    rows: list[Row] = []
+    for place, b in enumerate(places):
+        if b == PADDING:
+            nothing, ids = torch.zeros(1, dtype=torch.long), [torch.zeros(1, dtype=torch.long)]
+            # No other row has a negative group, so a padding row is compared with none.
+            rows.append(
+                Row(mask=nothing, region=nothing, teachers=ids * len(request.teachers), group=-1 - place)
+            )
+            continue
+        length, region = int(request.completions.attention[b].sum()), request.answer_region
+        region = torch.zeros_like(request.completions.ids) if region is None else region
+        rows.append(
+            Row(  # copies: a pickled view would carry the whole batch along
+                mask=request.completions.mask[b, :length].cpu().clone(),
+                region=region[b, :length].cpu().clone(),
+                teachers=[one.ids_BP[b][one.attention_BP[b].bool()].cpu() for one in request.teachers],
+                scored=bool(request.scored_B[b]),
+                answer=request.answers[b] if request.answers else (),
+                group=number(request.group_B, b),
+                succeeded=bool(number(request.succeeded_B, b)),
+            )
+        )
+    return rows
+
+
+def request_of_rows(
+    order: Order,
+    rows: Sequence[Row],
+    prompts: Sequence[Tensor],
+    responses: Sequence[Tensor],
+    device: torch.device,
+) -> ForwardRequest:
+    """The request as a rank sees it, of its own rollouts, with verl's ``prompts`` and ``responses``."""
+
+    def right(values: Sequence[Tensor]) -> Tensor:
+        return padded(values).to(device)
+
+    def left(values: Sequence[Tensor]) -> Prompts:
+        return left_padded([TeacherPrompt(tuple(int_list(ids))) for ids in values], order.pad_id, device)
+
+    return ForwardRequest(
+        needs=order.needs,
+        step=order.step,
+        completions=Completions(
+            ids=right(responses),
+            attention=right([torch.ones_like(ids) for ids in responses]),
+            mask=right([row.mask for row in rows]).bool(),
+        ),
+        student=left(prompts),
+        teachers=[left(shown) for shown in zip(*(row.teachers for row in rows), strict=True)],
+        scored_B=torch.tensor([row.scored for row in rows], device=device),
+        answer_region=right([row.region for row in rows]),
+        answers=[row.answer for row in rows],
+        group_B=torch.tensor([row.group for row in rows], device=device),
+        succeeded_B=torch.tensor([row.succeeded for row in rows], device=device),
+    )
+
+
+Passes = Callable[[list[int], list[bytes], Order], dict[str, list[Tensor]]]
+"""Runs the workers on the rollouts in the given order, with the ``Row`` of each; each signal in that order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerlEngine:
+    """verl's driver, for one batch, as an ``Engine`` of the credit step.
+
+    ``parts`` ranks score the batch, and ``padding`` rollouts only fill it. ``template_kwargs`` are the student's
+    arguments of the chat template, and ``tools`` the schemas of each rollout's tools.
+    """
+
+    signals = PASS_SIGNALS - {"reference_logprob"}
+    rank = 0
+    world_size = 1
+
+    tokenizer: Tokenizer
+    config: CreditConfig
+    passes: Passes
+    parts: int
+    padding: int
+    temperature: float
+    seed: int
+    tools: Sequence[Sequence[Mapping[str, Any]] | None]
+    template_kwargs: Mapping[str, Any]
+    metrics: dict[str, Any]
+    segment_check: SegmentCheck | None = None
+    max_positions: int | None = None
+    record_sink: Callable[[list[Record]], object] | None = None
+
+    def render(
+        self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
+    ) -> list[list[int]]:
+        options = dict(self.template_kwargs if chat_template_kwargs is None else chat_template_kwargs)
+        template: Any = self.tokenizer
+        return [
+            template.apply_chat_template(
+                prompt, tools=tools or None, add_generation_prompt=True, return_dict=False, **options
+            )
+            for prompt, tools in zip(prompts, self.tools, strict=True)
+        ]
+
+    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        places = self._places(request)
+        order = Order(
+            needs=request.needs,
+            step=request.step,
+            config=self.config,
+            pad_id=int(self.tokenizer.pad_token_id or 0),
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+        values = self.passes(places, [pickle.dumps(row) for row in rows_of_request(request, places)], order)
+        width = request.completions.mask.shape[1]
+        back = sorted((b, place) for place, b in enumerate(places) if b != PADDING)
+        return {
+            name: padded([values[name][place] for _, place in back], width).float() for name in request.needs
+        }
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather_objects(self, items: list[T]) -> list[T]:
+        return items
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update(metrics)
+
+    def _places(self, request: ForwardRequest) -> list[int]:
+        """The rollouts in the order in which the ranks take them."""
+        rows = [*range(len(request.scored_B)), *[PADDING] * self.padding]
+        if request.group_B is not None:
+            groups = [*int_list(request.group_B), *(-1 - len(rows) - n for n in range(self.padding))]
+            return [rows[r] for r in placed_by_group(groups, self.parts)]
+        scored = [*map(bool, int_list(request.scored_B.long())), *[False] * self.padding]
+        lengths = [*int_list(request.completions.attention.sum(-1)), *[0] * self.padding]
+        return [rows[r] for r in placed(scored, lengths, self.parts)]
+
+
+def placed(scored: Sequence[bool], lengths: Sequence[int], parts: int) -> list[int]:
+    """An order in which ``parts`` equal runs have as much to score: the longest first, dealt back and forth.
+
+    >>> placed([True, False, True, True, False, True], [9, 5, 8, 7, 5, 6], parts=2)
+    [0, 5, 1, 2, 3, 4]
+    """
+    runs: list[list[int]] = [[] for _ in range(parts)]
+    for n, row in enumerate(sorted(range(len(scored)), key=lambda r: (not scored[r], -lengths[r]))):
+        turn = n % (2 * parts)
+        runs[min(turn, 2 * parts - 1 - turn)].append(row)
+    return [row for run in runs for row in run]
+
+
+def placed_by_group(groups: Sequence[int], parts: int) -> list[int]:
+    """An order in which ``parts`` equal runs hold whole groups; ``ValueError`` where groups would be split.
+
+    >>> placed_by_group([7, 8, 7, 8], parts=2)
+    [0, 2, 1, 3]
+    """
+    order = sorted(range(len(groups)), key=lambda r: groups[r])
+    size = len(order) // parts
+    if any(groups[order[end - 1]] == groups[order[end]] for end in range(size, len(order), size)):
+        raise ValueError(
+            f"data.train_batch_size: the groups of {len(set(groups))} prompts cannot be divided evenly among "
+            f"{parts} ranks, and this method compares hidden states of a whole group; make it a multiple of the "
+            "ranks"
+        )
+    return order
+
+
+def padded(rows: Sequence[Tensor], width: int = 0) -> Tensor:
+    """Rows of different lengths as one tensor, filled with 0 on the right, at least ``width`` wide.
+
+    >>> padded([torch.tensor([1.0]), torch.tensor([2.0, 3.0])], width=3)
+    tensor([[1., 0., 0.],
+            [2., 3., 0.]])
+    """
+    both = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return torch.nn.functional.pad(both, (0, max(0, width - both.shape[1])))
+
+
+def jagged(padded: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Padded rows as verl stores them: each as long as its completion."""
+    rows = [row[:length] for row, length in zip(padded, lengths, strict=True)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def column(values: Any) -> list[Any]:
+    """A field of verl's batch as one entry per rollout: tensors without padding, or plain values."""
+    if isinstance(values, Tensor):
+        return list(values.unbind())
+    return [getattr(value, "data", value) for value in values]
