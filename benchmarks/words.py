@@ -24,10 +24,10 @@ from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.data.word_problems import first_wrong_number, results
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
-from gear_rl.engines.trl.sample import sample
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.marked import marked_material
+from gear_rl.lab.replay import sample
 from gear_rl.lab.score import score
 from gear_rl.lab.statistics import bootstrap_interval
 from gear_rl.lab.teacher import sampling_config, teacher_config

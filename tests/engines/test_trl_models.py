@@ -13,8 +13,8 @@ from engines import tiny
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.config import GEARConfig
-from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
+from gear_rl.lab.replay import replay
 from gear_rl.methods import Gear, Opsd
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer

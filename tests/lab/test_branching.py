@@ -14,12 +14,11 @@ from gear_rl.arena.calls import Call
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.credit.batch import RolloutBatch
-from gear_rl.engines.trl.branches import Begun, Continuations, SharedNoise
-from gear_rl.engines.trl.replay import serving
-from gear_rl.engines.trl.solve import solve
+from gear_rl.lab.branches import Begun, Continuations, SharedNoise
 from gear_rl.lab.branching import branched
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.oracle import Oracle, estimated, told_by
+from gear_rl.lab.replay import serving
 from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.machine import quiet_libraries
 from gear_rl.signals.score import Completions, Prompts
@@ -291,15 +290,15 @@ def test_agents_play_on_as_trl_plays(name, engine, trainer_of) -> None:
     rows = get_task(name).rows("easy", num=12, first_seed=0)
     theirs = trainer.solve(rows, greedy=True)
     written, messages = trainer.rollouts.ids, trainer.rollouts.messages
-    trainer.tool_guard._failed["an answer"] = "raised"
-    failed = dict(trainer.tool_guard._failed)
+    trainer.tool_guard.answers["an answer"] = "raised"
+    failed = dict(trainer.tool_guard.answers)
     play_on = Continuations(trainer)
     for share in (0.0, 0.3, 0.6, 1.0):
         begun = begun_of(trainer, rows, [own[: int(share * len(own))] for own in written])
         assert play_on(begun, greedy_of(trainer)) == pytest.approx(theirs), share
     assert 0.0 < sum(theirs) < len(rows), "some succeed and some do not"
     assert trainer.rollouts.messages is messages, "the batch under way is as it was"
-    assert trainer.tool_guard._failed == failed
+    assert trainer.tool_guard.answers == failed
 
 
 def test_calls_that_are_refused_are_refused_again(trainer_of) -> None:
@@ -312,7 +311,7 @@ def test_calls_that_are_refused_are_refused_again(trainer_of) -> None:
     second = [tokenizer("done" + EOS)["input_ids"]] * 3
     turns = iter([first, second])
     with serving(trainer, 3, lambda rollouts, ids: next(turns)):
-        theirs = solve(trainer, rows)
+        theirs = trainer.solve(rows)
     written = trainer.rollouts.ids
     assert "error" in str(trainer.rollouts.messages[0])
     assert Continuations(trainer)(begun_of(trainer, rows, written), greedy_of(trainer)) == theirs

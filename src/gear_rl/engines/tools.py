@@ -1,11 +1,10 @@
-"""What stands between the model's calls and the user's tools: time, size, types, and control tokens.
+"""The guard around tools and environments: typed arguments, a time limit, answers of bounded size.
 
-The engines run a tool in the trainer's own process, with whatever arguments the model wrote. A tool that is
-guarded here is called with arguments of the annotated types only, is interrupted when it takes too long, and
-cannot flood the completion; text that it returns cannot open or close a chat turn. Every failure is an answer
-that the model sees, and is counted by its kind. Knows no trainer.
+Engines run a tool in the trainer's own process, with whatever arguments the model wrote. Every failure is an
+answer that the model sees, counted by its kind. Knows no trainer.
 """
 
+import asyncio
 import inspect
 import re
 import signal
@@ -45,10 +44,9 @@ class _TimeUp(BaseException):
 class ToolGuard:
     """Wraps tools and environments, and reports afterwards what went wrong in which rollout.
 
-    ``time_limit`` is in seconds per call and needs the main thread of a Unix system (elsewhere there is none);
-    pure Python, ``sleep`` and waiting for a socket are interrupted, a C function that never returns is not.
-    ``max_chars`` bounds an answer. None switches a limit off. Only calls made while ``serving`` are guarded:
-    ``reset``, reward functions and the tools themselves get what the methods return, and their exceptions.
+    ``time_limit`` is in seconds per call and needs the main thread of a Unix system; a C function that never
+    returns is not interrupted. ``max_chars`` bounds an answer. None switches a limit off. Only calls made while
+    ``serving`` are guarded: ``reset``, reward functions and the tools themselves call the plain methods.
 
     >>> def double(x: int) -> int:
     ...     return 2 * x
@@ -62,17 +60,15 @@ class ToolGuard:
 
     def __init__(self, time_limit: float | None = 30.0, max_chars: int | None = 20_000) -> None:
         self.time_limit, self.max_chars = time_limit, max_chars
+        self.answers: dict[str, str | None] = {}
+        """What the model was answered in the batch under way, and the kind of failure it stands for; None for
+        what a tool answered of its own accord that only looks like an error."""
         self._classes: dict[type, type] = {}
-        self._failed: dict[str, str] = {}
-        """What the model was answered, and the kind of failure that it stands for; of the batch under way."""
-        self._answered: set[str] = set()
-        """What tools answered of their own accord that only looks like an error."""
         self._serving = False
 
     def begin(self) -> None:
         """Forget the failures of the batch before."""
-        self._failed.clear()
-        self._answered.clear()
+        self.answers.clear()
 
     @contextmanager
     def serving(self) -> Generator[None]:
@@ -82,17 +78,6 @@ class ToolGuard:
             yield
         finally:
             self._serving = False
-
-    @contextmanager
-    def apart(self) -> Generator[None]:
-        """While other rollouts than those of the batch under way call tools; what fails there is forgotten."""
-        failed, answered = dict(self._failed), set(self._answered)
-        try:
-            yield
-        finally:
-            self.begin()
-            self._failed.update(failed)
-            self._answered.update(answered)
 
     def guard_options(self, options: dict[str, Any]) -> None:
         """Guard the ``tools`` and the ``environment_factory`` (one, or one for each name) among a trainer's
@@ -128,20 +113,17 @@ class ToolGuard:
 
             @wraps(function)
             async def guarded_async(*own: Any, **arguments: Any) -> Any:
-                import asyncio
-
                 if not self._serving or _INSIDE.get():
                     return await function(*own, **arguments)
-                values = checked(own, arguments)
-                limit, inside = asyncio.timeout(self.time_limit), _INSIDE.set(True)
-                try:
-                    async with limit:
-                        return self._cut(await function(*own, **values))
-                except (Exception, SystemExit) as error:
-                    late = isinstance(error, TimeoutError) and limit.expired()  # else the tool's own
-                    raise (self._late() if late else self._failure("raised", error)) from None
-                finally:
-                    _INSIDE.reset(inside)
+                values, limit = checked(own, arguments), asyncio.timeout(self.time_limit)
+                with self._failures():
+                    try:
+                        async with limit:
+                            return self._cut(await function(*own, **values))
+                    except TimeoutError:
+                        if limit.expired():
+                            raise _TimeUp from None
+                        raise  # the tool's own
 
             return guarded_async
 
@@ -150,18 +132,8 @@ class ToolGuard:
             if not self._serving or _INSIDE.get():
                 return function(*own, **arguments)
             values = checked(own, arguments)
-            inside = _INSIDE.set(True)
-            try:
-                with _limited(self.time_limit):
-                    return self._cut(function(*own, **values))
-            except _TimeUp:
-                raise self._late() from None
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # SystemExit, and panics of libraries written in Rust
-                raise self._failure("raised", error) from None
-            finally:
-                _INSIDE.reset(inside)
+            with self._failures(), _limited(self.time_limit):
+                return self._cut(function(*own, **values))
 
         return guarded
 
@@ -178,6 +150,7 @@ class ToolGuard:
             try:
                 if cls not in self._classes:
                     self._classes[cls] = self._guarded_class(cls)
+                # Engines list the tools of type(instance) and users test isinstance: only a subclass serves both.
                 # Not by the class's own `__setattr__`: it may be frozen, or check fields.
                 object.__setattr__(instance, "__class__", self._classes[cls])
             except Exception as error:
@@ -187,21 +160,18 @@ class ToolGuard:
         return make
 
     def _guarded_class(self, cls: type) -> type:
-        body: dict[str, Any] = {}
+        body: dict[str, Any] = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
         for name, function in tool_functions(cls).items():
             static = isinstance(inspect.getattr_static(cls, name), staticmethod)
             body[name] = staticmethod(self.tool(function)) if static else self.tool(function)
-        # No slots of its own, so that an instance of the class can become one of this.
-        body |= {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
-        guarded = type(cls.__name__, (cls,), body)
-        # TRL takes every function of the class for a tool; this one is reached through `value_of` alone.
-        if hasattr(cls, PRIVILEGED_CONTEXT):
-            setattr(guarded, PRIVILEGED_CONTEXT, None)
+        # TRL takes every function of the class for a tool: the context is reached through `value_of` alone, and
+        # what is said of turns is a property that returns the bound method.
         for name in (TURN_REWARDS, ANCHOR_STATES):
-            function = getattr(cls, name, None)
-            if inspect.isfunction(function):
-                static = isinstance(inspect.getattr_static(cls, name), staticmethod)
-                setattr(guarded, name, _NoTool(function, static))
+            if inspect.isfunction(getattr(cls, name, None)):
+                body[name] = property(inspect.getattr_static(cls, name).__get__)
+        guarded = type(cls.__name__, (cls,), body)
+        if hasattr(cls, PRIVILEGED_CONTEXT):
+            setattr(guarded, PRIVILEGED_CONTEXT, None)  # pydantic would take it for a field in the body
         return guarded
 
     def report(
@@ -239,19 +209,31 @@ class ToolGuard:
         text = "\n".join(texts_of(message.get("content")))
         if message.get("name") not in tools:
             return "unknown"
-        kind = self._failed.get(text)
-        if kind is None and text.startswith(_ERROR) and text not in self._answered:
+        if text.startswith(_ERROR) and text not in self.answers:
             return "arguments"  # refused before our guard saw them: no mapping at all
-        return kind
+        return self.answers.get(text)
+
+    @contextmanager
+    def _failures(self) -> Generator[None]:
+        """What is raised inside becomes an answer, and what is called inside is not guarded again."""
+        inside = _INSIDE.set(True)
+        try:
+            yield
+        except _TimeUp:
+            late = RuntimeError(f"the tool took more than {self.time_limit:g} seconds")
+            raise self._failure("timeout", late) from None
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # SystemExit, and panics of libraries written in Rust
+            raise self._failure("raised", error) from None
+        finally:
+            _INSIDE.reset(inside)
 
     def _failure(self, kind: str, error: BaseException) -> Exception:
         """The error to raise; the model is shown its text, which is cut to size too."""
         text = self._shortened(str(error) or type(error).__name__)
-        self._failed[str({"error": text})] = kind
+        self.answers[str({"error": text})] = kind
         return RuntimeError(text)
-
-    def _late(self) -> Exception:
-        return self._failure("timeout", RuntimeError(f"the tool took more than {self.time_limit:g} seconds"))
 
     def _cut(self, result: Any) -> Any:
         if isinstance(result, list) and is_blocks(cast(list[Any], result)):
@@ -261,29 +243,17 @@ class ToolGuard:
             result = "\n".join(texts_of(blocks))
         text = str(cast(Any, result))  # of other lists too: TRL would take their items for content blocks
         if text.startswith(_ERROR):
-            self._answered.add(text)
+            self.answers.setdefault(text, None)
         if self.max_chars is None or len(text) <= self.max_chars:
             return text
         text = self._shortened(text)
-        self._failed[text] = "cut"
+        self.answers[text] = "cut"
         return text
 
     def _shortened(self, text: str) -> str:
         if self.max_chars is None or len(text) <= self.max_chars:
             return text
         return f"{text[: self.max_chars]} [cut: {len(text) - self.max_chars} more characters]"
-
-
-class _NoTool:
-    """A method that can be called on an instance, and is no function of the class: TRL lists it for no tool."""
-
-    def __init__(self, function: Callable[..., Any], static: bool) -> None:
-        self._function, self._static = function, static
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-        return self._function if self._static else types.MethodType(self._function, instance)
 
 
 def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:

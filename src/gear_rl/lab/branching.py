@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.engine import Engine
-from gear_rl.engines.trl.branches import Begun, SharedNoise
-from gear_rl.engines.trl.solve import unnoticed
+from gear_rl.engines.trl.evaluation import unnoticed
+from gear_rl.lab.branches import Begun, SharedNoise
 from gear_rl.signals.forwards import head_of, hidden_states
 from gear_rl.tensor.lists import int_list
 

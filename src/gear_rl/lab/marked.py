@@ -16,9 +16,9 @@ from gear_rl.data.rewards.text import dotted
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.data.spans import token_span
-from gear_rl.engines.trl.replay import prompt_tokens
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.files import replace_file
+from gear_rl.lab.replay import prompt_tokens
 from gear_rl.lab.score import REPLAY, Material
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import machine_defaults

@@ -68,7 +68,7 @@ def told(task: Task, tier: str, trainer: Any) -> Callable[[RolloutBatch, Engine]
 
 def estimated(trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
     """The same by branching rollouts, as many as ``trainer.credit`` says if it is the oracle."""
-    from gear_rl.engines.trl.branches import Continuations
+    from gear_rl.lab.branches import Continuations
     from gear_rl.lab.branching import branched
 
     oracle = trainer.credit if isinstance(trainer.credit, Oracle) else Oracle()

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
-from gear_rl.engines.trl.replay import replay
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.memory import SignalMemory
+from gear_rl.lab.replay import replay
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of

@@ -15,10 +15,9 @@ from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import contexts_of, needs_context
 from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
 from gear_rl.data.rows import load_rows
-from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.engines.trl.sample import sample
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
+from gear_rl.lab.replay import sample
 from gear_rl.runs.config import RunConfig, build_method, load_config, trainer_settings
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
@@ -147,7 +146,7 @@ def _sampled(
 ) -> Iterator[_Sampled]:
     each = int(trainer.num_generations)
     size = trainer.args.per_device_train_batch_size // each
-    engine = TRLEngine(trainer)
+    engine = trainer.credit_engine()
     for first in range(0, len(rows), size):
         progress("sampling", first * each, total)
         batch = sample(trainer, rows[first : first + size], seed=seed + first)
@@ -158,7 +157,7 @@ def _sampled(
 
 def _scored(trainer: Any, sampled: Sequence[_Sampled], progress: Progress, total: int) -> Iterator[Scored]:
     """Every completion that has tokens, a context, and two other rows with other ones."""
-    engine, each = TRLEngine(trainer), int(trainer.num_generations)
+    engine, each = trainer.credit_engine(), int(trainer.num_generations)
     everyone, first = two_others([text for _, _, texts in sampled for text in texts]), 0
     if all(pair is None for pair in everyone):
         raise InputError(

@@ -1,7 +1,6 @@
 """TRL's trainer as an ``Engine`` of the credit step: passes in its own process, accelerate between processes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,7 +13,7 @@ from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
 from gear_rl.engines.trl.checks import SHARDED, gathered_head
 from gear_rl.engines.trl.trainer_type import Trainer
-from gear_rl.records import Record, RecordWriter
+from gear_rl.records import Record
 from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.score import StudentStates, TeacherStates
 
@@ -99,10 +98,9 @@ class TRLEngine:
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        passes, instead = self.passes, self.trainer.rollouts.passes
-        if instead is not None:
-            return instead(request, passes)
-        return passes.run(request, student_states=self.student_states, teacher_states=self.teacher_states)
+        return self.passes.run(
+            request, student_states=self.student_states, teacher_states=self.teacher_states
+        )
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))
@@ -116,19 +114,11 @@ class TRLEngine:
 
     @property
     def record_sink(self) -> Callable[[list[Record]], object] | None:
-        rollouts = self.trainer.rollouts
-        if rollouts.record_sink is not None:
-            return rollouts.record_sink
-        return None if self.trainer.run_folder.records is None else self._write
+        return self._publish if self.trainer.record_subscribers else None
 
-    def _write(self, records: list[Record]) -> None:
-        args, rollouts = self.trainer.args, self.trainer.rollouts
-        if rollouts.writer is None:
-            size = int(args.record_max_mb * 1024 * 1024)
-            step = self.trainer.state.global_step
-            path = cast(Path, self.trainer.run_folder.records)
-            rollouts.writer = RecordWriter(path, size, resume_step=step)
-        rollouts.writer.write(records)
+    def _publish(self, records: list[Record]) -> None:
+        for subscriber in self.trainer.record_subscribers:
+            subscriber(records)
 
     def _largest(self, count: int) -> int:
         device = self.trainer.accelerator.device

@@ -20,7 +20,6 @@ from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.passes import shares_prompts
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.step import assign, for_loss, report
-from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.hooks import StudentPass, makes_old_pass, shares
 from gear_rl.engines.trl.trainer_type import Trainer
 from gear_rl.signals.score import TeacherStates, needs_student
@@ -66,7 +65,7 @@ class LateCredit:
         request = _request(plan)
         if len(plan.scored_B) > trainer.args.per_device_train_batch_size and shares_prompts(request):
             # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
-            self._teacher_states = TRLEngine(trainer).passes.teacher_pass(request)
+            self._teacher_states = trainer.credit_engine().passes.teacher_pass(request)
         self._seconds = time.perf_counter() - begin
         output[ROW] = torch.arange(len(plan.scored_B), device=plan.scored_B.device)
 
@@ -99,7 +98,7 @@ class LateCredit:
         """The teacher's pass, before the student's forward: lending weights writes into what its graph saves."""
         begin = time.perf_counter()
         if self._teacher_states is None:
-            states = TRLEngine(trainer, in_loss=True).passes.teacher_pass(_request(plan))
+            states = trainer.credit_engine(in_loss=True).passes.teacher_pass(_request(plan))
         else:
             states = self._teacher_states.rows(rows)
         self._seconds += time.perf_counter() - begin
@@ -118,14 +117,14 @@ class LateCredit:
         begin = time.perf_counter()
         # What was not captured as expected is computed once more.
         states = None if student is None else student.states
-        engine = TRLEngine(trainer, student_states=states, teacher_states=teacher, in_loss=True)
+        engine = trainer.credit_engine(student_states=states, teacher_states=teacher, in_loss=True)
         result = assign(plan, engine, trainer.args)
         self._rows.append(rows)
         self._results.append(result)
         self._seconds += time.perf_counter() - begin
         if sum(map(len, self._rows)) == len(self._plan.scored_B):
             whole = CreditResult.joined(self._results, self._rows)
-            report(self._plan, whole, TRLEngine(trainer), self._seconds)
+            report(self._plan, whole, trainer.credit_engine(), self._seconds)
             trainer.rollouts.late = None
         return for_loss(plan.batch, result.credit)
 

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.passes import ModelPasses
-from gear_rl.records import Record, RecordWriter
 from gear_rl.tensor.lists import float_list, int_list
 
 if TYPE_CHECKING:
@@ -17,8 +14,6 @@ if TYPE_CHECKING:
     from gear_rl.engines.trl.late import LateCredit
 else:
     StudentPass = LateCredit = Any  # importing them would go round in a circle
-
-PassesOf = Callable[[ForwardRequest, ModelPasses], dict[str, Tensor]]
 
 
 @dataclass
@@ -56,11 +51,6 @@ class RolloutState:
     old_pass: StudentPass | None = None
     """The student's forward in which TRL computed its old log-probabilities."""
 
-    record_sink: Callable[[list[Record]], object] | None = None
-    """Where records go instead of the record file."""
-    passes: PassesOf | None = None
-    """Who answers requests for signals in place of the engine's passes; gets these too."""
-    writer: RecordWriter | None = None
     warned_of_positions: bool = False
     warned_of_rewards: bool = False
 

@@ -35,7 +35,7 @@ from gear_rl.engines.trl.checks import SHARDED, check_trainer, checked_arguments
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.distillation import attach, loss_with_distillation
 from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.engines.trl.evaluation import evaluate
+from gear_rl.engines.trl.evaluation import evaluate, solve
 from gear_rl.engines.trl.finite import FiniteSteps, count_rewards, judge_step
 from gear_rl.engines.trl.hooks import (
     captured,
@@ -46,10 +46,10 @@ from gear_rl.engines.trl.hooks import (
 )
 from gear_rl.engines.trl.late import ROW, LateCredit, may_wait
 from gear_rl.engines.trl.saving import Run, begin, save, skip_epochs, writing
-from gear_rl.engines.trl.solve import solve
 from gear_rl.engines.trl.state import RolloutState
 from gear_rl.engines.trl.tool_calls import parse_tool_calls
 from gear_rl.engines.trl.weights import load_progress, load_weights
+from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
@@ -114,6 +114,11 @@ class GEARTrainer(GRPOTrainer):
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
         self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir)), args.record_file), None
+        self.record_subscribers: list[Callable[[list[Record]], object]] = []
+        """Each is called with the records of every batch, on the first process; the record file is the first."""
+        if self.run_folder.records is not None:
+            self.record_subscribers.append(self._write_records)
+        self._record_writer: RecordWriter | None = None
         self.writes_aside, self.finite_steps = False, FiniteSteps()
         self._sampler: Any = None
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)
@@ -242,7 +247,7 @@ class GEARTrainer(GRPOTrainer):
         """
         with writing(self):
             self.run, checkpoint = begin(self, resume_from_checkpoint)
-            self.rollouts.writer = None  # what it continues is read again
+            self._record_writer = None  # what it continues is read again
             vars(self).pop("deterministic", None)
             return super().train(checkpoint, *more, **options)
 
@@ -355,12 +360,25 @@ class GEARTrainer(GRPOTrainer):
         """How accelerate distributes the model: NO, MULTI_GPU, FSDP, DEEPSPEED, ..."""
         return str(self.accelerator.distributed_type).rpartition(".")[2]
 
+    def credit_engine(self, **states: Any) -> TRLEngine:
+        """The engine of the next credit step; override it for passes or signals of your own.
+
+        ``states`` are the hidden states of passes that have been run already.
+        """
+        return TRLEngine(self, **states)
+
+    def _write_records(self, records: list[Record]) -> None:
+        if self._record_writer is None:
+            path, size = cast(Path, self.run_folder.records), int(self.args.record_max_mb * 1024 * 1024)
+            self._record_writer = RecordWriter(path, size, resume_step=self.state.global_step)
+        self._record_writer.write(records)
+
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """The advantages for TRL: of every token, (B, T), or its own where the credit is computed in the loss."""
         begin = time.perf_counter()
         if needs_passes(self.credit):
             warn_of_positions(self, output["prompt_mask"])
-        engine = TRLEngine(self)
+        engine = self.credit_engine()
         batch = rollout_batch(self, inputs, output)
         if self.truth is not None:
             batch = replace(batch, true_advantage=self.truth(batch, engine))

@@ -1,25 +1,35 @@
-"""Completions that exist already, through the TRL engine as if the policy had just sampled them.
+"""Rollouts through a TRL trainer outside of its training: written by the caller, or sampled now.
 
-Everything else is what a training step does: tools are run, rewards are computed, signals and credit too. No
-weight changes. This is how the laboratory finds out where a method puts credit on completions with a known fault.
+Tools, rewards, signals and credit are those of a training step. No weight changes. One process only.
 """
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gear_rl.engines.trl.solve import unnoticed
-from gear_rl.engines.trl.state import PassesOf
-from gear_rl.engines.trl.trainer_type import Trainer
+import torch
+from torch import Tensor
+
+from gear_rl.credit.batch import ForwardRequest, RolloutBatch
+from gear_rl.credit.passes import ModelPasses
+from gear_rl.engines.trl import GEARTrainer
+from gear_rl.engines.trl.batch import rollout_batch
+from gear_rl.engines.trl.engine import TRLEngine
+from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.records import Record
 
+PassesOf = Callable[[ForwardRequest, ModelPasses], dict[str, Tensor]]
+"""Answers a request for signals, by the engine's passes where it does not know them."""
 Turns = Sequence[Sequence[int]]
 """The ids of each turn that a rollout samples, closing tokens included; what tools answer stands between."""
 _TOO_FEW = "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
 
 
 def replay(
-    trainer: Trainer,
+    trainer: GEARTrainer,
     rows: Sequence[Mapping[str, Any]],
     turns: Sequence[Turns],
     *,
@@ -29,13 +39,10 @@ def replay(
 ) -> list[Record]:
     """The record of every rollout, in order; rows of a group stand together, ``num_generations`` of them.
 
-    ``batch`` rollouts go through the engine at a time (a multiple of the group). ``passes`` may know
-    some of the signals already. The trainer's metrics and random
-    state are left as they were. One process only. ``ValueError`` if the rows do not divide into groups, or if a
-    rollout calls a tool after its last turn.
-
-    Of the weights nothing is changed, but a teacher that follows the student is what it is before the first
-    step: the student.
+    ``batch`` rollouts go through the engine at a time (a multiple of the group). ``passes`` may know some of the
+    signals already. The trainer's metrics and random state are left as they were. A teacher that follows the
+    student is what it is before the first step: the student. ``ValueError`` if the rows do not divide into
+    groups, or if a rollout calls a tool after its last turn.
     """
     group = int(trainer.num_generations)
     if len(rows) != len(turns) or len(rows) % group:
@@ -56,13 +63,27 @@ def replay(
     return records
 
 
-def prompt_tokens(trainer: Trainer, prompt: Any) -> int:
+def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int) -> RolloutBatch:
+    """``num_generations`` rollouts of every row, as the credit step reads them; a seed draws the same again."""
+    each = int(trainer.num_generations)
+    inputs = [dict(row) for row in rows for _ in range(each)]
+    tries, trainer.num_generations_eval = trainer.num_generations_eval, each
+    try:
+        with unnoticed(trainer):
+            trainer.model.eval()  # in training it would assign credit
+            torch.manual_seed(seed)
+            return rollout_batch(trainer, inputs, trainer._generate_and_score_completions(inputs))
+    finally:
+        trainer.num_generations_eval = tries
+
+
+def prompt_tokens(trainer: GEARTrainer, prompt: Any) -> int:
     """How many tokens the student's prompt has, with the trainer's chat template."""
     return len(trainer._tokenize_prompts([prompt])[0][0])
 
 
 @contextmanager
-def _serving(trainer: Trainer, turns: Sequence[Turns]) -> Generator[None]:
+def _serving(trainer: GEARTrainer, turns: Sequence[Turns]) -> Generator[None]:
     """While it is open, the policy "samples" the given turns."""
     turn = -1
 
@@ -80,7 +101,9 @@ def _serving(trainer: Trainer, turns: Sequence[Turns]) -> Generator[None]:
 
 @contextmanager
 def serving(
-    trainer: Trainer, count: int, sample: Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
+    trainer: GEARTrainer,
+    count: int,
+    sample: Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]],
 ) -> Generator[None]:
     """While it is open, ``sample`` writes the turns of a batch of ``count`` rollouts in the policy's place.
 
@@ -113,12 +136,25 @@ def serving(
 
 
 @contextmanager
-def _recording(trainer: Trainer, records: list[Record], passes: PassesOf | None) -> Generator[None]:
-    """While it is open, records go into the list instead of the record file, and ``passes`` is asked first."""
-    rollouts = trainer.rollouts
-    kept = rollouts.record_sink, rollouts.passes
-    rollouts.record_sink, rollouts.passes = records.extend, passes
+def _recording(trainer: GEARTrainer, records: list[Record], passes: PassesOf | None) -> Generator[None]:
+    """While it is open, records go into the list alone, and ``passes`` is asked first."""
+    subscribers = trainer.record_subscribers
+    trainer.record_subscribers = [lambda batch: records.extend(batch)]
+    if passes is not None:
+        trainer.credit_engine = lambda **states: _Answered(trainer, passes, **states)
     try:
         yield
     finally:
-        rollouts.record_sink, rollouts.passes = kept
+        trainer.record_subscribers = subscribers
+        vars(trainer).pop("credit_engine", None)
+
+
+class _Answered(TRLEngine):
+    """The trainer's engine, whose requests for signals ``passes`` answers."""
+
+    def __init__(self, trainer: GEARTrainer, passes: PassesOf, **states: Any) -> None:
+        super().__init__(trainer, **states)
+        self._answer = passes
+
+    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        return self._answer(request, self.passes)

@@ -3,6 +3,9 @@
 Tools, truncation and rewards are the trainer's; only the tokens are drawn otherwise. Knows no method.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +17,9 @@ from torch import Tensor
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
-from gear_rl.engines.trl.replay import serving
-from gear_rl.engines.trl.solve import solve
+from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.state import RolloutState
-from gear_rl.engines.trl.trainer_type import Trainer
+from gear_rl.lab.replay import serving
 
 _KEPT = 1 << 26
 """So many numbers of noise are kept at most: 256 MB."""
@@ -87,7 +89,7 @@ class Continuations:
     was: an environment has to repeat itself.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: GEARTrainer) -> None:
         if getattr(trainer, "_is_vlm", False):
             raise ValueError("oracle: rollouts cannot branch off where the model sees images; leave it out")
         self._trainer = trainer
@@ -107,7 +109,7 @@ class Continuations:
                 chunk = order[first : first + size]
                 turns = _Turns(trainer, [begun[i] for i in chunk], noise)
                 with serving(trainer, len(chunk), turns):
-                    ends = solve(trainer, [begun[i].row for i in chunk])
+                    ends = trainer.solve([begun[i].row for i in chunk])
                 for i, reward in zip(chunk, ends, strict=True):
                     rewards[i] = reward or 0.0
         return rewards
@@ -117,14 +119,14 @@ class Continuations:
         """The batch under way keeps its state, and its environments."""
         trainer: Any = self._trainer
         rollouts, pool = trainer.rollouts, getattr(trainer, "_environment_pool", None)
-        trainer.rollouts = RolloutState()
+        guard = trainer.tool_guard
+        trainer.rollouts, answers, guard.answers = RolloutState(), guard.answers, {}
         if pool is not None:
             trainer._environment_pool = {name: self._environments.setdefault(name, []) for name in pool}
         try:
-            with trainer.tool_guard.apart():
-                yield
+            yield
         finally:
-            trainer.rollouts = rollouts
+            trainer.rollouts, guard.answers = rollouts, answers
             if pool is not None:
                 trainer._environment_pool = pool
 
@@ -133,7 +135,7 @@ class Continuations:
 class _Turns:
     """Writes the turns of begun rollouts: first what is written already, then what their branch draws."""
 
-    trainer: Trainer
+    trainer: GEARTrainer
     begun: Sequence[Begun]
     noise: SharedNoise
 
