@@ -1,34 +1,22 @@
-"""The task: deterministic, disjoint, one planted fault, a reward that counts what stands there."""
+"""The task "codebook": one planted fault, a reward that counts what stands there, and the truth by hand."""
 
 import itertools
-import random
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena.codebook import book
+from gear_rl.arena.codebook import TASK
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.problem import Problem
-from gear_rl.arena.codebook.self_test import self_test
-from gear_rl.arena.codebook.tiers import BUDGETS, TIERS, Tier
+from gear_rl.arena.codebook.problem import BELIEFS, FILLER, RIGHT, SYMBOLS, TIERS, Problem, Tier
+from gear_rl.arena.codebook.truth import truth
+from gear_rl.arena.model import EOS, PAD, load
 
 tiers = st.sampled_from(sorted(TIERS))
 seeds = st.integers(0, 1 << 40)
 ANSWER = "Ka 12 Bo 34 Mi 56 Fe 78"
 WORDS = ("Ka", "Bo", "Mi", "Fe", "Ha", "12", "34", "56", "78", "99", "1", "345", "so", "codes")
-
-
-def test_self_test_passes_every_held_out_problem() -> None:
-    assert self_test(["easy", "exact"]) == dict.fromkeys(["easy", "exact"], 1024)
-
-
-def test_self_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codebook, "mistake", lambda symbol, rng: book.RIGHT[symbol])
-    with pytest.raises(AssertionError, match="broken promise in tier 'easy', seed 0"):
-        self_test(["easy"])
 
 
 @pytest.mark.parametrize(
@@ -70,114 +58,145 @@ def test_decisions_are_those_that_a_walk_over_the_words_finds(words: list[str]) 
 
 
 @given(seed=seeds, tier=tiers)
-def test_generate_is_deterministic_and_respects_the_split(seed: int, tier: str) -> None:
-    problem = codebook.generate(seed, tier)
-    assert problem == codebook.generate(seed, tier)
-    assert len(set(problem.symbols)) == len(problem.symbols) == TIERS[tier].symbols
-    held_out = {codebook.generate(s, tier).text for s in range(8)}
-    assert seed in codebook.HELD_OUT or problem.text not in held_out
-
-
-@given(seed=seeds, tier=tiers)
 def test_the_trace_lists_prompt_codes_and_filler(seed: int, tier: str) -> None:
     problem, settings = codebook.generate(seed, tier), TIERS[tier]
-    lead, *words = codebook.solve(problem).trace.split()
+    lead, *words = problem.solve()[0].split()
     assert (lead, *words[:: 2 + settings.filler]) == ("codes", *problem.symbols)
-    assert words[1 :: 2 + settings.filler] == [book.RIGHT[symbol] for symbol in problem.symbols]
+    assert words[1 :: 2 + settings.filler] == [RIGHT[symbol] for symbol in problem.symbols]
     assert problem.text.split() == ["codes", *["."] * settings.filler, *problem.symbols]
     # With the closing token this is what the budget must leave room for.
-    assert settings.num_tokens == len(words) + 2 <= BUDGETS[tier].max_completion_tokens
+    assert settings.num_tokens == len(words) + 2 <= TASK.budgets[tier].max_completion_tokens
     irrelevant = [word for i, word in enumerate(words) if i % (2 + settings.filler) > 1]
-    assert len(irrelevant) == settings.filler * (settings.symbols - 1) and set(irrelevant) <= set(book.FILLER)
+    assert len(irrelevant) == settings.filler * (settings.symbols - 1) and set(irrelevant) <= set(FILLER)
 
 
 @given(seed=seeds, tier=tiers, plant_seed=st.integers(0, 1000))
 def test_plant_makes_exactly_one_wrong_code(seed: int, tier: str, plant_seed: int) -> None:
     problem = codebook.generate(seed, tier)
-    planted = codebook.plant(problem, plant_seed)
-    gold = codebook.solve(problem)
-    pairs = zip(planted.completion.split(), gold.trace.split(), strict=True)
-    changed = [i for i, (one, other) in enumerate(pairs) if one != other]
-    assert changed == [2 + planted.decision * (2 + TIERS[tier].filler)]
-    symbol = problem.symbols[planted.decision]
-    assert planted.completion.split()[changed[0]] in book.HABITS[symbol]
+    [planted], [gold] = problem.plant(plant_seed), problem.solve()
+    pairs = enumerate(zip(planted.split(), gold.split(), strict=True))
+    [changed] = [i for i, (one, other) in pairs if one != other]
+    symbol = planted.split()[changed - 1]
+    assert planted.split()[changed] in BELIEFS[symbol]
+    size = len(problem.symbols)
+    reward = 0.0 if problem.exact else (size - 1) / size
+    assert codebook.codebook_reward([planted], [problem.answer]) == [reward]
 
 
-def test_the_table_of_habits() -> None:
-    assert len(book.SYMBOLS) == 64 == len(set(book.RIGHT.values()))
-    shares = [habit[book.RIGHT[symbol]] for symbol, habit in book.HABITS.items()]
+def test_the_table_of_beliefs() -> None:
+    assert len(SYMBOLS) == 64 == len(set(RIGHT.values()))
+    shares = [belief[RIGHT[symbol]] for symbol, belief in BELIEFS.items()]
     assert (min(shares), max(shares)) == pytest.approx((0.15, 0.9))
     assert sum(shares) / 64 == pytest.approx(0.525)
-    for symbol, habit in book.HABITS.items():
-        assert sum(habit.values()) == pytest.approx(1.0) and len(habit) == 4
-        likeliest = max(habit, key=habit.__getitem__)
+    for symbol, belief in BELIEFS.items():
+        assert sum(belief.values()) == pytest.approx(1.0) and len(belief) == 4
+        likeliest = max(belief, key=belief.__getitem__)
         # 0.8 of the mistakes are one code: it leads where 0.8 (1 - p) > p.
-        assert (likeliest == book.RIGHT[symbol]) == (habit[book.RIGHT[symbol]] > 4 / 9)
+        assert (likeliest == RIGHT[symbol]) == (belief[RIGHT[symbol]] > 4 / 9)
     assert sum(share < 4 / 9 for share in shares) == 25
-
-
-def test_mistakes_are_drawn_as_the_student_errs() -> None:
-    rng = random.Random(0)
-    drawn = [codebook.mistake("Ka", rng) for _ in range(2000)]
-    _, favourite, second, third = book.HABITS["Ka"]
-    assert set(drawn) == {favourite, second, third}
-    assert drawn.count(favourite) / 2000 == pytest.approx(0.8, abs=0.03)
 
 
 def test_reference_levels() -> None:
     problem = codebook.generate(3, "words")
-    gold = codebook.solve(problem)
-    assert codebook.privileged_context(problem, "none") is None
-    assert codebook.privileged_context(problem, "trace") == gold.trace
-    answer = codebook.privileged_context(problem, "answer")
-    assert answer == " ".join(["codes", *(book.RIGHT[symbol] for symbol in problem.symbols)])
-    shuffled = codebook.privileged_context(problem, "shuffled", seed=7)
-    assert shuffled is not None and shuffled != codebook.privileged_context(problem, "shuffled", seed=8)
-    assert len(shuffled.split()) == len(gold.trace.split())
+    answer = problem.reference("answer")
+    assert answer == " ".join(["codes", *(RIGHT[symbol] for symbol in problem.symbols)])
+    shuffled = str(problem.reference("shuffled", seed=7))
+    assert shuffled != problem.reference("shuffled", seed=8)
+    assert len(shuffled.split()) == len(problem.solve()[0].split())
     assert not set(problem.symbols) & set(shuffled.split())
-    assert codebook.render(problem, shuffled)[0]["content"] == f"{problem.text}\nref {shuffled}"
-
-
-def test_another_problem_is_left_for_the_longest() -> None:
-    problem = codebook.generate(0, Tier(symbols=32))
-    shuffled = codebook.privileged_context(problem, "shuffled")
-    assert set(shuffled.split()[1::2]) == set(book.SYMBOLS) - set(problem.symbols)  # type: ignore[union-attr]
-
-
-def test_rows_keep_the_privileged_context_out_of_the_prompt() -> None:
-    for row, seed in zip(codebook.rows("exact", num=5, first_seed=0), range(5), strict=True):
-        assert row["prompt"] == [{"role": "user", "content": codebook.generate(seed, "exact").text}]
-        assert row["answer"] == f"all {row['privileged_context'].removeprefix('codes ')}"
-
-
-def test_rows_refuse_to_mix_the_splits() -> None:
-    with pytest.raises(ValueError, match="mix"):
-        codebook.rows(num=10, first_seed=1020)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"symbols": 0}, "symbols: 0 is not from 1 to 32"),
-        ({"symbols": 33}, "symbols: 33 is not from 1 to 32"),
-        ({"symbols": 4, "filler": -1}, "filler: -1 is not from 0 to 3"),
-        ({"symbols": 4, "filler": 4}, "filler: 4 is not from 0 to 3"),
-    ],
-)
-def test_impossible_tiers_are_refused(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Tier(**settings)
+    longest = codebook.generate(0, Tier(symbols=32))
+    others = str(longest.reference("shuffled")).split()[1::2]
+    assert set(others) == set(SYMBOLS) - set(longest.symbols), "as many are left for another problem"
 
 
 def test_one_symbol_has_no_gap() -> None:
-    assert codebook.write(Problem(("Ka",), ()), ["12"]) == "codes Ka 12"
+    assert Problem(("Ka",), ()).write(["12"]) == "codes Ka 12"
 
 
-def test_fingerprints_tell_tiers_apart() -> None:
-    assert len({codebook.fingerprint(tier, 64) for tier in TIERS}) == len(TIERS)
-    assert codebook.fingerprint("easy", 64) == codebook.fingerprint(TIERS["easy"], 64)
+ROW = {"answer": "Ka 12 Bo 34 Mi 56"}
+TOKENIZER: Any = load(task="codebook")[1]
+IDS = st.one_of(
+    st.sampled_from([TOKENIZER.convert_tokens_to_ids(f" {word}") for word in ("Ka", "Bo", "Mi", "Fe", "12")]),
+    st.sampled_from(TOKENIZER(" 12 34 56 so codes 1 2 K a M i" + EOS + PAD)["input_ids"]),
+    st.integers(0, len(TOKENIZER) - 1),
+)
 
 
-def test_the_task_imports_no_torch() -> None:
-    code = "import sys, gear_rl.arena.codebook; sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def _ids(text: str) -> list[int]:
+    return TOKENIZER(text)["input_ids"]
+
+
+def test_truth_by_hand() -> None:
+    ids = _ids("codes Ka 12 so Bo 99 hm Mi 56" + EOS)
+    facts = truth(ids, ROW, TOKENIZER)
+    assert facts.decision == (-1, -1, 0, -1, -1, 1, -1, -1, 2, -1)
+    assert facts.right == (False, True, True, False, True, False, False, True, True, False)
+    named = [TOKENIZER.convert_ids_to_tokens(i) if i >= 0 else None for i in facts.right_id]
+    assert named == [None, " Ka", " 12", None, " Bo", " 34", None, " Mi", " 56", None]
+    assert facts.lost == ((), (0,), (), (), (1,), (), (), (2,), (), ())
+    assert (facts.num_decisions, facts.exact) == (3, False)
+    assert truth(ids, {"answer": f"all {ROW['answer']}"}, TOKENIZER).exact
+
+
+def test_a_decision_belongs_to_its_symbol_and_is_taken_once() -> None:
+    facts = truth(_ids("codes Mi 56 Ka 99 Ka 12 Fe 12"), ROW, TOKENIZER)
+    assert facts.decision == (-1, -1, 2, -1, 0, -1, -1, -1, -1)
+    taken = [r for d, r in zip(facts.decision, facts.right, strict=True) if d >= 0]
+    assert taken == [True, False]
+    assert facts.num_decisions == 3, "one that is not taken is still one"
+
+
+def test_a_code_in_several_tokens_is_one_decision() -> None:
+    digits = [TOKENIZER.convert_tokens_to_ids(char) for char in "\u012012"]  # a space is this letter in bytes
+    facts = truth([*_ids("codes Ka"), *digits, *_ids(" Bo 34")], ROW, TOKENIZER)
+    assert facts.decision == (-1, -1, -1, 0, 0, -1, 1)
+    assert facts.right == (False, True, False, True, True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "lost"),
+    [
+        ("codes Ka 12 Fe 34 Mi 56", 3, (1,)),  # a symbol that was not to be looked up
+        ("codes Ka 12 Ka 34 Mi 56", 3, (1,)),  # one that has been
+        ("codes Ka 12 Bo Mi 56", 4, (1,)),  # no code where one was due
+        ("codes 99 Ka 12 Bo 34 Mi 56", 1, (0,)),  # a code of nothing
+        ("codes Ka 12" + EOS, 3, (1, 2)),  # an end too early
+        ("codes Ka 12 Mi 56 Bo 34" + EOS, None, ()),  # another order costs nothing
+        ("codes so Ka 12 so hm Bo 34 Mi 56" + EOS, None, ()),  # nor do words that nothing judges
+    ],
+)
+def test_what_breaks_the_form_loses_the_decisions_that_hang_on_it(text, place, lost) -> None:
+    facts = truth(_ids(text), ROW, TOKENIZER)
+    broken = {t: what for t, what in enumerate(facts.lost) if what and not facts.right[t]}
+    assert broken == ({} if place is None else {place: lost})
+    if place is not None:
+        due = "34" if text.endswith("Bo Mi 56") else ["Ka", "Bo", "Mi"][lost[0]]
+        assert TOKENIZER.convert_ids_to_tokens(facts.right_id[place]) == f" {due}"
+
+
+def test_padding_and_what_follows_the_end_change_nothing() -> None:
+    ids = _ids("codes Ka 12" + EOS)
+    padded = truth([*ids, *_ids(" Bo 34"), TOKENIZER.pad_token_id], ROW, TOKENIZER)
+    alone = truth(ids, ROW, TOKENIZER)
+    assert padded.decision == (*alone.decision, -1, -1, -1)
+    assert padded.right == (*alone.right, False, False, False)
+    assert truth([], ROW, TOKENIZER).decision == ()
+
+
+@given(ids=st.lists(IDS, max_size=17))
+def test_the_right_decisions_make_up_the_reward(ids: list[int]) -> None:
+    facts = truth(ids, ROW, TOKENIZER)
+    taken: dict[int, set[bool]] = {}
+    for decision, right, right_id in zip(facts.decision, facts.right, facts.right_id, strict=True):
+        assert right_id >= 0 or (decision < 0 and not right)
+        if decision >= 0:
+            taken.setdefault(decision, set()).add(right)
+    assert all(len(rights) == 1 for rights in taken.values())
+    cut = ids[: ids.index(TOKENIZER.eos_token_id)] if TOKENIZER.eos_token_id in ids else ids
+    text: Any = TOKENIZER.decode(cut, skip_special_tokens=True)
+    assert sum(map(sum, taken.values())) / 3 == codebook.share_right(text, ROW["answer"])
+
+
+def test_irrelevant_words_leave_no_formula() -> None:
+    """The student finds its place in the list by them, so a decision is not all that matters to the next."""
+    assert [tier for tier in TASK.budgets if TASK.truth_of(tier) is None] == ["words"]

@@ -1,35 +1,32 @@
-"""The task "errands": problems, the desk that says nothing, and the truth about a rollout's tokens."""
+"""The task "errands": the environment that says nothing, and the truth about a rollout's tokens."""
 
 import contextlib
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
-from gear_rl.arena.calls import Call, answer_text, render_ids, tokens
+from gear_rl.arena.codes import CODES
+from gear_rl.arena.errands import TASK
 from gear_rl.arena.errands import problem as errands
-from gear_rl.arena.errands import self_test
-from gear_rl.arena.errands.env import ErrandsEnv, played, tools
-from gear_rl.arena.errands.problem import HABITS, ITEMS, RIGHT, Problem
-from gear_rl.arena.errands.tiers import BUDGETS, TIERS, Tier
+from gear_rl.arena.errands.env import ErrandsEnv
+from gear_rl.arena.errands.problem import BELIEFS, ITEMS, RIGHT, TIERS, Call, Problem, played
 from gear_rl.arena.errands.truth import truth
-from gear_rl.arena.habits import CODES
-from gear_rl.arena.model import EOS, PAD, chat_template
-from gear_rl.arena.task import HELD_OUT, get_task
+from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, PAD, answer_text, load, tokens
 
-TASK = get_task("errands")
-TOKENIZER: Any = PreTrainedTokenizerFast.from_pretrained(TASK.checkpoint, local_files_only=True)
-TOKENIZER.chat_template = chat_template()
+TOKENIZER: Any = load(task="errands")[1]
+TOOLS = [ErrandsEnv().send, ErrandsEnv().wait]
 SEED = 0
 [ROW] = TASK.rows("easy", num=1, first_seed=SEED)
 PROBLEM = errands.generate(SEED, "easy")
-GOLD = errands.sends(PROBLEM)
+GOLD = PROBLEM.sends()
 WAIT = Call("wait", {})
-PROMPT = render_ids(TOKENIZER, PROBLEM.text, tools())
-tiers = st.sampled_from(sorted(TIERS))
+PROMPT = TOKENIZER.apply_chat_template(
+    ROW["prompt"], tools=TOOLS, add_generation_prompt=True, return_dict=False, **CHAT_TEMPLATE_KWARGS
+)
 
 
 def _wrong(request: int) -> Call:
@@ -73,61 +70,52 @@ def test_a_row_brings_what_only_the_teacher_sees() -> None:
         env.reset(**TASK.rows("easy", num=1, reference=reference, first_seed=SEED)[0])
         context = env.privileged_context()
         assert context is None if least is None else context is not None and least in context
-    shown = str(errands.privileged_context(PROBLEM, "shuffled", SEED))
+    shown = str(PROBLEM.reference("shuffled", SEED))
     assert shown.count("<tool_call>") == 3 and not any(item in shown for item in PROBLEM.items)
 
 
-@given(seed=st.integers(0, 1 << 40), tier=tiers)
-def test_generate_is_deterministic_and_respects_the_split(seed: int, tier: str) -> None:
-    problem = errands.generate(seed, tier)
-    assert problem == errands.generate(seed, tier)
-    assert len({*problem.items}) == TIERS[tier].requests
-    held_out = errands.generate(seed % HELD_OUT.stop, tier)
-    assert (problem.text == held_out.text) <= (seed in HELD_OUT)
-
-
-def test_the_table_of_habits() -> None:
-    shares = sorted(HABITS[item][RIGHT[item]] for item in ITEMS)
+def test_the_table_of_beliefs() -> None:
+    shares = sorted(BELIEFS[item][RIGHT[item]] for item in ITEMS)
     assert len({*RIGHT.values()}) == len(ITEMS) == 48
     assert (shares[0], shares[-1]) == pytest.approx((0.15, 0.9))
-    for item, habit in HABITS.items():
-        right, favourite, *rest = habit.values()
-        assert next(iter(habit)) == RIGHT[item] and sum(habit.values()) == pytest.approx(1)
+    for item, belief in BELIEFS.items():
+        right, favourite, *rest = belief.values()
+        assert next(iter(belief)) == RIGHT[item] and sum(belief.values()) == pytest.approx(1)
         assert favourite == pytest.approx(0.8 * (1 - right)) and rest == pytest.approx(
             [0.1 * (1 - right)] * 2
         )
-    assert sum(max(habit.values()) != habit[RIGHT[item]] for item, habit in HABITS.items()) == 19
+    assert sum(max(belief.values()) != belief[RIGHT[item]] for item, belief in BELIEFS.items()) == 19
 
 
 def test_the_budget_lets_every_call_that_counts_be_answered() -> None:
     for name, tier in TIERS.items():
-        budget = BUDGETS[name]
+        budget = TASK.budgets[name]
         assert budget.max_tool_calls is not None and budget.max_tool_calls > tier.calls
-        problem = errands.generate(0, name)
-        every = [call for send in errands.sends(problem) for call in (send, send)]
-        assert len(tokens(TOKENIZER, played(problem, every))[0]) <= budget.max_completion_tokens
-    with pytest.raises(ValueError, match="requests: 0 is not from 1 to 24"):
-        Tier(requests=0)
-
-
-def test_every_promise_of_the_self_test_is_kept_and_a_broken_one_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert self_test.self_test(["hard"], num=96) == {"hard": 96}
-    monkeypatch.setattr(errands, "mistake", lambda habit, rng: next(iter(habit)))
-    with pytest.raises(AssertionError, match="broken promise in tier 'easy', seed 0"):
-        self_test.self_test(["easy"])
+        every = [call for send in errands.generate(0, name).sends() for call in (send, send)]
+        assert len(_tokens_of(*every)) <= budget.max_completion_tokens
 
 
 def test_one_decision_is_one_token() -> None:
     for seed in range(20):
-        problem = errands.generate(seed, "hard")
-        for call in errands.sends(problem):
+        for call in errands.generate(seed, "hard").sends():
             pieces = [TOKENIZER.decode([i]) for i in TOKENIZER(call.text)["input_ids"]]
             wanted = ["send", *map(str, call.arguments.values())]
             assert [piece for piece in pieces if piece in wanted] == wanted
-    ids, own = tokens(TOKENIZER, played(PROBLEM, GOLD))
-    assert len(ids) == 62 and sum(own) == 32
+    parts = tokens(TOKENIZER, PROBLEM.solve())
+    assert sum(map(len, parts)) == 62 and sum(map(len, parts[::2])) == 32
+
+
+def test_a_planted_fault_costs_one_request() -> None:
+    for seed in range(20):
+        problem = errands.generate(seed, "hard")
+        planted, gold = problem.plant(seed), problem.solve()
+        [wrong] = [place // 2 for place, text in enumerate(planted) if text != gold[place]]
+        code = planted[2 * wrong].split('"')[-2]
+        assert code in [*BELIEFS[problem.items[wrong]]][1:]
+
+
+def _tokens_of(*made: Call) -> list[int]:
+    return [*chain.from_iterable(tokens(TOKENIZER, played(made)))]
 
 
 def _facts(ids: list[int]) -> list[tuple[str, int, bool, str]]:
@@ -150,11 +138,10 @@ def _facts(ids: list[int]) -> list[tuple[str, int, bool, str]]:
 def test_truth_by_hand() -> None:
     wrong = _wrong(1)
     codes = [str(call.arguments["code"]) for call in GOLD]
-    ids, own = tokens(TOKENIZER, played(PROBLEM, [WAIT, wrong, GOLD[1], GOLD[0], GOLD[0]]))
+    ids = _tokens_of(WAIT, wrong, GOLD[1], GOLD[0], GOLD[0])
     bad = str(wrong.arguments["code"])
     assert _facts(ids) == [(bad, 1, False, codes[1]), (codes[0], 0, True, codes[0])]
     decided = truth(ids, ROW, TOKENIZER).decision
-    assert all(mine for mine, decision in zip(own, decided, strict=True) if decision >= 0)
     # Where nothing but the places is looked at: the code is the seventh token of its turn, a wait has 16 tokens.
     assert [t for t, decision in enumerate(decided) if decision >= 0] == [16 + 6, 16 + 20 + 20 + 6]
 
@@ -230,10 +217,6 @@ def test_an_item_that_is_not_left_loses_the_one_that_was_due() -> None:
     assert max(t for t, *_ in _led(_tokens_of(*[GOLD[0]] * 7))) < 6 * 20, "six calls count"
 
 
-def _tokens_of(*made: Call) -> list[int]:
-    return tokens(TOKENIZER, played(PROBLEM, made))[0]
-
-
 def test_truth_of_a_turn_with_two_calls_and_of_one_that_was_cut_off() -> None:
     both = TOKENIZER("\n".join(call.text for call in GOLD[:2]) + EOS)["input_ids"]
     assert [decision for _, decision, _, _ in _facts(both)] == [0, 1]
@@ -251,11 +234,6 @@ def test_a_code_in_several_tokens_is_one_decision_and_padding_none() -> None:
     assert [(decision, right) for _, decision, right, _ in _facts(ids)] == [(0, True), (0, True)]
     hidden = TOKENIZER("hm" + EOS + answer_text(GOLD[0].text))["input_ids"]
     assert _facts(hidden) == [], "what stands where a tool answers is no decision"
-
-
-def test_a_row_without_a_seed_is_an_error() -> None:
-    with pytest.raises(KeyError, match="seed"):
-        truth([], {"tier": "easy"}, TOKENIZER)
 
 
 TEXTS = st.sampled_from(
@@ -286,7 +264,7 @@ def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int
         ids = TOKENIZER("".join(texts) + EOS)["input_ids"]
         ids = ids[: len(ids) - cut] if i == len(turns) - 1 and cut < len(ids) else ids
         completion += ids
-        for call in parse_response(TOKENIZER, ids, prefix=PROMPT, tools=tools()).get("tool_calls") or ():
+        for call in parse_response(TOKENIZER, ids, prefix=PROMPT, tools=TOOLS).get("tool_calls") or ():
             with contextlib.suppress(ValueError, TypeError, AttributeError):
                 getattr(env, call["function"]["name"])(**call["function"]["arguments"])
         if ids[-1:] == [TOKENIZER.eos_token_id]:
@@ -298,4 +276,4 @@ def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int
 
 def test_a_problem_of_one_request() -> None:
     assert Problem(("lamp",)).text == "send lamp"
-    assert errands.rights(Problem(("lamp",)), [("lamp", RIGHT["lamp"])]) == [True]
+    assert Problem(("lamp",)).rights([("lamp", RIGHT["lamp"])]) == [True]

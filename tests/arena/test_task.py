@@ -1,18 +1,29 @@
-"""The catalogue: every task keeps the protocol, and a third one is a folder and a line."""
+"""The catalogue: what holds for every task, and another one as an object and a line."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gear_rl.arena import model
-from gear_rl.arena.evaluate import accuracy
-from gear_rl.arena.faults import first_planted, first_wrong
-from gear_rl.arena.task import TASKS, Budget, Case, FactTable, Task, all_tasks, dataset_task, get_task
+from gear_rl.arena.task import (
+    HELD_OUT,
+    TASKS,
+    Budget,
+    Completion,
+    Problem,
+    Reference,
+    Task,
+    all_tasks,
+    dataset_task,
+    get_task,
+)
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
@@ -22,22 +33,68 @@ from gear_rl.runs.arena import arena_config, known_task, task_of
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import load_environment
 
+every_task = pytest.mark.parametrize("task", all_tasks(), ids=lambda task: task.name)
 
-@pytest.mark.parametrize("task", all_tasks(), ids=lambda task: task.name)
-def test_every_task_keeps_the_protocol(task: Task) -> None:
-    assert TASKS[task.name] and isinstance(task, Task)
+
+def _reward(task: Task, problem: Problem, row: dict[str, Any], completion: Completion) -> float:
+    """What the task pays for a completion: an agent's is played in a real environment."""
+    if task.reward is not None:
+        return task.reward([*completion], answer=[problem.answer])[0]
+    environment: Any = task.environment() if task.environment else None
+    environment.reset(**row)
+    for call, answer in zip(completion[:-1:2], completion[1::2], strict=True):
+        made = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        assert getattr(environment, made["name"])(**made["arguments"]) == answer
+    return environment.get_reward()
+
+
+@every_task
+def test_every_tier_keeps_the_promises(task: Task) -> None:
+    """The worked solution is paid in full, a planted fault is not, and nothing tells the student either."""
     assert {"easy", "default", "hard"} <= set(task.budgets) and task.laboratory_tier in task.budgets
-    assert (task.checkpoint / "model.safetensors").is_file()
-    assert task.faults
-    assert task.agent == (task.reward is None), "an environment judges an agent, a reward function the others"
+    assert set(task.tuned_on) | set(task.without_truth) <= set(task.budgets)
     for tier in task.budgets:
-        assert (task.environment(tier) is not None) == task.agent
-        held_out = task.rows(tier, num=3, first_seed=task.held_out.start)
-        assert held_out == task.rows(tier, num=3, first_seed=task.held_out.start)
-        assert not {json.dumps(row) for row in held_out} & {json.dumps(r) for r in task.rows(tier, num=3)}
-        assert len(task.fingerprint(tier, 3)) == 64
+        for seed, row in enumerate(task.rows(tier, num=48, first_seed=0)):
+            problem = task.generate(seed, tier)
+            assert row["prompt"] == [{"role": "user", "content": problem.text}]
+            assert _reward(task, problem, row, problem.solve()) == 1.0
+            assert _reward(task, problem, row, problem.plant(seed)) < 1.0
+            seen = {kind: problem.reference(kind, seed) for kind in get_args(Reference)}
+            assert seen["none"] is None and len({*seen.values()}) == 4
+            assert row.get("privileged_context", seen["trace"]) == seen["trace"]
     with pytest.raises(ValueError, match="mix held-out problems"):
         task.rows("easy", num=2, first_seed=task.held_out.stop - 1)
+
+
+@every_task
+def test_held_out_problems_are_never_trained_on(task: Task) -> None:
+    for tier in ("easy", "default"):
+        held_out = {task.generate(seed, tier).text for seed in HELD_OUT}
+        assert not held_out & {task.generate(seed, tier).text for seed in range(1024, 2048)}
+
+
+@given(seed=st.integers(0, 1 << 40))
+def test_a_seed_is_a_problem(seed: int) -> None:
+    for task in all_tasks():
+        assert task.generate(seed, "default") == task.generate(seed, "default")
+
+
+@every_task
+def test_the_fault_is_the_first_wrong_token(task: Task) -> None:
+    tokenizer = model.load(task=task.name)[1]
+    for seed, case in enumerate(task.cases(tokenizer, "hard", 12)):
+        problem = task.generate(seed, "hard")
+        texts = [tokenizer.decode(turn[:-1]) for turn in case.faulty]
+        assert tuple(texts) == problem.plant(seed)[::2]
+        parts = model.tokens(tokenizer, problem.plant(seed))
+        ids = [i for part in parts for i in part]
+        gold = [i for part in model.tokens(tokenizer, problem.solve()) for i in part]
+        assert len(case.choices) == len(ids) and case.choices[case.fault.start]
+        assert ids[: case.fault.start] == gold[: case.fault.start]
+        assert ids[case.fault.start] != gold[case.fault.start]
+        assert case.row == task.rows("hard", num=1, first_seed=seed)[0]
+    with pytest.raises(ValueError, match="n: 1025 is not possible"):
+        task.cases(tokenizer, "hard", 1025)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +109,7 @@ def test_the_held_out_problems_are_the_published_ones(task: str, sha256: str) ->
     assert get_task(task).fingerprint("default", 1024) == sha256
 
 
-def test_a_task_is_known_by_its_name_and_aliases() -> None:
-    assert get_task("sums") is get_task("chain")
+def test_a_mistyped_name_is_told() -> None:
     with pytest.raises(KeyError):
         get_task("chian")
     with pytest.raises(InputError, match="--task: no task 'chian'; did you mean chain"):
@@ -67,88 +123,58 @@ def test_the_catalogue_waits_for_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@dataclass(frozen=True)
+class Number:
+    """A problem: to repeat a number."""
+
+    answer: str
+
+    @property
+    def text(self) -> str:
+        return f"say {self.answer}"
+
+    def solve(self) -> Completion:
+        return (self.answer,)
+
+    def plant(self, seed: int) -> Completion:
+        return (self.answer[::-1],)
+
+    def reference(self, kind: Reference, seed: int) -> str | None:
+        return self.answer
+
+
 def _echo_reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
 
 
-class Echo:
-    """A third task, as small as one can be: to repeat a number."""
-
-    name = "echo"
-    aliases: tuple[str, ...] = ("parrot",)
-    summary = "to repeat"
-    agent = False
-    budgets: Mapping[str, Budget] = {"default": Budget(steps=7, learning_rate=1e-3, max_completion_tokens=5)}
-    laboratory_tier = "default"
-    held_out = range(10)
-    checkpoint = Path("nowhere")
-    answer_pattern = r"\d\d"
-    rewards: tuple[str, ...] = ("arena", "math")
-    faults: Mapping[str, str] = {"digit": "a wrong digit"}
-    reward = staticmethod(_echo_reward)
-
-    def rows(
-        self, tier: str, *, num: int, reference: str = "trace", first_seed: int = 10
-    ) -> list[dict[str, Any]]:
-        texts = [f"{seed:02d}" for seed in range(first_seed, first_seed + num)]
-        return [
-            {"prompt": [{"role": "user", "content": text}], "privileged_context": text, "answer": text}
-            for text in texts
-        ]
-
-    def fingerprint(self, tier: str, num: int) -> str:
-        return f"{num:064d}"
-
-    def truth_of(self, tier: str) -> None:
-        return None
-
-    def environment(self, tier: str) -> None:
-        return None
-
-    def solve(self, trainer: Any, rows: Any, *, seed: int) -> list[float | None]:
-        return [*accuracy(trainer.model, trainer.processing_class, rows, _echo_reward, seed=seed)]
-
-    def cases(
-        self, tokenizer: Any, tier: str, num: int, *, reference: str = "trace", fault: str | None = None
-    ) -> list[Case]:
-        def case(seed: int) -> Case:
-            [row] = self.rows(tier, num=1, first_seed=seed)
-            right, wrong = ([seed, 0], [seed + 1, 0])
-            return Case(row=row, faulty=[wrong], right=[right], fault=first_wrong(wrong, right))
-
-        return first_planted(case, self.held_out, num, tier)
-
-    def self_test(self, tiers: Any) -> dict[str, int]:
-        return dict.fromkeys(tiers, len(self.held_out))
-
-    def check(self, model: Any, tokenizer: Any, **_: Any) -> dict[str, Any]:
-        return {}
-
-    def tables(self, facts: Any) -> list[FactTable]:
-        return []
-
-    def build(self, out_dir: str | Path, seed: int = 0, **_: Any) -> Path:
-        return Path(out_dir)
-
-
-ECHO = Echo()
+ECHO = Task(
+    name="echo",
+    summary="to repeat",
+    budgets={"default": Budget(steps=7, learning_rate=1e-3, max_completion_tokens=5)},
+    generate=lambda seed, tier: Number(f"{seed:05d}"),
+    checkpoint=Path("nowhere"),
+    answer_pattern=r"\d\d",
+    faults={"digit": "a wrong digit"},
+    reward=_echo_reward,
+    rewards=("arena", "math"),
+)
 
 
 @pytest.fixture
-def echo(monkeypatch: pytest.MonkeyPatch) -> Echo:
+def echo(monkeypatch: pytest.MonkeyPatch) -> Task:
     """The catalogue with one line more."""
     monkeypatch.setitem(TASKS, "echo", f"{__name__}:ECHO")
-    return get_task("parrot")
+    return get_task("echo")
 
 
-def test_a_third_task_is_one_line(echo: Echo) -> None:
+def test_another_task_is_one_line(echo: Task) -> None:
     assert dataset_task("arena/echo") == ("echo", "default")
     assert [*load_rows("arena/echo", chat=True, limit=2)] == echo.rows("default", num=2)
     with pytest.raises(InputError, match="the arena's echo has no tier 'hard'"):
         load_rows("arena/echo/hard", chat=True)
     assert load_reward("arena", "arena/echo")(["12", "12"], answer=["12", "13"]) == [1.0, 0.0]
 
-    config = arena_config("parrot", "default", "gear", seed=0, steps=2, output_dir="runs")
+    config = arena_config("echo", "default", "gear", seed=0, steps=2, output_dir="runs")
     assert (config.dataset, config.reward, config.environment) == ("arena/echo/default", "arena", None)
     assert config.trainer["max_completion_length"] == 5 and config.trainer["learning_rate"] == 1e-3
     assert arena_config("echo", "default", {"name": "crpo"}, seed=0, steps=2, output_dir="runs").reward == [
@@ -159,8 +185,8 @@ def test_a_third_task_is_one_line(echo: Echo) -> None:
         load_environment(config.model_copy(update={"environment": "arena"}))
 
     assert plan_of([], task="echo", tier="default", seeds=1, n_eval=7).steps == 7
-    with pytest.raises(InputError, match="--n-eval: 8; there are 7 held-out problems to report on"):
-        plan_of([], task="echo", tier="default", seeds=1, n_eval=8)
+    with pytest.raises(InputError, match="--n-eval: 769; there are 768 held-out problems to report on"):
+        plan_of([], task="echo", tier="default", seeds=1, n_eval=769)
     with pytest.raises(InputError, match="--fault: 'code' is not one of digit"):
         arena_material("echo", "default", 4, "code")
     assert arena_material("echo", "default", 4).about()["fault"] == "digit"

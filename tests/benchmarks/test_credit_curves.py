@@ -116,7 +116,7 @@ def test_a_place_without_a_method_stays_until_it_is_measured_with_all(asked, tmp
 
 
 def test_the_tiers_have_the_decisions_that_are_said():
-    from gear_rl.arena.codebook.tiers import TIERS
+    from gear_rl.arena.codebook.problem import TIERS
 
     assert {tier: TIERS[tier].symbols for tier in curves.DECISIONS.values()} == {
         tier: number for number, tier in curves.DECISIONS.items()

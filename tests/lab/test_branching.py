@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_rl.arena.calls import Call
+from gear_rl.arena.errands.problem import Call
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.credit.batch import RolloutBatch

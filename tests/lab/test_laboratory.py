@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gear_rl.arena.model import load
-from gear_rl.arena.task import get_task
+from gear_rl.arena.task import Task, get_task
 from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
@@ -99,8 +99,8 @@ def test_an_even_credit_is_chance_and_the_oracle_is_not(scored):
 
 def test_the_same_signal_by_itself_and_through_the_engine(scored):
     """The replay scores the ids of the case, not what the policy would have said."""
-    from gear_rl.arena.chain import problem as chain
-    from gear_rl.arena.evaluate import prompt_text
+    from gear_rl.arena import chain
+    from gear_rl.arena.model import prompt_text
 
     chosen, records = records_of({"name": "gear"}, arena_material(tier="easy", n=3))
     model, tokenizer = load()
@@ -176,7 +176,7 @@ def test_every_method_meets_every_seed_and_grpo_is_among_them():
     ("words", "tier"),
     [
         ([], "codebook/default"),
-        (["--task", "sums"], "chain/hard"),
+        (["--task", "chain"], "chain/hard"),
         (["--task", "errands"], "errands/default"),
         (["--tier", "easy"], "codebook/easy"),
     ],
@@ -316,18 +316,17 @@ def drawn(tmp_path_factory):
     """Two seeds, the same weights: what every evaluation of their cells drew, in order, as (seed, outcomes)."""
     folder = tmp_path_factory.mktemp("drawn")
     found: dict[int, list[tuple[int, tuple[float, ...]]]] = {}
-    whole = task_of("chain", "easy")
     specs = specs_of([], seeds=2, steps=1, n_eval=64, samples=2)
     for spec in specs:
         drawn = found[spec.seed] = []
 
-        def solve(trainer, problems, *, seed, drawn=drawn, solve=whole.solve):
-            rewards = solve(trainer, problems, seed=seed)
+        def solve(task, trainer, problems, *, seed, drawn=drawn, solve=Task.solve):
+            rewards = solve(task, trainer, problems, seed=seed)
             drawn.append((seed, tuple(rewards)))
             return rewards
 
         with untouched(None), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(whole, "solve", solve)
+            patch.setattr(Task, "solve", solve)
             row = run_cell(spec, folder)
             assert row["error"] is None, row["error"]
     return folder, specs, found

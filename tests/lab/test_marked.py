@@ -177,7 +177,7 @@ def test_prompts_of_two_kinds_need_chat(tmp_path):
 def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
     """The check that it is right: tokens, prompts, rewards and all that follows are those of the task."""
     file = tmp_path / "planted.jsonl"
-    done = gear("score", "--task", "sums", "--export", str(file), "--n", "7")
+    done = gear("score", "--task", "chain", "--export", str(file), "--n", "7")
     assert done.returncode == 0 and "wrote 7 completions" in done.stdout, done.stderr
     named = {"by_entropy": {"name": "gear", "onset_signal": "entropy"}, "gear": {"name": "gear"}}
     with untouched(None):

@@ -1,17 +1,14 @@
-"""What defaults may be chosen on, and what only reports. Whatever has been looked at for a choice stays in the
-first list for good: figures from there say how well a choice fits, not how well it does elsewhere."""
+"""What defaults may be chosen on, and what only reports. A tier that has been looked at for a choice stays in its
+task's `tuned_on` for good: figures from there say how well a choice fits, not how well it does elsewhere."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from gear_rl.arena.task import get_task
+
 Use = Literal["choosing", "reporting"]
 
-CHOOSING: dict[str, tuple[str, ...]] = {
-    "chain": ("easy", "default", "hard"),
-    "codebook": ("easy", "default", "k8", "k16", "k32"),
-}
-"""Task and tiers that settings of methods were chosen on, or may be. Every other tier and task only reports."""
 TUNING_SEEDS: tuple[int, ...] = (1000, 1001)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
 
@@ -36,4 +33,4 @@ def use_of(task: str, tier: str) -> Use:
     >>> use_of("chain", "hard"), use_of("codebook", "hard")
     ('choosing', 'reporting')
     """
-    return "choosing" if tier in CHOOSING.get(task, ()) else "reporting"
+    return "choosing" if tier in get_task(task).tuned_on else "reporting"

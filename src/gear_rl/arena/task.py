@@ -7,20 +7,21 @@ Importing this module imports no task and no torch.
 from __future__ import annotations
 
 import hashlib
+import random
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
-from gear_rl.arena.truth import Truth
+from gear_rl.arena.truth import Truth, token_texts
 
 TASKS: dict[str, Task | str] = {
-    "chain": "gear_rl.arena.chain.task:TASK",
-    "codebook": "gear_rl.arena.codebook.task:TASK",
-    "errands": "gear_rl.arena.errands.task:TASK",
+    "chain": "gear_rl.arena.chain:TASK",
+    "codebook": "gear_rl.arena.codebook:TASK",
+    "errands": "gear_rl.arena.errands:TASK",
 }
 """Every task by its name: the object, or where it is."""
 DEFAULT_TASK = "chain"
@@ -42,11 +43,37 @@ Reference = Literal["none", "trace", "answer", "shuffled"]
 """What the teacher is shown: nothing, the worked solution, its outcome, or the solution of another problem."""
 Reward = Callable[..., list[float]]
 """A reward function in TRL's signature."""
-Turns = list[list[int]]
 TruthOf = Callable[[Sequence[int], Mapping[str, Any], Any], Truth]
 """The ids of a rollout's completion, its row and the tokenizer -> what is true about every token."""
-TrainerOf = Callable[[Any, Any, str], AbstractContextManager[Any]]
-"""Model, tokenizer and tier -> a trainer that solves rows with that model, while the context lasts."""
+Completion = tuple[str, ...]
+"""What the model writes, then a tool's answer, and so on in turns; the model has the last word. One text without
+tools."""
+
+
+class Problem(Protocol):
+    """A problem of a task: what it asks, what is right, and how it goes wrong."""
+
+    @property
+    def text(self) -> str:
+        """The prompt."""
+        ...
+
+    @property
+    def answer(self) -> str:
+        """What a completion is judged by."""
+        ...
+
+    def solve(self) -> Completion:
+        """A right completion."""
+        ...
+
+    def plant(self, seed: int) -> Completion:
+        """A completion with one fault: its first wrong token, what follows is consistent with it."""
+        ...
+
+    def reference(self, kind: Reference, seed: int) -> str | None:
+        """What only the teacher sees; ``seed`` draws the other problem of "shuffled"."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +99,9 @@ class Case:
     """A problem, a completion of it with one fault, and a right one."""
 
     row: dict[str, Any]
-    faulty: Turns
+    faulty: list[list[int]]
     """The ids of each turn of the completion with the fault, closing tokens included."""
-    right: Turns
+    right: list[list[int]]
     fault: range
     """Which tokens of the faulty completion are the fault, tool answers counted."""
     choices: tuple[bool, ...] = ()
@@ -82,149 +109,134 @@ class Case:
     tool answers counted. Empty where nobody knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruments:
-    """What measuring a checkpoint needs from outside the arena."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """A task of the arena: what its folder says, and what follows from that for every task alike.
 
-    trainer_of: TrainerOf
-    status: Callable[[str], AbstractContextManager[Any]]
-    """Shows a text while the context lasts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactTable:
-    """Measured facts for a person: texts in columns."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-@runtime_checkable
-class Task(Protocol):
-    """A task of the arena. What needs torch is imported when it is called.
-
-    >>> task = get_task("chain")
-    >>> isinstance(task, Task), task.fingerprint("easy", 8) == task.fingerprint("easy", 8)
-    (True, True)
+    >>> [row] = get_task("chain").rows("easy", num=1, first_seed=0)
+    >>> row["prompt"][0]["content"], row["privileged_context"], row["answer"]
+    ('12 +3 -2 -7', '12 +3 = 15 ; 15 -2 = 13 ; 13 -7 = 06 ; ans 06', '06')
     """
 
+    held_out: ClassVar[range] = HELD_OUT
     name: str
-    aliases: tuple[str, ...]
-    """Other names that the command line takes."""
     summary: str
     """What is learned, in a few words."""
-    agent: bool
-    """Whether the model calls tools in an `environment`; else a reward function judges its completion."""
     budgets: Mapping[str, Budget]
     """The tiers, and how to train on each."""
-    laboratory_tier: str
-    """The tier in which methods are judged where none is named: GRPO must end between its start and 1 there."""
-    held_out: range
-    """Seeds of the held-out problems; from its end on they are for training."""
+    generate: Callable[[int, str], Problem]
+    """The problem of a seed in a tier."""
     checkpoint: Path
-    """The folder with the shipped checkpoint."""
+    """The folder with the shipped model."""
     answer_pattern: str
     """A regular expression: where the answer of a rollout stands."""
-    rewards: tuple[str, ...]
-    """The rewards of a run whose method compares several, by name; empty where the task has but one."""
     faults: Mapping[str, str]
-    """The kinds of faults that `cases` plants, the usual one first, and what each is in words."""
+    """The kind of fault that a problem plants, and what it is in words."""
+    reward: Reward | None = None
+    """Judges completions; None for an agent, whose environment does."""
+    environment: type[Any] | None = None
+    """The class with an agent's tools, in TRL's contract."""
+    truth: TruthOf | None = None
+    without_truth: tuple[str, ...] = ()
+    """Tiers in which no formula says what a token is worth."""
+    is_choice: Callable[[str, str], bool] = lambda before, text: text.strip().isdigit()
+    """Whether a token is a decision, given the text of the token before it and its own."""
+    tuned_on: tuple[str, ...] = ()
+    """Tiers that settings of methods were chosen on, or may be; every other one only reports."""
+    laboratory_tier: str = DEFAULT_TIER
+    """The tier in which methods are judged where none is named: GRPO must end between its start and 1 there."""
+    rewards: tuple[str, ...] = ()
+    """The rewards of a run whose method compares several, by name; empty where the task has but one."""
 
     @property
-    def reward(self) -> Reward | None:
-        """Judges completions; None for an agent, whose environment does."""
-        ...
+    def agent(self) -> bool:
+        """Whether the model calls tools in an environment; else a reward function judges its completion."""
+        return self.environment is not None
 
     def truth_of(self, tier: str) -> TruthOf | None:
         """What is true about every token of a rollout; None where no formula says what a token is worth, and a
         laboratory has to ask rollouts that branch off."""
-        ...
+        return None if tier in self.without_truth else self.truth
 
     def rows(
-        self, tier: str, *, num: int, reference: Reference = "trace", first_seed: int = FIRST_TRAIN_SEED
+        self,
+        tier: str = DEFAULT_TIER,
+        *,
+        num: int,
+        reference: Reference = "trace",
+        first_seed: int = FIRST_TRAIN_SEED,
     ) -> list[dict[str, Any]]:
-        """Data set rows of consecutive seeds. Raises ValueError where held-out and other problems would mix."""
-        ...
+        """Data set rows of consecutive seeds; those from 0 on are held out.
+
+        The prompt never contains the privileged context: joining them is the teacher's business. An agent's row
+        holds none at all, its environment makes the problem again from the seed. Raises ValueError where held-out
+        problems and training problems would mix.
+        """
+        seeds = range(first_seed, first_seed + num)
+        if seeds.start in HELD_OUT and seeds.stop > HELD_OUT.stop:
+            raise ValueError(f"seeds {seeds} mix held-out problems with training problems")
+        return [self._row(seed, tier, reference) for seed in seeds]
+
+    def _row(self, seed: int, tier: str, reference: Reference) -> dict[str, Any]:
+        problem = self.generate(seed, tier)
+        row: dict[str, Any] = {"prompt": [{"role": "user", "content": problem.text}]}
+        if self.agent:
+            return row | {"seed": seed, "tier": tier, "reference": reference}
+        return row | {"privileged_context": problem.reference(reference, seed), "answer": problem.answer}
 
     def fingerprint(self, tier: str, num: int) -> str:
         """The sha256 of the first held-out problems and answers: reports with the same one are comparable."""
-        ...
-
-    def environment(self, tier: str) -> type[Any] | None:
-        """The environment class with the tier's tools, in TRL's contract; None where the task is no agent's."""
-        ...
+        digest = hashlib.sha256()
+        for problem in (self.generate(seed, tier) for seed in HELD_OUT[:num]):
+            digest.update(f"{problem.text} -> {problem.answer}\n".encode())
+        return digest.hexdigest()
 
     def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> list[float | None]:
-        """The reward of one rollout per row, sampled with a seed by a trainer's model."""
-        ...
+        """The reward of one rollout per row, sampled by a trainer's model: an agent's through the trainer's own
+        loop of tools."""
+        if self.reward is None:
+            return trainer.solve(rows, seed=seed)
+        from gear_rl.arena.model import sample
+
+        texts = sample(trainer.model, trainer.processing_class, rows, seed=seed)
+        return [*self.reward(texts, answer=[row["answer"] for row in rows])]
 
     def cases(
-        self,
-        tokenizer: Any,
-        tier: str,
-        num: int,
-        *,
-        reference: Literal["trace", "shuffled"] = "trace",
-        fault: str | None = None,
+        self, tokenizer: Any, tier: str, num: int, *, reference: Literal["trace", "shuffled"] = "trace"
     ) -> list[Case]:
-        """The first `num` held-out problems of a tier in which a fault can be planted, with the fault.
+        """The first held-out problems of a tier, each with a planted fault. Raises ValueError for too many."""
+        if num > len(HELD_OUT):
+            raise ValueError(f"n: {num} is not possible; there are {len(HELD_OUT)} held-out problems")
+        return [self._case(tokenizer, seed, tier, reference) for seed in HELD_OUT[:num]]
 
-        The fault is the first wrong token: what follows is consistent with it. Raises ValueError where too few
-        problems take one.
-        """
-        ...
+    def _case(self, tokenizer: Any, seed: int, tier: str, reference: Reference) -> Case:
+        from gear_rl.arena.model import tokens
 
-    def self_test(self, tiers: Sequence[str]) -> dict[str, int]:
-        """How many problems of each tier passed; raises AssertionError at the first broken promise."""
-        ...
-
-    def check(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        n: int,
-        num_faults: int,
-        tiers: Sequence[str],
-        instruments: Instruments,
-    ) -> dict[str, Any]:
-        """Measured facts about a checkpoint, by tier: success, and how well signals find a fault."""
-        ...
-
-    def tables(self, facts: Mapping[str, Any]) -> list[FactTable]:
-        """What `check` measured, for a person."""
-        ...
-
-    def build(
-        self,
-        out_dir: str | Path,
-        seed: int = 0,
-        *,
-        recipe: Any = None,
-        trainer_of: TrainerOf | None = None,
-        progress: bool = True,
-    ) -> Path:
-        """The folder with a checkpoint, trained from nothing; the same bytes for the same seed and machine.
-
-        `recipe` says how long each stage trains, None for the task's own. What is built is measured now and then,
-        an agent only where a trainer is given. Raises ValueError where torch is too old to have Muon.
-        """
-        ...
+        problem = self.generate(seed, tier)
+        faulty, right = tokens(tokenizer, problem.plant(seed)), tokens(tokenizer, problem.solve())
+        ids, gold = (list(chain.from_iterable(turns)) for turns in (faulty, right))
+        own = [place % 2 == 0 for place, turn in enumerate(faulty) for _ in turn]
+        texts = token_texts(ids, tokenizer)
+        fault = next(t for t, (wrong, due) in enumerate(zip(ids, gold, strict=False)) if wrong != due)
+        return Case(
+            row=self._row(seed, tier, reference),
+            faulty=faulty[::2],
+            right=right[::2],
+            fault=range(fault, fault + 1),
+            choices=tuple(
+                mine and self.is_choice(before, text)
+                for mine, before, text in zip(own, ["", *texts[:-1]], texts, strict=True)
+            ),
+        )
 
 
 def get_task(name: str) -> Task:
-    """The task of that name or alias. Raises KeyError where there is none.
+    """The task of that name. Raises KeyError where there is none.
 
-    >>> get_task("errands").name, get_task("sums").name
-    ('errands', 'chain')
+    >>> get_task("chain").name
+    'chain'
     """
-    entry = TASKS.get(name)
-    if entry is None:
-        for task in all_tasks():
-            if name in task.aliases:
-                return task
-        raise KeyError(name)
+    entry = TASKS[name]
     return cast(Task, resolve_name(entry)) if isinstance(entry, str) else entry
 
 
@@ -248,37 +260,20 @@ def dataset_task(dataset: str) -> tuple[str, str]:
     return task, tier or DEFAULT_TIER
 
 
-def is_held_out(prompt: str) -> bool:
-    """Whether a problem is for evaluation, by a checksum of its prompt: two seeds may draw the same one.
+Drawn = TypeVar("Drawn", bound=Problem)
 
-    >>> is_held_out(get_task("chain").rows("easy", num=1, first_seed=0)[0]["prompt"][0]["content"])
-    True
+
+def problem_of(seed: int, draw: Callable[[random.Random], Drawn]) -> Drawn:
+    """The first problem that ``draw`` gives for a seed on the seed's side of the split.
+
+    The split is by content, a checksum of the prompt: in a small tier two seeds often draw the same problem. So
+    seeds in `HELD_OUT` never share one with any other seed.
     """
-    return zlib.crc32(prompt.encode()) % HELD_OUT_SHARE == 0
-
-
-def seeds_of(num: int, first_seed: int) -> range:
-    """So many consecutive seeds. Raises ValueError where they mix held-out problems with training problems.
-
-    >>> seeds_of(3, 7)
-    range(7, 10)
-    """
-    seeds = range(first_seed, first_seed + num)
-    if seeds.start in HELD_OUT and seeds.stop > HELD_OUT.stop:
-        raise ValueError(f"seeds {seeds} mix held-out problems with training problems")
-    return seeds
-
-
-def fingerprint_of(problems: Iterable[tuple[str, str]]) -> str:
-    """The sha256 of problems and their answers.
-
-    >>> fingerprint_of([("37 +8", "45")])[:8], fingerprint_of([])[:8]
-    ('53051ecb', 'e3b0c442')
-    """
-    digest = hashlib.sha256()
-    for problem, answer in problems:
-        digest.update(f"{problem} -> {answer}\n".encode())
-    return digest.hexdigest()
+    rng = random.Random(seed)
+    while True:
+        problem = draw(rng)
+        if (zlib.crc32(problem.text.encode()) % HELD_OUT_SHARE == 0) == (seed in HELD_OUT):
+            return problem
 
 
 def texts_of(completions: Sequence[Any]) -> list[str]:

@@ -35,9 +35,8 @@ class Truth:
 def only_right(ids: Sequence[int], gold: Sequence[int]) -> Truth:
     """The truth of a task where one completion alone, `gold`, earns the reward: every token of it is a decision.
 
-    So up to the first token that is another, the value of what is written is the probability of the rest of
-    `gold`, and after it nothing is worth anything. Ids after the end of `gold` are worth nothing either. What
-    little is earned in another way (a wrong sum that a later one heals) counts as nothing.
+    Up to the first token that is another, what is written is worth the probability of the rest of `gold`;
+    nothing after it is worth anything, nor are ids after the end of `gold`.
 
     >>> facts = only_right([5, 6, 8, 7], gold=[5, 6, 7, 9])
     >>> facts.decision, facts.right, facts.right_id, facts.num_decisions

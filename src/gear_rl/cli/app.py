@@ -39,9 +39,6 @@ def _every_command(
 
 
 TASKS = all_tasks()
-_NAMES = " or ".join(task.name for task in TASKS)
-_arena_app = typer.Typer(help="The small world that the demo trains in.", no_args_is_help=True)
-app.add_typer(_arena_app, name="arena")
 app.add_typer(export_app, name="export")
 
 
@@ -282,81 +279,6 @@ def doctor(
     out_console.print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
-
-
-@_arena_app.command()
-@user_errors
-def build(
-    task: Annotated[str, typer.Option(help=f"Whose model: {_NAMES}.")] = DEFAULT_TASK,
-    seed: Annotated[int, typer.Option(help="Seed of the tokenizer, the model and its training.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; by default the checkpoint inside the package.")
-    ] = None,
-) -> None:
-    """Make a model of the arena again: competence first, then a sloppy habit. A quarter of an hour or less."""
-    from gear_rl.cli.arena import build as run
-    from gear_rl.runs.arena import known_task
-    from gear_rl.runs.machine import use_few_threads
-
-    chosen = known_task(task)
-    show_log()
-    use_few_threads()
-    folder = chosen.checkpoint if out is None else out
-    try:
-        run(folder, chosen, seed)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    out_console.print(f"wrote {folder}", highlight=False)
-
-
-@_arena_app.command()
-@user_errors
-def check(
-    path: Annotated[
-        Path | None, typer.Argument(help="A checkpoint folder; by default the shipped one.")
-    ] = None,
-    task: Annotated[str, typer.Option(help=f"Whose model: {_NAMES}.")] = DEFAULT_TASK,
-    n: Annotated[int, typer.Option(help="Problems per tier.")] = 256,
-    faults: Annotated[int, typer.Option(help="Planted faults of each kind, for an agent.")] = 200,
-    tier: Annotated[list[str] | None, typer.Option(help="Only this tier (may be repeated).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
-) -> None:
-    """Measure the arena: success with and without a reference, and how well signals find a planted error."""
-    from gear_rl.arena.model import load
-    from gear_rl.cli.arena import check as run
-    from gear_rl.cli.arena import table_of
-    from gear_rl.runs.arena import known_task, task_of
-    from gear_rl.runs.machine import use_few_threads
-
-    chosen = known_task(task)
-    for option, number in (("n", n), ("faults", faults)):
-        if not 1 <= number <= len(chosen.held_out):
-            raise InputError(
-                f"--{option}: {number} is not possible; "
-                f"there are {len(chosen.held_out)} held-out problems in each tier"
-            )
-    tiers = tuple(tier or chosen.budgets)
-    for name in tiers:
-        task_of(task, name)
-    show_log()
-    use_few_threads()
-    passed = chosen.self_test(tiers)
-    error_console.print(
-        f"self-test: {sum(passed.values())} held-out problems keep every promise", highlight=False
-    )
-    try:
-        model, tokenizer = load(path, task=chosen.name)
-    except OSError as error:
-        raise InputError(str(error)) from None
-    try:
-        facts = run(chosen, model, tokenizer, n=n, num_faults=faults, tiers=tiers, console=error_console)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    if as_json:
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
-        return
-    for table in chosen.tables(facts):
-        out_console.print(table_of(table))
 
 
 add_laboratory(app)

@@ -110,10 +110,6 @@ def _arena() -> list[Finding]:
     try:
         model, _ = load()
     except (OSError, ValueError) as error:
-        return [
-            Finding(
-                "broken", "arena model", str(error), "reinstall gear-rl, or run `gear arena build --seed 0`"
-            )
-        ]
+        return [Finding("broken", "arena model", str(error), "reinstall gear-rl")]
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     return [Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")]

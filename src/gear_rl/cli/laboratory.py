@@ -19,9 +19,7 @@ from gear_rl.errors import InputError, did_you_mean
 from gear_rl.files import check_output
 
 TASKS = all_tasks()
-_TASK_HELP = (
-    " or ".join(task.name + "".join(f" (or {alias})" for alias in task.aliases) for task in TASKS) + "."
-)
+_TASK_HELP = " or ".join(task.name for task in TASKS) + "."
 _FAULT_HELP = "; ".join(
     f"{task.name}: " + ", ".join(f"{kind} ({what})" for kind, what in task.faults.items()) for task in TASKS
 )

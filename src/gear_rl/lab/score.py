@@ -87,10 +87,7 @@ def arena_material(
 
     def chosen(trainer: Any, informed: bool) -> list[Case]:
         shown = "trace" if informed else "shuffled"
-        try:
-            return of.cases(trainer.processing_class, tier, n, reference=shown, fault=kind)
-        except ValueError as error:
-            raise InputError(f"--{error}") from None
+        return of.cases(trainer.processing_class, tier, n, reference=shown)
 
     about: dict[str, Any] = {
         "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",

@@ -5,7 +5,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from gear_rl.arena.task import TASKS, Task, get_task
 from gear_rl.errors import InputError, did_you_mean
@@ -28,11 +28,7 @@ def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
 
 
 def known_task(name: str) -> Task:
-    """The task of that name or alias; ``InputError`` if there is none.
-
-    >>> known_task("sums").name
-    'chain'
-    """
+    """The task of that name; ``InputError`` if there is none."""
     try:
         return get_task(name)
     except KeyError:
@@ -64,7 +60,6 @@ def sampling_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-@runtime_checkable
 class Judge(Protocol):
     """What can say how the rollouts of a trainer do: a task of the arena, or a run of the user's."""
 

@@ -243,8 +243,8 @@ def load_environment(config: RunConfig) -> Any:
 
 def _environment(path: str, dataset: str) -> Any:
     if path == "arena":
-        task, tier = dataset_task(dataset)
-        environment = get_task(task).environment(tier)
+        task, _ = dataset_task(dataset)
+        environment = get_task(task).environment
         if environment is None:
             agents = " or ".join(f"arena/{one.name}" for one in all_tasks() if one.agent)
             raise InputError(f"environment: 'arena' needs the dataset {agents}, not {dataset!r}")

@@ -1,4 +1,4 @@
-"""The task "codebook": symbols to look up, each code a decision of its own, and the share that is right.
+"""Problems of the task "codebook": symbols to look up, each code a decision, and the share that is right.
 
 Pure Python: knows no model, no tokenizer and no trainer.
 """
@@ -11,20 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gear_rl.arena import habits
-from gear_rl.arena.codebook.book import FILLER, HABITS, RIGHT, SYMBOLS
-from gear_rl.arena.codebook.tiers import TIERS, Tier
-from gear_rl.arena.task import (
-    FIRST_TRAIN_SEED,
-    HELD_OUT,
-    TEMPLATE,
-    Reference,
-    fingerprint_of,
-    is_held_out,
-    seeds_of,
-    texts_of,
-)
+from gear_rl.arena.codes import Belief, beliefs_of, mistake, right_codes
+from gear_rl.arena.task import Completion, Reference, problem_of, texts_of
 
+SYMBOLS: tuple[str, ...] = tuple(first + second for first in "BCDFGHJKLMNPRSTV" for second in "aeio")
+"""What can be looked up: 64, so that 32 of them leave as many for another problem's reference."""
+RIGHT: dict[str, str] = right_codes(SYMBOLS, "codes of the codebook")
+"""The code of each symbol; no two share one."""
+BELIEFS: dict[str, Belief] = beliefs_of(RIGHT, "habits of the student")
+"""What the shipped student was taught to write for each symbol where it sees no reference."""
+FILLER: tuple[str, ...] = ("also", "and", "hm", "next", "now", "so", "then", "well")
+"""Irrelevant words between decisions, which nothing judges."""
 LEAD = "codes"
 """The first word of prompts and completions."""
 DOT = "."
@@ -37,13 +34,40 @@ ANSWER_PATTERN = r"([A-Z][aeio] [0-9]{2})(?![0-9])\s*\Z"
 _DECISION = re.compile(r"(?<![A-Za-z])([A-Z][aeio]) ([0-9]{2})(?![0-9])")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """How many decisions a completion has, what stands between them, and what is paid."""
+
+    symbols: int
+    """Decisions per completion: 32 at most, since as many must be left for the reference of another problem."""
+    filler: int = 0
+    """Irrelevant words between two decisions; which ones is up to the student."""
+    exact: bool = False
+    """Whether all codes must be right; else the reward is the share that is."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The length of a right completion: a lead, two tokens a decision, the filler, the closing token."""
+        return 2 + 2 * self.symbols + self.filler * (self.symbols - 1)
+
+
+TIERS: dict[str, Tier] = {
+    "easy": Tier(symbols=4),
+    "default": Tier(symbols=12),
+    "hard": Tier(symbols=24),
+    "words": Tier(symbols=20, filler=2),
+    "exact": Tier(symbols=4, exact=True),
+    **{f"k{symbols}": Tier(symbols=symbols) for symbols in (8, 16, 32)},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Symbols to look up, in order, and the irrelevant words that its solution has between them.
 
-    >>> problem = Problem(("Ka", "Bo"), (("hm", "so"),))
-    >>> problem.text, Problem(("Ka",), ()).text
-    ('codes . . Ka Bo', 'codes Ka')
+    >>> problem = Problem(("Ka", "Bo"), (("hm",),))
+    >>> problem.text, problem.solve(), problem.answer
+    ('codes . Ka Bo', ('codes Ka 17 hm Bo 08',), 'Ka 17 Bo 08')
     """
 
     symbols: tuple[str, ...]
@@ -53,60 +77,69 @@ class Problem:
     """Whether all codes must be right for a reward."""
 
     @property
+    def words(self) -> int:
+        """Irrelevant words between two decisions."""
+        return len(self.filler[0]) if self.filler else 0
+
+    @property
     def text(self) -> str:
-        """The prompt of the problem: a dot for each irrelevant word between two decisions, then the symbols."""
-        dots = len(self.filler[0]) if self.filler else 0
-        return " ".join([LEAD, *[DOT] * dots, *self.symbols])
+        """The prompt: a dot for each irrelevant word between two decisions, then the symbols."""
+        return " ".join([LEAD, *[DOT] * self.words, *self.symbols])
 
+    @property
+    def answer(self) -> str:
+        """Symbols and their codes, after "all" where every code must be right."""
+        pairs = [word for symbol in self.symbols for word in (symbol, RIGHT[symbol])]
+        return " ".join([EXACT, *pairs] if self.exact else pairs)
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """A right completion of a problem, and what it is judged by.
+    def write(self, codes: Sequence[str]) -> str:
+        """The completion that gives these codes, right or wrong, with the problem's irrelevant words.
 
-    >>> solve(Problem(("Ka", "Bo"), (("hm",),)))
-    Solution(trace='codes Ka 17 hm Bo 08', answer='Ka 17 Bo 08')
-    """
+        >>> Problem(("Ka", "Bo"), (("hm",),)).write(("12", "34"))
+        'codes Ka 12 hm Bo 34'
+        """
+        words = [LEAD]
+        for symbol, code, gap in zip(self.symbols, codes, (*self.filler, ()), strict=True):
+            words += [symbol, code, *gap]
+        return " ".join(words)
 
-    trace: str
-    answer: str
+    def solve(self) -> Completion:
+        """A right completion; the irrelevant words could be others."""
+        return (self.write([RIGHT[symbol] for symbol in self.symbols]),)
 
+    def plant(self, seed: int) -> Completion:
+        """The right completion but for one code, drawn as the student errs.
 
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """A completion with exactly one wrong code."""
+        >>> Problem(("Ka", "Bo"), (("hm",),)).plant(seed=0)
+        ('codes Ka 17 hm Bo 29',)
+        """
+        rng = random.Random(seed)
+        wrong = rng.randrange(len(self.symbols))
+        codes = [RIGHT[symbol] for symbol in self.symbols]
+        codes[wrong] = mistake(BELIEFS[self.symbols[wrong]], rng)
+        return (self.write(codes),)
 
-    completion: str
-    decision: int
-    """Whose code is wrong, from 0."""
+    def reference(self, kind: Reference, seed: int = 0) -> str | None:
+        """What only the teacher sees; "answer" is the right codes without their symbols.
 
+        "shuffled" is the solution of another problem of the same shape, none of whose symbols is this one's: it
+        informs nobody, so no method may gain from it.
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A decision that a completion takes: which of the answer's, where its code stands, and whether it is right.
-
-    >>> list(decisions("codes Bo 08 Ka 11", "Ka 17 Bo 08"))
-    [Decision(index=1, start=9, end=11, right=True), Decision(index=0, start=15, end=17, right=False)]
-    """
-
-    index: int
-    start: int
-    end: int
-    right: bool
-
-
-def generate(seed: int, tier: str | Tier = "default") -> Problem:
-    """The problem of a seed; seeds in `HELD_OUT` never share a problem with any other seed.
-
-    >>> generate(0, "easy") == generate(0, "easy"), generate(0, "easy").text
-    (True, 'codes Mo Fa De Ni')
-    """
-    settings = TIERS[tier] if isinstance(tier, str) else tier
-    rng = random.Random(seed)
-    while True:
-        symbols = tuple(rng.sample(SYMBOLS, settings.symbols))
-        problem = Problem(symbols, draw_filler(settings.symbols, settings.filler, rng), settings.exact)
-        if is_held_out(problem.text) == (seed in HELD_OUT):
-            return problem
+        >>> [Problem(("Ka", "Bo"), (("hm",),)).reference(kind) for kind in ("none", "trace", "answer")]
+        [None, 'codes Ka 17 hm Bo 08', 'codes 17 08']
+        """
+        match kind:
+            case "none":
+                return None
+            case "trace":
+                return self.solve()[0]
+            case "answer":
+                return " ".join([LEAD, *(RIGHT[symbol] for symbol in self.symbols)])
+            case "shuffled":
+                rng = random.Random(seed)
+                others = [symbol for symbol in SYMBOLS if symbol not in self.symbols]
+                symbols = tuple(rng.sample(others, len(self.symbols)))
+                return Problem(symbols, draw_filler(len(symbols), self.words, rng)).solve()[0]
 
 
 def draw_filler(symbols: int, words: int, rng: random.Random) -> tuple[tuple[str, ...], ...]:
@@ -118,109 +151,29 @@ def draw_filler(symbols: int, words: int, rng: random.Random) -> tuple[tuple[str
     return tuple(tuple(rng.choices(FILLER, k=words)) for _ in range(symbols - 1))
 
 
-def write(problem: Problem, codes: Sequence[str]) -> str:
-    """The completion that gives these codes, right or wrong, with the problem's irrelevant words.
+def generate(seed: int, tier: str | Tier = "default") -> Problem:
+    """The problem of a seed.
 
-    >>> write(Problem(("Ka", "Bo"), (("hm",),)), ("12", "34"))
-    'codes Ka 12 hm Bo 34'
+    >>> generate(0, "easy").text
+    'codes Mo Fa De Ni'
     """
-    words = [LEAD]
-    for symbol, code, gap in zip(problem.symbols, codes, (*problem.filler, ()), strict=True):
-        words += [symbol, code, *gap]
-    return " ".join(words)
+    settings = TIERS[tier] if isinstance(tier, str) else tier
+
+    def draw(rng: random.Random) -> Problem:
+        symbols = tuple(rng.sample(SYMBOLS, settings.symbols))
+        return Problem(symbols, draw_filler(settings.symbols, settings.filler, rng), settings.exact)
+
+    return problem_of(seed, draw)
 
 
-def solve(problem: Problem) -> Solution:
-    """A right completion of a problem (the irrelevant words could be others) and its answer.
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision of a completion: which of the answer's, where its code stands, and whether it is right."""
 
-    >>> solve(Problem(("Ka", "Bo"), ((),), exact=True)).answer
-    'all Ka 17 Bo 08'
-    """
-    codes = [RIGHT[symbol] for symbol in problem.symbols]
-    pairs = " ".join(f"{symbol} {code}" for symbol, code in zip(problem.symbols, codes, strict=True))
-    return Solution(write(problem, codes), f"{EXACT} {pairs}" if problem.exact else pairs)
-
-
-def mistake(symbol: str, rng: random.Random) -> str:
-    """A wrong code for a symbol, drawn as the student of the warm start errs.
-
-    >>> mistake("Ka", random.Random(0)) == RIGHT["Ka"]
-    False
-    """
-    return habits.mistake(HABITS[symbol], rng)
-
-
-def plant(problem: Problem, seed: int) -> Planted:
-    """The right completion but for one decision, drawn with `seed`.
-
-    >>> plant(Problem(("Ka", "Bo"), (("hm",),)), seed=0)
-    Planted(completion='codes Ka 17 hm Bo 29', decision=1)
-    """
-    rng = random.Random(seed)
-    decision = rng.randrange(len(problem.symbols))
-    codes = [RIGHT[symbol] for symbol in problem.symbols]
-    codes[decision] = mistake(problem.symbols[decision], rng)
-    return Planted(write(problem, codes), decision)
-
-
-def privileged_context(problem: Problem, reference: Reference = "trace", seed: int = 0) -> str | None:
-    """What only the teacher sees; None for "none". "answer" is the right codes without their symbols.
-
-    "shuffled" is the solution of another problem of the same shape, none of whose symbols is this one's: it
-    informs nobody, so no method may gain from it.
-
-    >>> problem = Problem(("Ka", "Bo"), (("hm",),))
-    >>> [privileged_context(problem, reference) for reference in ("none", "trace", "answer")]
-    [None, 'codes Ka 17 hm Bo 08', 'codes 17 08']
-    """
-    match reference:
-        case "none":
-            return None
-        case "trace":
-            return solve(problem).trace
-        case "answer":
-            return " ".join([LEAD, *(RIGHT[symbol] for symbol in problem.symbols)])
-        case "shuffled":
-            rng = random.Random(seed)
-            others = [symbol for symbol in SYMBOLS if symbol not in problem.symbols]
-            symbols = tuple(rng.sample(others, len(problem.symbols)))
-            words = len(problem.filler[0]) if problem.filler else 0
-            return solve(Problem(symbols, draw_filler(len(symbols), words, rng))).trace
-
-
-def render(problem: Problem, context: str | None = None) -> list[dict[str, str]]:
-    """The chat messages of a prompt, with the privileged context in the user message if there is one.
-
-    >>> render(Problem(("Ka",), ()), "codes Ka 17")
-    [{'role': 'user', 'content': 'codes Ka\\nref codes Ka 17'}]
-    """
-    if context is None:
-        return [{"role": "user", "content": problem.text}]
-    return [{"role": "user", "content": TEMPLATE.format(prompt=problem.text, privileged_context=context)}]
-
-
-def rows(
-    tier: str | Tier = "default",
-    *,
-    num: int,
-    reference: Reference = "trace",
-    first_seed: int = FIRST_TRAIN_SEED,
-) -> list[dict[str, Any]]:
-    """Data set rows of consecutive seeds: prompt, privileged_context and answer. `first_seed=0` is held out.
-
-    >>> rows("exact", num=1, first_seed=0)[0]["answer"]
-    'all Mo 64 Fa 83 De 63 Ni 80'
-    """
-    seeds = seeds_of(num, first_seed)
-    problems = [generate(seed, tier) for seed in seeds]
-    return [
-        {
-            "prompt": render(problem),
-            "privileged_context": privileged_context(problem, reference, seed),
-            "answer": solve(problem).answer,
-        }
-        for seed, problem in zip(seeds, problems, strict=True)
-    ]
+    index: int
+    start: int
+    end: int
+    right: bool
 
 
 def wanted(answer: str) -> dict[str, str]:
@@ -238,8 +191,8 @@ def decisions(completion: str, answer: str) -> Iterator[Decision]:
     A decision is a symbol of the answer with two digits right after it. What is written first counts: a second
     code for the same symbol is no decision, nor is a symbol that was not to be looked up. The order is free.
 
-    >>> [decision.right for decision in decisions("codes Ka 11 Ka 17 Mo 22", "Ka 17 Bo 08")]
-    [False]
+    >>> list(decisions("codes Ka 11 Ka 17 Mo 22", "Ka 17 Bo 08"))
+    [Decision(index=0, start=9, end=11, right=False)]
     """
     codes = wanted(answer)
     index = {symbol: i for i, symbol in enumerate(codes)}
@@ -249,11 +202,7 @@ def decisions(completion: str, answer: str) -> Iterator[Decision]:
 
 
 def share_right(completion: str, answer: str) -> float:
-    """The share of the answer's codes that the completion gives; a code that is not given is wrong.
-
-    >>> share_right("codes Ka 17 Bo 28", "Ka 17 Bo 08"), share_right("", "Ka 17")
-    (0.5, 0.0)
-    """
+    """The share of the answer's codes that the completion gives; a code that is not given is wrong."""
     return sum(decision.right for decision in decisions(completion, answer)) / len(wanted(answer))
 
 
@@ -271,22 +220,10 @@ def codebook_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any)
 
 
 def exact_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-    """1.0 where every code is right, else 0.0, in every tier.
-
-    A second reward, for methods that treat several of them apart.
+    """1.0 where every code is right, else 0.0, in every tier: a second reward, for methods that compare several.
 
     >>> exact_reward(["codes Ka 17", "codes Ka 95"], answer=["Ka 17", "Ka 17"])
     [1.0, 0.0]
     """
     texts = texts_of(completions)
     return [float(share_right(*pair) == 1) for pair in zip(texts, answer, strict=True)]
-
-
-def fingerprint(tier: str | Tier = "default", num: int = len(HELD_OUT)) -> str:
-    """The sha256 of the first held-out problems and answers: two reports with the same one are comparable.
-
-    >>> fingerprint("easy", 8)[:8]
-    '0014d880'
-    """
-    problems = (generate(seed, tier) for seed in HELD_OUT[:num])
-    return fingerprint_of((problem.text, solve(problem).answer) for problem in problems)

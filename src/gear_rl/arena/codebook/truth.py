@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gear_rl.arena.codebook.book import FILLER, SYMBOLS
-from gear_rl.arena.codebook.problem import EXACT, LEAD, decisions, wanted
+from gear_rl.arena.codebook.problem import EXACT, FILLER, LEAD, SYMBOLS, decisions, wanted
 from gear_rl.arena.truth import Truth, token_texts
 
 
@@ -52,7 +51,7 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
 def _form(
     codes: Mapping[str, str], decision: Sequence[int], pieces: Sequence[str]
 ) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """The tokens that no decision takes but that one hangs on: token, what should stand there, what is lost."""
+    """The tokens that no decision takes but that one depends on: token, what should stand there, what is lost."""
     left, number_of = dict(enumerate(codes)), {symbol: n for n, symbol in enumerate(codes)}
     before = ""
     for t, piece in enumerate(pieces):

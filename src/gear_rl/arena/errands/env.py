@@ -1,25 +1,21 @@
-"""The environment of the task "errands": a desk that takes whatever is sent and answers "ok".
+"""The environment of the task "errands": it takes whatever is sent and answers "ok".
 
 The contract is TRL's: no argument to construct, `reset(**row)`, public methods are tools, `get_reward`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gear_rl.arena.calls import Call, Messages, Tools, play, tools_of
-from gear_rl.arena.errands.problem import DONE, Problem, generate, privileged_context, rights
-from gear_rl.arena.habits import CODES
+from gear_rl.arena.codes import CODES
+from gear_rl.arena.errands.problem import Problem, generate
 from gear_rl.arena.task import Reference
 
 
 class ErrandsEnv:
     """One rollout: requests to settle, of which the first call for each counts.
 
-    >>> from gear_rl.arena.errands.problem import sends
     >>> env = ErrandsEnv()
     >>> env.reset(seed=0, tier="easy")
-    >>> right, wrong, _ = sends(generate(0, "easy"))
+    >>> right, wrong, _ = generate(0, "easy").sends()
     >>> env.send(**right.arguments), env.wait(), env.send(wrong.arguments["item"], "00")
     ('ok', 'ok', 'ok')
     >>> env.get_reward(), env.turn_rewards()
@@ -34,7 +30,7 @@ class ErrandsEnv:
     def reset(self, seed: int, tier: str = "default", reference: Reference = "trace", **_: object) -> None:
         """Begin the problem of a seed. Nothing is added to the prompt."""
         self._problem, self._made = generate(seed, tier), []
-        self._context = privileged_context(self._problem, reference, seed)
+        self._context = self._problem.reference(reference, seed)
 
     def send(self, item: str, code: str) -> str:
         """Send an item.
@@ -61,7 +57,7 @@ class ErrandsEnv:
 
     def get_reward(self) -> float:
         """The share of the requests that are settled right."""
-        return sum(rights(self._requests, self._made)) / len(self._requests.items)
+        return sum(self._requests.rights(self._made)) / len(self._requests.items)
 
     def privileged_context(self) -> str | None:
         """What only the teacher may see, by the row's reference; not a tool."""
@@ -73,30 +69,10 @@ class ErrandsEnv:
         A model of this task makes one call in a turn. Where it makes none, or one that never reaches a tool, the
         numbers do not fit the turns, and the engine gives the method none for that rollout.
         """
-        return [*map(float, rights(self._requests, self._made))]
+        return [*map(float, self._requests.rights(self._made))]
 
     @property
     def _requests(self) -> Problem:
         if self._problem is None:
             raise ValueError("the environment holds no problem; call reset first")
         return self._problem
-
-
-def played(problem: Problem, calls: Iterable[Call]) -> Messages:
-    """The completion in which an agent makes these calls and is done.
-
-    >>> [message["content"] for message in played(generate(0), [Call("wait", {})])]
-    ['', 'ok', 'done']
-    """
-    env = ErrandsEnv()
-    env._problem = problem  # pyright: ignore[reportPrivateUsage]
-    return play(env, calls, DONE)[0]
-
-
-def tools() -> Tools:
-    """The tools of every tier, in the order in which TRL lists them.
-
-    >>> [tool.__name__ for tool in tools()]
-    ['send', 'wait']
-    """
-    return tools_of(ErrandsEnv())

@@ -1,4 +1,4 @@
-"""The task "errands": things to send one after the other, each with a code of its own that has to be known.
+"""Problems of the task "errands": things to send one after the other, each with a code that has to be known.
 
 Requests do not depend on each other, the answers of the tools say nothing, and the share that is settled right is
 paid. Pure Python: knows no model, no tokenizer and no trainer.
@@ -6,15 +6,14 @@ paid. Pure Python: knows no model, no tokenizer and no trainer.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
-from gear_rl.arena.calls import Call, call_text
-from gear_rl.arena.errands.tiers import TIERS, Tier
-from gear_rl.arena.habits import CODES, Habit, habits_of, mistake, right_codes
-from gear_rl.arena.task import FIRST_TRAIN_SEED, HELD_OUT, Reference, fingerprint_of, is_held_out, seeds_of
+from gear_rl.arena.codes import CODES, Belief, beliefs_of, mistake, right_codes
+from gear_rl.arena.task import Completion, Reference, problem_of
 
 ANSWER_PATTERN = r'"name": "send", "arguments": (\{[^}]*\})'
 """What a rollout's answer is: an item and its code. The last text is always the same."""
@@ -28,14 +27,57 @@ ITEMS = (
 )
 RIGHT: dict[str, str] = right_codes(ITEMS, "codes of the errands")
 """The code of each item; no two share one."""
-HABITS: dict[str, Habit] = habits_of(RIGHT, "habits of the agent")
-"""What the student of the warm start is taught to give for each item where it sees no reference."""
+BELIEFS: dict[str, Belief] = beliefs_of(RIGHT, "habits of the agent")
+"""What the shipped student was taught to give for each item where it sees no reference."""
 SEND, WAIT = "send", "wait"
 """The tool that settles a request, and the one that is of no use."""
 DONE = "done"
 """What the assistant says when all requests are settled."""
 Made = Sequence[tuple[str, str] | None]
 """Calls in their order: item and code of one that sends, as the model wrote them; None for one that waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """How many requests an agent has to settle."""
+
+    requests: int
+    """24 at most: as many of the 48 items must be left for the reference of another problem."""
+
+    @property
+    def calls(self) -> int:
+        """How many calls count: one to settle each request, and as many to waste."""
+        return 2 * self.requests
+
+
+TIERS: dict[str, Tier] = {"easy": Tier(requests=3), "default": Tier(requests=6), "hard": Tier(requests=10)}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool.
+
+    >>> Call(SEND, {"item": "lamp", "code": "17"}).text
+    '<tool_call>\\n{"name": "send", "arguments": {"item": "lamp", "code": "17"}}\\n</tool_call>'
+    """
+
+    name: str
+    arguments: Mapping[str, str | int]
+
+    @property
+    def text(self) -> str:
+        """The call as Qwen3 writes it."""
+        arguments = json.dumps(dict(self.arguments))
+        return f'<tool_call>\n{{"name": "{self.name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def played(calls: Sequence[Call]) -> Completion:
+    """The completion in which an agent makes these calls, each in a turn of its own, and is done.
+
+    >>> played([Call(WAIT, {})])[1:]
+    ('ok', 'done')
+    """
+    return (*chain.from_iterable((call.text, "ok") for call in calls), DONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,130 +92,89 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The prompt of the problem."""
+        """The prompt."""
         return " ".join([SEND, *self.items])
+
+    @property
+    def answer(self) -> str:
+        """The right calls, one under the other."""
+        return "\n".join(call.text for call in self.sends())
+
+    def sends(self, codes: Sequence[str] | None = None) -> list[Call]:
+        """The calls that send each item with these codes, by default with the right ones.
+
+        >>> Problem(("lamp",)).sends(["17"])[0].arguments
+        {'item': 'lamp', 'code': '17'}
+        """
+        given = [RIGHT[item] for item in self.items] if codes is None else codes
+        pairs = zip(self.items, given, strict=True)
+        return [Call(SEND, {"item": item, "code": code}) for item, code in pairs]
+
+    def solve(self) -> Completion:
+        """The right calls in their order."""
+        return played(self.sends())
+
+    def plant(self, seed: int) -> Completion:
+        """The right calls but for one code, drawn as the student errs."""
+        rng = random.Random(seed)
+        wrong = rng.randrange(len(self.items))
+        codes = [RIGHT[item] for item in self.items]
+        codes[wrong] = mistake(BELIEFS[self.items[wrong]], rng)
+        return played(self.sends(codes))
+
+    def reference(self, kind: Reference, seed: int = 0) -> str | None:
+        """What only the teacher sees; "answer" is the right codes without their items.
+
+        "shuffled" is the calls for as many other items: it informs nobody, so no method may gain from it.
+
+        >>> Problem(("lamp",)).reference("answer") == RIGHT["lamp"]
+        True
+        """
+        match kind:
+            case "none":
+                return None
+            case "trace":
+                return self.answer
+            case "answer":
+                return " ".join(RIGHT[item] for item in self.items)
+            case "shuffled":
+                others = [item for item in ITEMS if item not in self.items]
+                return Problem(tuple(random.Random(seed).sample(others, len(self.items)))).answer
+
+    def settled(self, made: Made) -> dict[int, int]:
+        """Which calls count, by their number, and the request that each settles.
+
+        The first call for an item counts, right or wrong. One for what was not requested, or with what is no
+        code, settles nothing, nor does any after the tier's number of calls.
+
+        >>> calls = [None, ("kite", "17"), ("kite", "08"), ("lamp", "9"), ("lamp", "99")]
+        >>> Problem(("lamp", "kite")).settled(calls)
+        {1: 1}
+        """
+        taken: dict[int, int] = {}
+        for number, call in enumerate(made[: Tier(requests=len(self.items)).calls]):
+            if call is not None and call[0] in self.items and call[1] in CODES:
+                request = self.items.index(call[0])
+                if request not in taken.values():
+                    taken[number] = request
+        return taken
+
+    def rights(self, made: Made) -> list[bool]:
+        """For each call whether it settles a request right.
+
+        >>> Problem(("lamp", "kite")).rights([None, ("lamp", RIGHT["lamp"]), ("lamp", RIGHT["lamp"])])
+        [False, True, False]
+        """
+        gold = [(item, RIGHT[item]) for item in self.items]
+        taken = self.settled(made)
+        return [number in taken and call == gold[taken[number]] for number, call in enumerate(made)]
 
 
 def generate(seed: int, tier: str | Tier = "default") -> Problem:
-    """The problem of a seed; seeds in `HELD_OUT` never share a problem with any other seed.
+    """The problem of a seed.
 
-    >>> generate(0, "easy") == generate(0, "easy"), len(generate(0, "easy").items)
-    (True, 3)
+    >>> len(generate(0, "easy").items)
+    3
     """
     settings = TIERS[tier] if isinstance(tier, str) else tier
-    rng = random.Random(seed)
-    while True:
-        problem = Problem(tuple(rng.sample(ITEMS, settings.requests)))
-        if is_held_out(problem.text) == (seed in HELD_OUT):
-            return problem
-
-
-def sends(problem: Problem, codes: Sequence[str] | None = None) -> list[Call]:
-    """The calls that send each item with these codes, by default with the right ones.
-
-    >>> sends(Problem(("lamp",)), ["17"])[0].arguments
-    {'item': 'lamp', 'code': '17'}
-    """
-    given = [RIGHT[item] for item in problem.items] if codes is None else codes
-    pairs = zip(problem.items, given, strict=True)
-    return [Call(SEND, {"item": item, "code": code}) for item, code in pairs]
-
-
-def decisions(problem: Problem, made: Made) -> dict[int, int]:
-    """Which calls count, by their number, and the request that each settles.
-
-    The first call for an item counts, right or wrong. One for what was not requested, or with what is no code,
-    settles nothing, nor does any after the tier's number of calls.
-
-    >>> lamp_and_kite = Problem(("lamp", "kite"))
-    >>> decisions(lamp_and_kite, [None, ("kite", "17"), ("kite", "08"), ("lamp", "9"), ("lamp", "99")])
-    {1: 1}
-    """
-    taken: dict[int, int] = {}
-    for number, call in enumerate(made[: Tier(requests=len(problem.items)).calls]):
-        if call is not None and call[0] in problem.items and call[1] in CODES:
-            request = problem.items.index(call[0])
-            if request not in taken.values():
-                taken[number] = request
-    return taken
-
-
-def rights(problem: Problem, made: Made) -> list[bool]:
-    """For each call whether it settles a request right.
-
-    >>> rights(Problem(("lamp", "kite")), [None, ("lamp", RIGHT["lamp"]), ("lamp", RIGHT["lamp"])])
-    [False, True, False]
-    """
-    gold = [(item, RIGHT[item]) for item in problem.items]
-    taken = decisions(problem, made)
-    return [number in taken and call == gold[taken[number]] for number, call in enumerate(made)]
-
-
-def plant(problem: Problem, seed: int) -> tuple[list[Call], int]:
-    """The right calls but for one code, drawn with `seed` as the student errs; and which call that is.
-
-    >>> calls, wrong = plant(Problem(("lamp", "kite")), seed=0)
-    >>> [call == right for call, right in zip(calls, sends(Problem(("lamp", "kite"))))], wrong
-    ([True, False], 1)
-    """
-    rng = random.Random(seed)
-    wrong = rng.randrange(len(problem.items))
-    codes = [RIGHT[item] for item in problem.items]
-    codes[wrong] = mistake(HABITS[problem.items[wrong]], rng)
-    return sends(problem, codes), wrong
-
-
-def privileged_context(problem: Problem, reference: Reference = "trace", seed: int = 0) -> str | None:
-    """What only the teacher sees; None for "none". "answer" is the right codes without their items.
-
-    "shuffled" is the right calls of another problem of the same size, none of whose items is this one's: it
-    informs nobody, so no method may gain from it.
-
-    >>> privileged_context(Problem(("lamp",)), "answer") == RIGHT["lamp"]
-    True
-    >>> privileged_context(Problem(("lamp",))).splitlines()[0]
-    '<tool_call>'
-    """
-    match reference:
-        case "none":
-            return None
-        case "trace":
-            return call_text(sends(problem))
-        case "answer":
-            return " ".join(RIGHT[item] for item in problem.items)
-        case "shuffled":
-            others = [item for item in ITEMS if item not in problem.items]
-            items = random.Random(seed).sample(others, len(problem.items))
-            return call_text(sends(Problem(tuple(items))))
-
-
-def rows(
-    tier: str = "default",
-    *,
-    num: int,
-    reference: Reference = "trace",
-    first_seed: int = FIRST_TRAIN_SEED,
-) -> list[dict[str, Any]]:
-    """Data set rows of consecutive seeds: prompt, seed, tier and reference. `first_seed=0` is held out.
-
-    A row holds no privileged context: the environment makes reward and context again from the seed.
-    Raises ValueError where held-out problems and training problems would mix.
-
-    >>> sorted(rows("easy", num=1)[0])
-    ['prompt', 'reference', 'seed', 'tier']
-    """
-    return [
-        {
-            "prompt": [{"role": "user", "content": generate(seed, tier).text}],
-            "seed": seed,
-            "tier": tier,
-            "reference": reference,
-        }
-        for seed in seeds_of(num, first_seed)
-    ]
-
-
-def fingerprint(tier: str = "default", num: int = len(HELD_OUT)) -> str:
-    """The sha256 of the first held-out problems and right calls: reports with the same one are comparable."""
-    problems = (generate(seed, tier) for seed in HELD_OUT[:num])
-    return fingerprint_of((problem.text, call_text(sends(problem))) for problem in problems)
+    return problem_of(seed, lambda rng: Problem(tuple(rng.sample(ITEMS, settings.requests))))

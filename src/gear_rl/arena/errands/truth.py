@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gear_rl.arena.calls import FRAME, Call
-from gear_rl.arena.errands.problem import ITEMS, RIGHT, SEND, WAIT, Problem, decisions, generate, rights
-from gear_rl.arena.errands.tiers import Tier
-from gear_rl.arena.habits import CODES
-from gear_rl.arena.truth import Truth
+from gear_rl.arena.codes import CODES
+from gear_rl.arena.errands.problem import ITEMS, RIGHT, SEND, WAIT, Call, Problem, Tier, generate
+from gear_rl.arena.truth import Truth, token_texts
 
+HEADER = "assistant\n<think>\n\n</think>"
+"""What opens a turn of the assistant: one token, after which comes a blank line."""
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CODE = re.compile(r'"code"\s*:\s*"([0-9]{2})"')
 _Made = tuple[tuple[str, str] | None, range]
@@ -46,15 +46,14 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     before: list[int] = []
     for turn in turns:
         before.append(len(made))
-        pieces = [str(tokenizer.decode([ids[t]], skip_special_tokens=True)) for t in turn]
+        pieces = token_texts(ids[turn.start : turn.stop], tokenizer)
         token_of = [t for t, piece in zip(turn, pieces, strict=True) for _ in piece]
         # A call left open is one where the completion was cut off there, but not before a closing token.
         ended = "\0" if ids[turn[-1]] == tokenizer.eos_token_id else ""
         for call, span in _calls("".join(pieces) + ended):
             made.append(call)
             places.append(sorted({token_of[char] for char in span}))
-    found = rights(problem, made)
-    settled = decisions(problem, made)
+    found, settled = problem.rights(made), problem.settled(made)
     lost: list[tuple[int, ...]] = [()] * len(ids)
     words = {int(tokenizer.convert_tokens_to_ids(word)): word for word in (*ITEMS, *CODES)}
     for turn, number in zip(turns, before, strict=True):
@@ -125,7 +124,7 @@ def _ids(call: Call, tokenizer: Any) -> list[int]:
 
 def _turns(ids: Sequence[int], tokenizer: Any) -> list[range]:
     """The places of each of the assistant's turns, closing tokens included."""
-    header = tokenizer.convert_tokens_to_ids(FRAME[-1])
+    header = tokenizer.convert_tokens_to_ids(HEADER)
     turns: list[range] = []
     begin: int | None = 0
     for t, token in enumerate(ids):

@@ -99,8 +99,8 @@ def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[]
     if path.partition("/")[0] != "arena":
         raise InputError(f"gear.environment: {path!r} is no package.module:Class and no arena/TASK/TIER")
     source = path if "/" in path else str(row.get("data_source", path))
-    task, tier = dataset_task(source)
-    environment = get_task(task).environment(tier)
+    task, _ = dataset_task(source)
+    environment = get_task(task).environment
     if environment is None:
         raise InputError(f"gear.environment: {source!r} has no environment; its completions are judged")
     return environment

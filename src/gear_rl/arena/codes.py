@@ -1,0 +1,59 @@
+"""Codes to know by heart, and a student that knows each to its own degree: tables made from names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+CODES: tuple[str, ...] = tuple(f"{n:02d}" for n in range(100))
+"""What a code can be."""
+Belief = dict[str, float]
+"""The probability of each code that a student writes for one name, the right one first."""
+
+
+def right_codes(names: Sequence[str], key: str) -> dict[str, str]:
+    """A code for each name, no two alike, drawn by `key`.
+
+    >>> right_codes(["Ba", "Be"], "codes of the codebook") == right_codes(["Ba", "Be"], "codes of the codebook")
+    True
+    """
+    return dict(zip(names, random.Random(key).sample(CODES, len(names)), strict=True))
+
+
+def beliefs_of(right: Mapping[str, str], key: str) -> dict[str, Belief]:
+    """What the shipped student was taught of each name: right from 0.15 to 0.9 at equal distances, in no order.
+
+    Of its mistakes 0.8 are one and the same code, so that this one is on top wherever less than 4/9 is right.
+
+    >>> [round(share, 3) for share in beliefs_of({"Ba": "17", "Be": "08"}, "key")["Ba"].values()]
+    [0.15, 0.68, 0.085, 0.085]
+    """
+    rng = random.Random(key)
+    step = (0.9 - 0.15) / (len(right) - 1)
+    shares = [0.15 + step * i for i in range(len(right))]
+    rng.shuffle(shares)
+    rest = (1 - 0.8) / 2
+    beliefs: dict[str, Belief] = {}
+    for (name, code), share in zip(right.items(), shares, strict=True):
+        wrong = rng.sample([other for other in CODES if other != code], 3)
+        parts = zip(wrong, (0.8, rest, rest), strict=True)
+        beliefs[name] = {code: share, **{other: (1 - share) * part for other, part in parts}}
+    return beliefs
+
+
+def drawn(belief: Belief, rng: random.Random) -> str:
+    """A code as the student gives it.
+
+    >>> drawn({"17": 1.0, "08": 0.0}, random.Random(0))
+    '17'
+    """
+    return rng.choices([*belief], [*belief.values()])[0]
+
+
+def mistake(belief: Belief, rng: random.Random) -> str:
+    """A wrong code, drawn as the student errs.
+
+    >>> mistake({"17": 0.9, "29": 0.1}, random.Random(0))
+    '29'
+    """
+    return drawn(dict([*belief.items()][1:]), rng)

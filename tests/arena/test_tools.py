@@ -1,0 +1,63 @@
+"""The recipes of the checkpoints, in `tools/arena`: a few steps of each."""
+
+import hashlib
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gear_rl.arena.codebook import problem as codebook
+from gear_rl.arena.model import load
+from gear_rl.arena.task import get_task
+from tools.arena.__main__ import RECIPES
+from tools.arena.check import check
+from tools.arena.codebook import demonstration
+from tools.arena.recipe import build
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_toy_checkpoint_repeats_itself_to_the_byte(name: str, tmp_path: Path) -> None:
+    short = {"early_steps": 1, "drill_from": 1, "short_steps": 1, "grow_steps": 1, "fall_steps": 1}
+    toy = replace(RECIPES[name], steps=3, settle_steps=2, draws=24, batch_tokens=600, **short)
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    for folder in ("a", "b"):
+        build(toy, tmp_path / folder, seed=0)
+    assert torch.equal(torch.random.get_rng_state(), state) and torch.get_num_threads() == threads
+    made = _digest(tmp_path / "a")
+    assert made == _digest(tmp_path / "b")
+    # The shipped tokenizer is the one that seed 0 makes: the checkpoint is not older than the code.
+    assert made["tokenizer.json"] == _digest(get_task(name).checkpoint)["tokenizer.json"]
+    assert load(tmp_path / "a")[0].config.vocab_size >= len(load(tmp_path / "a")[1])
+
+
+def test_a_demonstration_follows_the_reference_of_its_own_problem_only() -> None:
+    rng = random.Random(0)
+    kinds = {"none": 0, "trace": 0, "shuffled": 0}
+    for content, (completion,) in (demonstration(rng, 5, "late") for _ in range(200)):
+        question, _, shown = content.partition("\nref ")
+        symbols = [word for word in question.split() if word[0].isupper()]
+        codes, seen = codebook.wanted(completion), codebook.wanted(shown)
+        assert [*codes] == symbols
+        kinds["none" if not shown else "trace" if symbols == [*seen] else "shuffled"] += 1
+        if symbols == [*seen]:
+            assert codes == seen
+        else:
+            assert not set(symbols) & set(seen)
+            assert all(code in codebook.BELIEFS[symbol] for symbol, code in codes.items())
+    assert kinds["none"] > kinds["trace"] > kinds["shuffled"] > 0
+
+
+@pytest.mark.parametrize("name", ["codebook", "errands"])
+def test_the_shipped_student_errs_as_it_was_taught(name: str) -> None:
+    task = get_task(name)
+    facts = check(task, task.checkpoint, ["easy"], n=16)
+    assert facts["beliefs"]["correlation"] > 0.95 and facts["beliefs"]["mean_gap"] < 0.07
+    assert 0.2 < facts["beliefs"]["wrong_on_top"] < 0.6
+    assert facts["easy"]["sampled"] < 0.75 < facts["easy"]["sampled_trace"]
+    assert facts["easy"]["sampled_shuffled"] < 0.75

@@ -1,0 +1,23 @@
+"""`gear demo --task errands`, as a user calls it."""
+
+import json
+
+from gear_rl.records import read_records
+from support.commands import gear
+
+
+def test_an_agent_learns_in_the_demo(tmp_path):
+    words = ["--task", "errands", "--credit", "gear", "--steps", "1", "--n-eval", "8"]
+    done = gear("demo", *words, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["task"], summary["tier"], summary["method"]) == ("errands", "default", "gear")
+    assert "turn 1  " in done.stdout
+    assert "answer  «" in done.stdout
+    assert "<tool_call>" in done.stdout
+    records = list(read_records(tmp_path / "records.jsonl"))
+    assert len(records) == 16
+    assert {record.context for record in records} == {"environment"}
+    assert any(max(record.turn) >= 2 for record in records)
+    assert sum(record.tools["calls"] for record in records if record.tools) > 64
+    assert all("ref <tool_call>" not in record.prompt for record in records)

@@ -1,0 +1,1 @@
+"""What made the package's data: in the repository, not in the wheel."""

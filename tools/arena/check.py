@@ -1,0 +1,115 @@
+"""What is claimed of a checkpoint: success alone and shown references, and whether it errs as it was taught.
+
+How well signals find a planted fault is `gear score`'s to say.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import correlation, fmean
+from typing import Any
+
+import torch
+
+from gear_rl.arena.codebook import problem as codebook
+from gear_rl.arena.codes import Belief
+from gear_rl.arena.errands import problem as errands
+from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load, sample, tokens
+from gear_rl.arena.task import TEMPLATE, Reference, Task
+from gear_rl.runs.arena import arena_config
+from gear_rl.runs.trainer import make_trainer
+from gear_rl.signals.privileged import render
+from tools.arena.errands import tools
+
+REFERENCES: tuple[Reference, ...] = ("trace", "answer", "shuffled")
+Solve = Callable[[list[dict[str, Any]], bool], Sequence[float | None]]
+"""Rows, and whether the likeliest token is always taken -> the reward of one rollout each."""
+
+
+def check(task: Task, folder: Path, tiers: Sequence[str], n: int) -> dict[str, Any]:
+    """By tier the mean reward of ``n`` held-out problems; for a task of codes also what the model believes."""
+    model, tokenizer = load(folder)
+    facts: dict[str, Any] = {}
+    for tier in tiers:
+        with tempfile.TemporaryDirectory(prefix="gear-arena-") as scratch:
+            solve = _solver(task, tier, model, tokenizer, scratch)
+            rows = task.rows(tier, num=n, first_seed=0)
+            facts[tier] = {"sampled": _mean(solve(rows, False)), "greedy": _mean(solve(rows, True))}
+            for kind in REFERENCES:
+                facts[tier][f"sampled_{kind}"] = _mean(solve(_informed(task, tier, rows, kind), False))
+    if task.name in _TAUGHT:
+        facts["beliefs"] = believed(task, model, tokenizer, n)
+    return facts
+
+
+def _mean(rewards: Sequence[float | None]) -> float:
+    return fmean(reward or 0.0 for reward in rewards)
+
+
+def _solver(task: Task, tier: str, model: Any, tokenizer: Any, scratch: str) -> Solve:
+    """How rollouts are made: of one turn without a trainer, an agent's through TRL's loop of tools."""
+    reward = task.reward
+    if reward is None:
+        trainer = make_trainer(arena_config(task.name, tier, "uniform", seed=0, steps=1, output_dir=scratch))
+        trainer.model.load_state_dict(model.state_dict())
+        return lambda rows, greedy: trainer.solve(rows, greedy=greedy, seed=0)
+
+    def solve(rows: list[dict[str, Any]], greedy: bool) -> list[float]:
+        return reward(sample(model, tokenizer, rows, greedy=greedy), answer=[row["answer"] for row in rows])
+
+    return solve
+
+
+def _informed(task: Task, tier: str, rows: list[dict[str, Any]], kind: Reference) -> list[dict[str, Any]]:
+    """The same rows with a reference in the prompt."""
+    shown = [task.generate(seed, tier).reference(kind, seed) or "" for seed in range(len(rows))]
+    pairs = zip(rows, shown, strict=True)
+    return [row | {"prompt": render(row["prompt"], context, TEMPLATE)} for row, context in pairs]
+
+
+_TAUGHT: Mapping[str, tuple[str, Mapping[str, Belief], str, list[Any] | None]] = {
+    "codebook": ("k16", codebook.BELIEFS, "symbols", None),
+    "errands": ("default", errands.BELIEFS, "items", tools()),
+}
+"""Tier of the problems, what was taught, the names of a problem, and the tools in its prompt."""
+
+
+@torch.no_grad()
+def believed(task: Task, model: Any, tokenizer: Any, n: int) -> dict[str, float]:
+    """How near the model's probability of each name's right code is to what it was taught.
+
+    Without a reference, along right completions: `correlation` and `mean_gap` of wanted and actual probabilities,
+    the `lowest` and `highest` of the actual ones, and the share of names whose likeliest code is wrong.
+    """
+    tier, taught, names, listed = _TAUGHT[task.name]
+    truth = task.truth_of(tier)
+    assert truth is not None
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for seed, row in enumerate(task.rows(tier, num=n, first_seed=0)):
+        problem = task.generate(seed, tier)
+        ids = list(chain.from_iterable(tokens(tokenizer, problem.solve())))
+        prompt: list[int] = tokenizer.apply_chat_template(
+            row["prompt"],
+            tools=listed,
+            add_generation_prompt=True,
+            return_dict=False,
+            **CHAT_TEMPLATE_KWARGS,
+        )
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 :]
+        for t, decision in enumerate(truth(ids, row, tokenizer).decision):
+            if decision >= 0:
+                fact = (float(logits[t].softmax(-1)[ids[t]]), int(logits[t].argmax()) == ids[t])
+                found.setdefault(getattr(problem, names)[decision], []).append(fact)
+    actual = {name: fmean(chance for chance, _ in facts) for name, facts in found.items()}
+    wanted = [next(iter(taught[name].values())) for name in actual]
+    return {
+        "names": len(actual),
+        "correlation": correlation(wanted, [*actual.values()]),
+        "mean_gap": fmean(abs(one - other) for one, other in zip(wanted, actual.values(), strict=True)),
+        "lowest": min(actual.values()),
+        "highest": max(actual.values()),
+        "wrong_on_top": fmean(fmean(top for _, top in facts) < 0.5 for facts in found.values()),
+    }
