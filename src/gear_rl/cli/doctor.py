@@ -3,8 +3,14 @@
 import os
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from gear_rl.cli.console import out_console, user_errors
+from gear_rl.errors import InputError
 from gear_rl.runs.machine import FEW_CORES
 from gear_rl.runs.models import KNOWN, kept_folder
 from gear_rl.runs.versions import has_bfloat16
@@ -21,6 +27,29 @@ class Finding:
     subject: str
     fact: str
     fix: str = ""
+
+
+@user_errors
+def doctor(
+    engine: Annotated[str, typer.Option(help="For a run under trl or verl.")] = "trl",
+) -> None:
+    """Say what this machine has, what will not work here, and how to correct it.
+
+    With --engine verl also whether verl really has our trainers: it hides what goes wrong in a plugin.
+    """
+    from gear_rl.cli.doctor_verl import examine_verl
+
+    examinations = {"trl": examine, "verl": examine_verl}
+    if engine not in examinations:
+        raise InputError(f"--engine: {engine!r} is none; choose from {', '.join(examinations)}")
+    findings = examinations[engine]()
+    table = Table("", "what", "found", "what to do")
+    signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
+    for finding in findings:
+        table.add_row(signs[finding.state], finding.subject, escape(finding.fact), escape(finding.fix))
+    out_console.print(table)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
 
 
 def examine() -> list[Finding]:
