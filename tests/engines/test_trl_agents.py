@@ -1,15 +1,17 @@
 """Multi-turn rollouts through TRL's own tool loop: masks, ids, turns, and tools that misbehave."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 import trl
 
 from engines import tiny
 from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, Uniform
 from gear_rl.records import read_records
+from gear_rl.runs.arena import arena_config
+from gear_rl.runs.trainer import make_trainer
 
 STATIC_TOOLS = tuple(int(part) for part in trl.__version__.split(".")[:2]) >= (1, 16)
 """Whether TRL takes static methods of an environment for tools; 1.14 does not."""
@@ -155,34 +157,34 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("how", HOSTILE)
-def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path, how):
-    first, counts, answer = HOSTILE[how]
-    scripts = [[first, f"done{END}"], [LOOK, f"done {END}"], [LOOK, f"done.{END}"], [f"no{END}"]]
-    trainer, records, _ = run(
-        tmp_path, roomy, scripts, tool_time_limit=0.2, tool_max_chars=100, max_completion_length=900
-    )
-    record = records[0]
-    assert record.tools == counts
-    text = "".join(record.tokens)
-    if answer is not None:
-        assert answer in text
-        assert record.turn[-1] == 1, "the rollout went on"
-        told = "".join(
-            token for token, trained in zip(record.tokens, record.mask, strict=True) if not trained
-        )
-        assert len(told) < 400
-    tokenizer = trainer.processing_class
-    for each in records:
+def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path):
+    """All in one batch: no failure of one rollout reaches another."""
+    scripts = [[first, f"done{END}"] for first, _, _ in HOSTILE.values()] + [
+        [LOOK, f"done{END}"],
+        [f"no{END}"],
+    ]
+    size = {"num_generations": len(scripts), "per_device_train_batch_size": len(scripts)}
+    limits = {"tool_time_limit": 0.2, "tool_max_chars": 100, "max_completion_length": 900}
+    trainer, records, _ = run(tmp_path, roomy, scripts, **size, **limits)
+    wanted = [(counts, answer) for _, counts, answer in HOSTILE.values()]
+    tokenizer, total = trainer.processing_class, Counter()
+    for record, (counts, answer) in zip(records, [*wanted, ({"calls": 1}, "saw a"), ({}, None)], strict=True):
+        assert record.tools == counts
+        total.update(counts)
+        text = "".join(record.tokens)
+        if answer is not None:
+            assert answer in text
+            assert record.turn[-1] == 1, "the rollout went on"
+            answered = [token for token, own in zip(record.tokens, record.mask, strict=True) if not own]
+            assert len("".join(answered)) < 400
         # One turn of the tool's and one of the model's are opened per answer, whatever the answer says.
-        answers = text.count("\n<tool_response>\n") if each is record else each.tools.get("calls", 0)
-        opens = tokenizer.convert_tokens_to_ids("<|im_start|>")
-        assert each.ids.count(opens) == 2 * answers
-        assert each.ids.count(tokenizer.convert_tokens_to_ids("</tool_response>")) == answers
+        answers = text.count("\n<tool_response>\n")
+        assert answers == (answer is not None)
+        assert record.ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 2 * answers
+        assert record.ids.count(tokenizer.convert_tokens_to_ids("</tool_response>")) == answers
     [entry] = [e for e in trainer.state.log_history if "gear/tools/raised" in e]
-    for kind, count in counts.items():
-        if kind != "calls":
-            assert entry[f"gear/tools/{kind}"] == count
+    for kind in total.keys() - {"calls"}:
+        assert entry[f"gear/tools/{kind}"] == total[kind]
 
 
 def test_a_cut_off_rollout_that_the_trainer_masks_is_recorded_as_cut_off(roomy, tmp_path):
@@ -369,19 +371,13 @@ def test_the_first_tokens_of_every_turn_can_be_left_to_the_student(roomy, tmp_pa
     assert records[2].signals["divergence"] == [0.0], "a shorter turn is skipped whole"
 
 
-def test_a_rollout_of_many_turns_through_the_real_sampler(roomy, tmp_path):
-    """No script: a random model samples, and hardly ever calls; the loop, the guard and the record still hold."""
-    from gear_rl import GEARConfig, GEARTrainer
-
-    settings = tiny.settings(
-        tmp_path, record_file=str(tmp_path / "r.jsonl"), max_steps=2, max_tool_calling_iterations=2
-    )
-    rows = tiny.rows().remove_columns(["privileged_context", "answer"])
-    torch.manual_seed(0)
-    trainer = GEARTrainer(
-        roomy, tiny.vowels, GEARConfig(**settings), rows, credit=Gear(), environment_factory=Desk
-    )
-    trainer.train()
+def test_many_turns_through_the_real_sampler(tmp_path):
+    """No script: the arena's agent calls tools turn after turn; the loop, the guard and the record hold."""
+    file = str(tmp_path / "r.jsonl")
+    size = {"seed": 1, "steps": 1, "rollouts_per_step": 8}
+    config = arena_config("errands", "easy", "gear", output_dir=str(tmp_path), record_file=file, **size)
+    make_trainer(config).train()
     records = list(read_records(tmp_path / "r.jsonl"))
-    assert len(records) == 16
+    assert len(records) == 8
     assert {record.context for record in records} == {"environment"}
+    assert all(record.tools["calls"] >= max(record.turn) >= 3 for record in records)
