@@ -178,6 +178,3 @@ def test_a_setting_outside_its_range_is_named(settings, message):
     given = {"threshold": 0.25, "quantile_rule": "linear", "boost": 1.0, "min_weight": 0.1} | settings
     with pytest.raises(ValueError, match=message):
         check_bilevel(**given)
-    if "quantile_rule" not in settings:
-        with pytest.raises(ValueError, match=message):
-            bilevel_weights(*TWO, **settings)

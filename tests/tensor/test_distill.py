@@ -1,12 +1,14 @@
 """Distillation terms in tiles: the definition is a loop over the full distributions in float64, and autograd."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gear_rl.tensor import distill
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
 from tensor.rows import PROPERTY
@@ -64,6 +66,11 @@ def drawn(seed, num_tokens=6, vocab=11, biased=False, **settings):
     head["weight"] = torch.randn(vocab, WIDTH, generator=g)
     head["bias"] = torch.randn(vocab, generator=g) if biased else None
     return student, teacher, token, head
+
+
+def in_tiles(function, *args, tile_elements, **more):
+    with patch.object(distill, "TILE_ELEMENTS", tile_elements):
+        return function(*args, **more)
 
 
 def as_head(head):
@@ -129,7 +136,8 @@ def test_values_and_gradients_are_those_of_the_loop(
 
     head = trained(plain)
     student.requires_grad_()
-    found = distillation_terms(
+    found = in_tiles(
+        distillation_terms,
         student,
         teacher,
         token,
@@ -225,13 +233,6 @@ def test_the_gradient_takes_the_students_choice_as_a_constant():
     torch.testing.assert_close(student.grad, expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_whose_top_k_is_neither():
-    student, teacher, token, plain = drawn(0)
-    with pytest.raises(ValueError, match="top_k_of: 'both' is not one of student, teacher"):
-        distillation_terms(student, teacher, token, as_head(plain), top_k=2, top_k_of="both")
-
-
 def test_which_of_two_different_directions_is_which():
     """p = (9/10, 1/10), q even: reverse 0.9 ln 1.8 + 0.1 ln 0.2, forward (ln 5/9 + ln 5) / 2."""
     student, teacher = torch.tensor([[0.9, 0.1]]).log(), torch.zeros(1, 2)
@@ -300,7 +301,7 @@ def test_low_precision_goes_in_and_float32_comes_out(dtype):
         s = (low["s"].float() if scale_up else low["s"]).detach().requires_grad_()
         w = (low["w"].float() if scale_up else low["w"]).detach().requires_grad_()
         t = low["t"].float() if scale_up else low["t"]
-        terms, logprob = distillation_terms(s, t, token, Head(weight_VD=w), tile_elements=11)
+        terms, logprob = in_tiles(distillation_terms, s, t, token, Head(weight_VD=w), tile_elements=11)
         assert terms.dtype == logprob.dtype == torch.float32
         grads.append((terms.detach(), *torch.autograd.grad(terms.sum(), (s, w))))
     for mine, other in zip(*grads, strict=True):
@@ -457,7 +458,8 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary(be
                 return x
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                terms, logprob = distillation_terms(
+                terms, logprob = in_tiles(
+                    distillation_terms,
                     student,
                     teacher,
                     token,
@@ -495,7 +497,7 @@ def test_one_tile_of_logits_lives_at_a_time(backward, monkeypatch):
     monkeypatch.setattr(Head, "logits", watched)
     student, teacher, token, plain = drawn(0, num_tokens=30)
     student.requires_grad_()
-    terms, _ = distillation_terms(student, teacher, token, as_head(plain), tile_elements=11 * 3)
+    terms, _ = in_tiles(distillation_terms, student, teacher, token, as_head(plain), tile_elements=11 * 3)
     if backward:
         most.clear()
         terms.sum().backward()
@@ -507,8 +509,10 @@ def test_one_tile_of_logits_lives_at_a_time(backward, monkeypatch):
 def test_the_log_prob_alone_is_that_beside_the_term():
     student, teacher, token, plain = drawn(5, biased=True, softcap=3.0, temperature=0.7)
     student.requires_grad_()
-    both = distillation_terms(student, teacher, token, as_head(plain), temperature=1.3, tile_elements=22)[1]
-    alone = token_logprobs(student, token, as_head(plain), tile_elements=22)
+    both = in_tiles(
+        distillation_terms, student, teacher, token, as_head(plain), temperature=1.3, tile_elements=22
+    )[1]
+    alone = in_tiles(token_logprobs, student, token, as_head(plain), tile_elements=22)
     assert torch.equal(both, alone)
     gradients = [torch.autograd.grad(x.sum(), student, retain_graph=True)[0] for x in (both, alone)]
     assert torch.equal(*gradients)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from gear_rl.tensor.permute import moved, permuted, random_order, tokens_first
+from gear_rl.tensor.permute import moved, permuted, random_order
 from tensor.rows import PROPERTY, by_row, tables, with_nan
 
 seeds = st.integers(-3, 2**40)
@@ -289,17 +289,6 @@ def test_seeds_give_different_places():
     x, chosen = noise(1, 7).expand(1, 7), torch.tensor([[1, 0, 0, 0, 0, 0, 0]]).bool()
     found = {tuple(move(x, chosen, every(x), seed)[1][0].tolist()) for seed in range(60)}
     assert len(found) == 7
-
-
-# tokens_first
-
-
-@PROPERTY
-@given(tables(bool))
-def test_tokens_first_is_a_stable_partition(table):
-    (mask,) = table
-    for found, row in zip(tokens_first(mask).tolist(), mask.tolist(), strict=True):
-        assert found == sorted(range(len(row)), key=lambda t: not row[t])  # sorted() is stable
 
 
 def test_permuted_by_hand():

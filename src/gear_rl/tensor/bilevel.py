@@ -1,8 +1,4 @@
-"""Bi-level reshaping: what hardly matters is held down, what matters is lifted, and the mass is kept.
-
-Outcome-Grounded Advantage Reshaping (arXiv:2601.07408). Knows no model, no trainer and no method: it is handed
-one saliency per token and says nothing of where that comes from.
-"""
+"""Bi-level reshaping of a saliency into weights (Outcome-Grounded Advantage Reshaping, arXiv:2601.07408)."""
 
 import math
 from typing import Literal, get_args
@@ -14,8 +10,7 @@ from torch import Tensor
 from gear_rl.tensor.masked import masked_minmax, masked_quantile
 
 QuantileRule = Literal["linear", "floor"]
-_EPS = 1e-8
-"""The released snippet adds it to every denominator."""
+_EPS = 1e-8  # added to every denominator, as in the released snippet
 
 
 def check_bilevel(*, threshold: float, quantile_rule: str, boost: float, min_weight: float) -> None:
@@ -47,18 +42,13 @@ def bilevel_weights(
     min_weight: float = 0.1,
     keep_mass: bool = True,
 ) -> Float[Tensor, "B T"]:
-    """A weight for each True token, of mean 1 over its row's True tokens; 0 on masked tokens.
+    """A weight for each True token; 0 on masked tokens.
 
     ``n`` is ``log(1 + saliency)`` stretched over the row from 0 to 1 (all 0 where it is flat), ``q`` the row's
-    own ``threshold``-quantile of ``n``. Below ``q`` the weight is ``max(n / q, min_weight)``, from ``q`` on it
-    is ``1 + boost (n - q) / (1 - q)``; both denominators get 1e-8. With ``keep_mass`` the row is scaled to mean 1
-    at the end. The quantile is ``linear`` between neighbours, or with ``floor`` the token of that rank,
-    ``sorted[floor(threshold * L)]`` (the last one for a threshold of 1).
-
-    A negative saliency counts as 0, for log(1 + s) has no value below -1. A flat row and a row of one token weigh
-    1. A saliency that is not finite gives a row with weights that are not. The released snippet writes the
-    quantile's *value* over its level, so that the next row takes it for a level; here no row sees another.
-    Raises ``ValueError`` for a setting outside its range.
+    own ``threshold``-quantile of ``n``: ``linear`` between neighbours, or with ``floor`` the token of that rank,
+    ``sorted[floor(threshold * L)]``. Below ``q`` the weight is ``max(n / q, min_weight)``, from ``q`` on it is
+    ``1 + boost (n - q) / (1 - q)``. With ``keep_mass`` the row is then scaled to mean 1. A negative saliency
+    counts as 0. A flat row and a row of one token weigh 1. The settings are those of ``check_bilevel``.
 
     >>> saliency = torch.tensor([0.0, 1.0, 3.0, 7.0]).view(1, 4)  # n = 0, 1/3, 2/3, 1 and q = 1/3
     >>> everywhere = torch.ones(1, 4, dtype=torch.bool)
@@ -67,7 +57,6 @@ def bilevel_weights(
     >>> bilevel_weights(saliency, everywhere, threshold=1 / 3).sum()
     tensor(4.)
     """
-    check_bilevel(threshold=threshold, quantile_rule=quantile_rule, boost=boost, min_weight=min_weight)
     level = masked_minmax(saliency.clamp(min=0).log1p(), mask)
     q = (masked_quantile if quantile_rule == "linear" else _ranked)(level, mask, threshold)
     held = (level / (q + _EPS)).clamp(min=min_weight)

@@ -1,8 +1,7 @@
-"""What a student would learn from a teacher at each token, as a loss with gradient, in tiles of tokens.
+"""Divergence of student and teacher at each token as a loss with gradient, in tiles of tokens.
 
-Unlike the statistics of ``logits.py`` these carry a gradient, and a backward pass wants the logits again: each
-tile is a checkpoint that computes its logits anew, so the logits of one tile live at a time and (N, V) never
-does. Knows no model, no trainer and no method.
+A backward pass needs the logits again: each tile is a checkpoint that recomputes them, so the logits of one tile
+exist at a time and (N, V) never does.
 """
 
 import math
@@ -18,8 +17,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from gear_rl.tensor.logits import Head
 
 TILE_ELEMENTS = 2**25
-"""Logits that a tile may hold: 128 MiB in float32, 220 tokens of a vocabulary of 152,000. About eight tensors of
-this size live at once in the backward pass."""
+"""Logits of a tile: 128 MiB in float32. The backward pass holds about eight tensors of this size."""
 
 
 def distillation_terms(
@@ -35,24 +33,18 @@ def distillation_terms(
     tail: bool = True,
     temperature: float = 1.0,
     max_nats: float | None = None,
-    tile_elements: int = TILE_ELEMENTS,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Divergence of student and teacher at every token, and the student's log-prob of it, both with gradient.
 
     ``beta KL(q || m) + (1 - beta) KL(p || m)`` with ``m = beta q + (1 - beta) p``, ``p`` the student's and ``q``
-    the teacher's distribution; KL(q || p) at ``beta=0`` (forward) and KL(p || q) at ``beta=1`` (reverse), as in
-    OPSD (arXiv:2601.18734). With ``top_k`` the outcomes are the likeliest tokens of ``top_k_of`` and, with
-    ``tail``, all others as one more (arXiv:2601.20802); without, the two are normalised to 1 over them. The
-    student's choice of tokens is a constant, too. ``temperature`` divides the logits of both beside the head's
-    own; the log-prob is at the head's alone. In nats, float32 whatever goes in, at least 0 and at most
-    ``max_nats``.
+    the teacher's distribution; KL(q || p) at ``beta=0`` and KL(p || q) at ``beta=1``, as in OPSD
+    (arXiv:2601.18734). With ``top_k`` the outcomes are the likeliest tokens of ``top_k_of`` and, with ``tail``,
+    all others as one more (arXiv:2601.20802); without, the two are normalised over them. ``temperature`` divides
+    the logits of both beside the head's own, but not those of the log-prob. Nats, from 0 to ``max_nats``.
 
-    The gradient reaches the student's hidden states, and the head's weight and bias where they want one; the
-    teacher is a constant. It is exact, also where ``top_k`` or the tail stand for the vocabulary. Where a term
-    hits a limit it is 0. A term that is not finite is returned as it is and its gradient is exactly 0, so that
-    the caller may leave it out: 0 * inf in the backward pass would be NaN in every weight. The teacher uses
-    the student's head unless it has one of its own over the same vocabulary and at the same temperature
-    (``ValueError`` otherwise, and for a ``top_k_of`` that is neither).
+    The gradient is exact and reaches the student's hidden states, the head's weight and its bias; the teacher and
+    the choice of tokens are constants. A term that is not finite comes back as it is with a gradient of
+    exactly 0, so that the caller may leave it out. ``teacher_head`` is as for ``token_statistics``.
 
     >>> student = torch.tensor([[3.0, 0.0]]).log1p().requires_grad_()  # probabilities 4/5 and 1/5
     >>> even, head = torch.zeros(1, 2), Head(weight_VD=torch.eye(2))
@@ -63,10 +55,8 @@ def distillation_terms(
     >>> student.grad  # p (log p/q - KL)
     tensor([[ 0.2218, -0.2218]])
     """
-    if top_k_of not in ("student", "teacher"):
-        raise ValueError(f"top_k_of: {top_k_of!r} is not one of student, teacher")
-    teacher_head, vocab = head.for_teacher(teacher_head), head.weight_VD.shape[0]
-    if top_k is not None and top_k >= vocab:
+    teacher_head = head.for_teacher(teacher_head)
+    if top_k is not None and top_k >= len(head.weight_VD):
         top_k = None  # nothing is left over, so there is no tail either
     head = _wide(head)
 
@@ -88,7 +78,7 @@ def distillation_terms(
             guarded.register_hook(guard)  # pyright: ignore[reportUnknownMemberType]
         return terms.clamp(min=0.0, max=max_nats), logprob
 
-    terms, logprob = _tiled(tile, head, tile_elements, student_ND, teacher_ND, token_N)
+    terms, logprob = _tiled(tile, head, student_ND, teacher_ND, token_N)
     return terms, logprob
 
 
@@ -96,7 +86,6 @@ def token_logprobs(
     student_ND: Float[Tensor, "N D"],
     token_N: Int[Tensor, " N"],
     head: Head,
-    tile_elements: int = TILE_ELEMENTS,
 ) -> Float[Tensor, " N"]:
     """The student's log-prob of every token, with gradient: ``distillation_terms`` where there is no teacher.
 
@@ -112,14 +101,12 @@ def token_logprobs(
         logits, finite = _logits(head, student)
         return (_at_token(logits, token, finite),)
 
-    return _tiled(tile, head, tile_elements, student_ND, token_N)[0]
+    return _tiled(tile, head, student_ND, token_N)[0]
 
 
-def _tiled(
-    tile: Callable[..., tuple[Tensor, ...]], head: Head, tile_elements: int, *columns: Tensor
-) -> tuple[Tensor, ...]:
+def _tiled(tile: Callable[..., tuple[Tensor, ...]], head: Head, *columns: Tensor) -> tuple[Tensor, ...]:
     """``tile`` over so many rows of the columns at a time that their logits fit, forgotten until backward."""
-    rows = max(1, tile_elements // max(1, head.weight_VD.shape[0]))
+    rows = max(1, TILE_ELEMENTS // len(head.weight_VD))
     parts: list[tuple[Tensor, ...]] = []
     # One empty tile where there is no token: the result still belongs to the student's graph.
     for begin in range(0, max(1, len(columns[0])), rows):

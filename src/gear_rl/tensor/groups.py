@@ -1,9 +1,7 @@
-"""Compare the entries of a group with each other, and carry values between turns and their tokens.
+"""Compare the entries of a group with each other, and move values between turns and their tokens.
 
-A group is what shares a number; its entries may stand anywhere, and there may be one or many. Statistics are
-summed in float64, so that equal values are equal to their mean. A turn's value is a column of a (B, K) table,
-with K = T: no completion has more turns than tokens, and the shape does not depend on the data. Knows no
-method.
+A group is what shares a number; its entries may stand anywhere. A turn's value is a column of a (B, K) table with
+K = T: no completion has more turns than tokens, and the shape does not depend on the data.
 """
 
 import torch
@@ -24,30 +22,6 @@ def group_numbers(*keys: Int[Tensor, "*N"]) -> Int[Tensor, "*N"]:
     return number.view(keys[0].shape)
 
 
-def group_mean(
-    x: Float[Tensor, "*N"], group: Int[Tensor, "*N"], among: Bool[Tensor, "*N"] | None = None
-) -> Float[Tensor, "*N"]:
-    """For each entry the mean of its group; entries where ``among`` is False are not counted and get 0.
-
-    >>> group_mean(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([4, 9, 4]))
-    tensor([2., 5., 2.])
-    """
-    mean, _, _ = _statistics(x, group, among)
-    return mean.to(x.dtype)
-
-
-def group_std(
-    x: Float[Tensor, "*N"], group: Int[Tensor, "*N"], among: Bool[Tensor, "*N"] | None = None
-) -> Float[Tensor, "*N"]:
-    """For each entry the sample standard deviation (n - 1) of its group; 0 in a group of one.
-
-    >>> group_std(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([4, 9, 4]))
-    tensor([1.4142, 0.0000, 1.4142])
-    """
-    _, _, std = _statistics(x, group, among)
-    return std.to(x.dtype)
-
-
 def group_relative(
     x: Float[Tensor, "*N"],
     group: Int[Tensor, "*N"],
@@ -55,16 +29,28 @@ def group_relative(
     *,
     epsilon: float | None = None,
 ) -> Float[Tensor, "*N"]:
-    """Each entry less the mean of its group, and with ``epsilon`` over the group's deviation plus ``epsilon``.
+    """Each entry less the mean of its group, and with ``epsilon`` over the sample deviation plus ``epsilon``.
 
-    An entry that is alone in its group, and one where ``among`` is False, gets 0; equal entries get exactly 0.
-    What ``among`` leaves out may hold anything. A non-finite entry spoils its own group only.
+    An entry that is alone in its group, and one where ``among`` is False, gets 0; equal entries get exactly 0
+    (sums are float64). What ``among`` leaves out may hold anything. A non-finite entry spoils its own group only.
 
     >>> group_relative(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([4, 9, 4]))
     tensor([-1.,  0.,  1.])
     """
-    _, centred, std = _statistics(x, group, among)
-    return (centred if epsilon is None else centred / (std + epsilon)).to(x.dtype)
+    counts = torch.ones_like(x, dtype=torch.bool) if among is None else among
+    number = group_numbers(group).flatten()
+
+    def over_group(values: Tensor) -> Tensor:
+        total = values.new_zeros(values.numel())
+        return total.scatter_add_(0, number, values.flatten())[number].view(values.shape)
+
+    exact = torch.where(counts, x, 0.0).double()
+    size = over_group(counts.double())
+    centred = exact - torch.where(counts, over_group(exact) / size.clamp(min=1.0), 0.0)
+    if epsilon is not None:
+        std = (over_group(centred.square()) / (size - 1.0).clamp(min=1.0)).sqrt()
+        centred = centred / (std + epsilon)
+    return centred.to(x.dtype)
 
 
 def has_turn(turn_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B K"]:
@@ -127,8 +113,7 @@ def on_turns(value: Shaped[Tensor, "B K"], turn_id: Int[Tensor, "B T"]) -> Shape
 def returns_to_go(reward: Float[Tensor, "B K"], discount: float) -> Float[Tensor, "B K"]:
     """From each turn on the discounted sum of the rewards, ``sum_l discount^(l - k) r_l`` over ``l >= k``.
 
-    Turn by turn, whatever stands between two turns. In log2(K) sums of shifted tables: the window of turns
-    that a column has summed doubles each time.
+    In log2(K) sums of shifted tables: the window of turns that a column has summed doubles each time.
 
     >>> returns_to_go(torch.tensor([[1.0, 0.0, 4.0]]), discount=0.5)
     tensor([[2., 2., 4.]])
@@ -147,20 +132,3 @@ def _ranks(key_N: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
     new = torch.zeros_like(ordered)
     new[1:] = ordered[1:] != ordered[:-1]
     return torch.empty_like(key_N).scatter(0, order, new.cumsum(0))
-
-
-def _statistics(x: Tensor, group: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, difference from it and sample deviation, in float64; 0 where ``among`` is False."""
-    counts = torch.ones_like(x, dtype=torch.bool) if among is None else among
-    number = group_numbers(group).flatten()
-
-    def over_group(values: Tensor) -> Tensor:
-        total = values.new_zeros(values.numel())
-        return total.scatter_add_(0, number, values.flatten())[number].view(values.shape)
-
-    exact = torch.where(counts, x, 0.0).double()
-    size = over_group(counts.double())
-    mean = torch.where(counts, over_group(exact) / size.clamp(min=1.0), 0.0)
-    centred = exact - mean
-    std = (over_group(centred.square()) / (size - 1.0).clamp(min=1.0)).sqrt()
-    return mean, centred, torch.where(counts, std, 0.0)

@@ -1,7 +1,6 @@
 """Reductions over the tokens that count, one value per row.
 
-A masked token may hold anything, NaN included: it is replaced before it is read. A row without a True token
-reduces to 0. Knows no model, no trainer and no method.
+A masked token may hold anything, NaN included. A row without a True token reduces to 0.
 """
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 
 def masked_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """Mean of each row over its True tokens; 0 for a row that has none.
+    """Mean of each row's True tokens.
 
     >>> masked_mean(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor([[2.]])
@@ -19,7 +18,7 @@ def masked_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Ten
 
 
 def masked_min(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """Smallest True token of each row; 0 for a row that has none.
+    """Smallest True token of each row.
 
     >>> masked_min(torch.tensor([[4.0, 3.0, -9.0]]), torch.tensor([[True, True, False]]))
     tensor([[3.]])
@@ -31,7 +30,7 @@ def masked_min(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tens
 
 
 def masked_max(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """Largest True token of each row; 0 for a row that has none.
+    """Largest True token of each row.
 
     >>> masked_max(torch.tensor([[4.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor([[4.]])
@@ -40,10 +39,9 @@ def masked_max(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tens
 
 
 def masked_quantile(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:
-    """The ``level``-quantile of each row's True tokens, linear between neighbours; 0 for an empty row.
+    """The ``level``-quantile of each row's True tokens, linear between neighbours.
 
-    The same rule as ``torch.quantile`` on the row's True tokens alone, but every row at once and with shapes
-    that do not depend on the data. Raises ``ValueError`` for a level outside [0, 1].
+    The rule of ``torch.quantile``. Raises ``ValueError`` for a level outside [0, 1].
 
     >>> masked_quantile(torch.tensor([[4.0, 9.0, 1.0, 2.0]]), torch.tensor([[True, False, True, True]]), 0.5)
     tensor([[2.]])

@@ -1,9 +1,7 @@
 """Reorder the tokens of a completion at random, the same way wherever and whenever it is computed.
 
 Placebos need randomness that is a function of a seed, a step and the completion's tokens alone: not of the
-batch around it, not of its padding, not of the device, not of a global generator. So the random keys are a hash,
-and one of whole numbers: the last bits of a float differ between processors. Knows no method: it moves whatever
-values it is given.
+batch, the padding, the device or a global generator. So the random keys are a hash of whole numbers.
 """
 
 import torch
@@ -18,8 +16,7 @@ def random_order(
 ) -> Int[Tensor, "B T"]:
     """Column numbers of each row: its True tokens in random order, then its masked ones from left to right.
 
-    The order depends on ``seed``, ``step`` and the row's True ``token_id``, in their order, and on nothing else:
-    equal completions are reordered alike, and differently at another step.
+    The order depends on ``seed``, ``step`` and the row's True ``token_id`` alone.
 
     >>> token_id = torch.tensor([[11, 12, 13, -1]])
     >>> random_order(token_id, torch.tensor([[True, True, True, False]]), seed=1)
@@ -42,7 +39,7 @@ def permuted(
     >>> permuted(x, torch.tensor([[2, 0, 1, 3]]), mask)
     tensor([[6., 7., 5., 9.]])
     """
-    return torch.empty_like(x).scatter(-1, order, x.gather(-1, tokens_first(mask)))
+    return torch.empty_like(x).scatter(-1, order, x.gather(-1, _tokens_first(mask)))
 
 
 def moved(
@@ -50,9 +47,8 @@ def moved(
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """``x`` with its ``chosen`` tokens' values moved to the first columns of ``order``, and the mask of these.
 
-    With a random order: as many random places, in random order. The other True values fill the remaining places
-    in their own order; masked ones stay put. No value is lost or made up. ``chosen`` tokens must be True in
-    ``mask``.
+    The other True values fill the remaining places in their own order; masked ones stay put. ``chosen`` tokens
+    must be True in ``mask``.
 
     >>> x, chosen = torch.tensor([[7.0, 1.0, 2.0]]), torch.tensor([[True, False, False]])
     >>> moved(x, chosen, torch.tensor([[1, 2, 0]]), torch.ones_like(chosen))
@@ -61,8 +57,8 @@ def moved(
     takes = _first(chosen)
     place = torch.zeros_like(chosen).scatter(-1, order, takes)
     rest, remaining = mask & ~chosen, mask & ~place
-    from_columns = torch.cat([tokens_first(chosen), tokens_first(rest)], -1)
-    to_columns = torch.cat([order, tokens_first(remaining)], -1)
+    from_columns = torch.cat([_tokens_first(chosen), _tokens_first(rest)], -1)
+    to_columns = torch.cat([order, _tokens_first(remaining)], -1)
     keep = torch.cat([takes, _first(rest)], -1)
     # Unused slots of the two lists read and write a spare column, which is dropped at the end.
     spare = x.shape[-1]
@@ -71,12 +67,8 @@ def moved(
     return padded.scatter(-1, torch.where(keep, to_columns, spare), values)[:, :spare], place
 
 
-def tokens_first(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Column numbers of each row: its True tokens from left to right, then the others from left to right.
-
-    >>> tokens_first(torch.tensor([[False, True, True]]))
-    tensor([[1, 2, 0]])
-    """
+def _tokens_first(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Column numbers of each row: its True tokens from left to right, then the others from left to right."""
     return (~mask).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 

@@ -1,7 +1,7 @@
-"""How far the teacher still goes along with what the student has written.
+"""How far the teacher still agrees with the prefix that the student has written.
 
-A teacher that has seen the solution keeps to it. Once the student has left that path, the teacher disagrees with
-whatever is consistent with the mistake, and its divergence there says where the student went, not where it erred.
+Once the student has left the teacher's path, the teacher disagrees with whatever is consistent with the mistake,
+and its divergence there shows where the student went, not where it erred.
 """
 
 import torch
@@ -9,21 +9,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 _MOST_NATS = 60.0
-"""One token cannot cast more doubt: e^-60 is nothing, and an infinite ratio times a decay of 0 is no number."""
+"""Clamp of one token's shortfall: exp underflows there, and inf * 0 is NaN."""
 
 
 def prefix_trust(
     log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], decay: float
 ) -> Float[Tensor, "B T"]:
-    """``exp(-u_t)``, the trust that the tokens before ``t`` have left; 1 at the first, 0 outside the mask.
+    """``exp(-u_t)``, the discount of the tokens before ``t``; 1 at the first, 0 outside the mask.
 
-    ``log_ratio`` is ``log q(y_t) - log p(y_t)``, teacher over student, in nats. The doubt is ``u_0 = 0``,
-    ``u_t = decay (u_{t-1} + max(0, -log_ratio_{t-1}))`` over the True tokens: masked ones cast none and let none
-    fade. At ``decay=1`` the trust is the product of the ratios of the whole prefix, each truncated at 1, as in
-    Retrace (arXiv:1606.02647, eq. 2 and section 3); below 1 a departure is forgotten after some ``1/(1 - decay)``
-    tokens, so that a long completion is not judged by its first sentence. Tokens between which no doubt was cast
-    nor faded have the same trust to the last bit. NaN stays NaN in the rest of its row.
-    Raises ``ValueError`` for a decay outside [0, 1].
+    ``log_ratio`` is ``log q(y_t) - log p(y_t)``, teacher over student, in nats; ``u_0 = 0`` and
+    ``u_t = decay (u_{t-1} + max(0, -log_ratio_{t-1}))`` over the True tokens. At ``decay=1`` the discount is the
+    product of the ratios of the whole prefix, each truncated at 1, as in Retrace (arXiv:1606.02647); below 1 a
+    divergence is forgotten after some ``1 / (1 - decay)`` tokens. NaN stays NaN in the rest of its row. Raises
+    ``ValueError`` for a decay outside [0, 1].
 
     >>> everywhere = torch.ones(1, 3, dtype=torch.bool)
     >>> prefix_trust(torch.tensor([[0.5, -1.0, 0.0]]), everywhere, decay=1.0)
@@ -42,10 +40,10 @@ def prefix_trust(
         keep = keep * torch.nn.functional.pad(keep[:, :-step], (step, 0), value=1.0)
         step *= 2
     if decay == 1.0:
-        # Each column adds the same numbers up in another order. Where no doubt was cast between two tokens their
-        # trust must be the same to the last bit, or divergences that tie would do so no more.
+        # Each column adds the same numbers in another order; without a shortfall between them two tokens must
+        # have the same discount to the last bit, or divergences that tie would no longer tie.
         column = torch.arange(mask.shape[-1], device=mask.device)
         added = added.gather(-1, torch.where(shortfall != 0, column, 0).cummax(-1).values)
-    doubt = torch.zeros_like(added)
-    doubt[:, 1:] = added[:, :-1]
-    return torch.where(mask, (-doubt).exp(), 0.0)
+    total = torch.zeros_like(added)
+    total[:, 1:] = added[:, :-1]
+    return torch.where(mask, (-total).exp(), 0.0)
