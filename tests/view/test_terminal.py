@@ -182,11 +182,6 @@ def test_the_panel_tells_what_the_rollout_was(record: Record):
     assert "x" * 400 not in out.replace("\n", "").replace("│", "").replace(" ", "")
 
 
-def test_lists_of_different_length_are_an_error(record: Record):
-    with pytest.raises(ValueError, match=r"step 3 has 7 tokens, but 6 entries in weight"):
-        credit_text(replace(record, weight=record.weight[:6]))
-
-
 def test_choose_takes_a_segment_before_a_spread_and_the_widest_of_these():
     flat = make(list("abc"), [1.0] * 3, [0, 0, 0])
     tokenwise = make(list("abc"), [0.1, 0.1, 2.8], [0, 1, 2])

@@ -1,6 +1,6 @@
 """One completion in the terminal: each token on the colour of its credit, segments between brackets.
 
-Also what the pictures share with it: the palette, how a token is shown, where segments lie. Knows no matplotlib.
+Also what picture and page share with it: the palette, how a token is shown, where segments lie.
 """
 
 import math
@@ -19,7 +19,7 @@ from gear_rl.records import Record
 from gear_rl.view.turns import by_turn, has_turns
 
 BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)
-"""Praise and blame: sky blue and orange of Okabe and Ito, equally light, so that black text reads on both."""
+"""Praise and blame: sky blue and orange of Okabe and Ito; black text reads on both."""
 
 FULL = 2.0
 """The least strength that gets the full colour; GRPO's own credit is then half of it."""
@@ -35,11 +35,7 @@ _BRACKET = Style(bold=True)
 
 
 class Run(NamedTuple):
-    """Tokens ``start`` to ``stop - 1``, neighbours of one segment, or a stretch of tool output.
-
-    >>> Run(3, 5, trained=True, onset=True).bracketed, Run(3, 5, trained=False, onset=False).bracketed
-    (True, False)
-    """
+    """Tokens ``start`` to ``stop - 1``, neighbours of one segment, or a stretch of tool output."""
 
     start: int
     stop: int
@@ -55,17 +51,13 @@ class Run(NamedTuple):
 def credit_text(record: Record, turns: bool = False) -> Text:
     """The completion with each token on the colour of its credit.
 
-    Blue is positive, orange negative. The depth of the colour is the size of the credit relative to the
-    completion's advantage: white at 0, half at weight 1 (GRPO), full at weight 2 or at the largest one beyond.
-    A token without credit has no background; tool output stands in grey between ``« »`` and never has one.
+    Blue is positive, orange negative; the depth is the credit relative to the completion's advantage: white at 0,
+    half at weight 1 (GRPO), full at weight 2 or at the largest one beyond. Tool output is grey between ``« »``.
 
     The same text says it without colours. A segment of two tokens or more stands in ``⟦ ⟧`` with its weight
-    behind it, its first token (the onset) bold and underlined. Any other token bears ``⟨weight⟩`` only where
-    that is ``CLEARLY`` off the completion's median weight. Where the advantage is 0 there is no weight, and
-    signed credit is written instead. Characters that could steer a terminal are made visible.
-
-    With ``turns`` what each turn of the model and each tool answer is stands before it; for a record that
-    ``by_turn`` laid out.
+    behind it, its first token (the onset) bold and underlined. Any other token bears ``⟨weight⟩`` where that is
+    ``CLEARLY`` off the median; signed credit where the advantage is 0. With ``turns`` each turn and answer is
+    named, for a record that ``by_turn`` laid out.
 
     >>> print(credit_text(Record(
     ...     step=1, group=0, method="gear", prompt="7-3-5", tokens=["7-3", "=", "3", "!"], ids=[1, 2, 3, 4],
@@ -111,8 +103,8 @@ def credit_text(record: Record, turns: bool = False) -> Text:
 def rollout_panel(record: Record, prompts: bool = False) -> Panel:
     """One rollout in a frame: prompt, coloured completion, legend, and what was made of its reward.
 
-    Long prompts lose their middle; turns and tool answers have lines of their own. With ``prompts`` what student
-    and teacher were shown stands there as it was, line by line. Nothing in the record is read as markup.
+    Long prompts lose their middle. With ``prompts`` all that student and teacher were shown stands there. Nothing
+    in the record is read as markup.
     """
     reward = "none" if record.reward is None else f"{record.reward:g}"
     facts = f"reward {reward} · advantage {number(record.advantage):+.3g}"
@@ -127,11 +119,8 @@ def rollout_panel(record: Record, prompts: bool = False) -> Panel:
     if record.truncated:
         facts += " · cut off"
     shown = by_turn(record)
-    ends = shown.prompt
-    if len(ends) > 2 * PROMPT_CHARACTERS:  # the middle is left out below; it need not be made visible first
-        ends = ends[:PROMPT_CHARACTERS] + ends[-PROMPT_CHARACTERS:]
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
-    asked = [Text(shortened(visible(ends), PROMPT_CHARACTERS), _QUIET, overflow="fold")]
+    asked = [Text(shortened(visible(shown.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold")]
     if prompts:
         asked = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
     body = Group(
@@ -154,11 +143,10 @@ def _whole(who: str, prompt: str | None) -> list[Text]:
 
 
 def choose(records: Iterable[Record]) -> Record:
-    """The record that teaches most about its method, for a screen that shows one.
+    """The most instructive record, for a screen that shows one; ``ValueError`` where there is none.
 
-    First those with an advantage, no fallback and a segment of two tokens or more between others; then those
-    with an advantage; among equals the widest spread of weights, and of equal spreads the first.
-    ``ValueError`` where there is no record.
+    First those with an advantage, no fallback and an onset; then those with an advantage; among equals the widest
+    spread of weights.
 
     >>> choose([])
     Traceback (most recent call last):
@@ -173,8 +161,7 @@ def choose(records: Iterable[Record]) -> Record:
 def visible(text: str) -> str:
     """``text`` with every character shown that a terminal would obey, or that would hide.
 
-    Newline becomes ⏎, tab ⇥, other control characters their Unicode picture, and what has none (C1 controls,
-    directional marks, line separators, lone surrogates) its escape. Joiners stay: scripts need them.
+    Newline becomes ⏎, tab ⇥, other control characters their Unicode picture or their escape. Joiners stay.
 
     >>> visible("a\\n\\x1b[31m")
     'a⏎␛[31m'
@@ -198,12 +185,11 @@ def shortened(text: str, characters: int) -> str:
 
 
 def runs(record: Record) -> list[Run]:
-    """The completion cut where segment or mask changes. ``ValueError`` where its lists differ in length.
+    """The completion cut where segment or mask changes.
 
     A segment that tool output interrupts gives several runs, the first of which holds the onset. Where all
-    trained tokens share one segment (GRPO, a fallback) nothing departed from anything: there is no onset.
+    trained tokens share one segment (GRPO, a fallback) there is no onset.
     """
-    _check(record)
     num_segments = len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained})
     pieces: list[Run] = []
     seen: set[int] = set()
@@ -217,20 +203,24 @@ def runs(record: Record) -> list[Run]:
     return pieces
 
 
-def strengths(record: Record) -> list[float]:
-    """The credit of each token in units of the completion's advantage, 0 on tool output.
+def credit_unit(record: Record) -> float:
+    """The credit that counts as 1: the advantage's size, or the largest credit where that is 0 or not finite."""
+    advantage = abs(number(record.advantage))
+    return advantage if 0 < advantage < math.inf else max(map(abs, _credits(record)), default=0.0)
 
-    The sign is the credit's: -2 is twice the blame that GRPO would give. Where the advantage is 0 the largest
-    credit is the unit. A credit that was not finite, null in the file, counts as 0.
-    ``ValueError`` as for ``runs``.
+
+def strengths(record: Record) -> list[float]:
+    """The credit of each token in ``credit_unit``; 0 on tool output and where the credit was not finite.
+
+    The sign is the credit's: -2 is twice the blame that GRPO would give.
     """
-    _check(record)
-    credit = [
-        value if trained and math.isfinite(value := number(c)) else 0.0
-        for c, trained in zip(record.credit, record.mask, strict=True)
-    ]
-    unit = abs(number(record.advantage)) or max(map(abs, credit), default=0.0)
-    return [c / unit for c in credit] if unit > 0 else [0.0 for _ in credit]
+    unit = credit_unit(record)
+    return [c / unit if unit > 0 else 0.0 for c in _credits(record)]
+
+
+def _credits(record: Record) -> list[float]:
+    values = zip(map(number, record.credit), record.mask, strict=True)
+    return [value if trained and math.isfinite(value) else 0.0 for value, trained in values]
 
 
 def full_strength(strength: Iterable[float]) -> float:
@@ -254,21 +244,8 @@ def shade(strength: float, full: float) -> str:
 
 
 def number(value: float | None) -> float:
-    """A number of a record file, where null stands for what was not finite.
-
-    >>> number(0.5), number(None)
-    (0.5, nan)
-    """
+    """A number of a record file, where null stands for what was not finite."""
     return math.nan if value is None else value
-
-
-def _check(record: Record) -> None:
-    for name in ("mask", "segment", "credit", "weight"):
-        if len(getattr(record, name)) != len(record.tokens):
-            raise ValueError(
-                f"the record of step {record.step} has {len(record.tokens)} tokens, but "
-                f"{len(getattr(record, name))} entries in {name}; write the file again"
-            )
 
 
 def _instructive(record: Record) -> tuple[bool, bool, float]:

@@ -9,7 +9,6 @@ from gear_rl.records import Record
 _MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
 """What Qwen and its kin put around a tool's answer."""
 _USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
-_BREAK = "\u23ce"
 
 
 def has_turns(record: Record) -> bool:
@@ -30,18 +29,8 @@ def last_user_text(prompt: str) -> str:
 def by_turn(record: Record) -> Record:
     """The same rollout with each tool answer as one token, without chat markup, and each turn on its own line.
 
-    A line break inside a tool call becomes ``⏎``, so that a call stays on one line; the prompt becomes what the
-    user said last, without tools and markup, where it is written in Qwen's chat format. The numbers of trained
+    A line break inside a tool call becomes ``⏎``; the prompt becomes ``last_user_text``. The numbers of trained
     tokens stay as they are. A record without turns is returned unchanged.
-
-    >>> record = Record(
-    ...     step=1, group=0, method="gear", prompt="<|im_start|>user\\nwho?<|im_end|>\\n", ids=[1, 2, 3, 4, 5],
-    ...     tokens=["look", "<|im_end|>", "<tool_response>", "ann", "done"], mask=[1, 1, 0, 0, 1],
-    ...     turn=[0, 0, -1, -1, 1], segment=[0, 1, -1, -1, 2], reward=1.0, advantage=1.0,
-    ...     credit=[1.0, 1.0, 0.0, 0.0, 1.0], weight=[1.0, 1.0, 0.0, 0.0, 1.0],
-    ... )
-    >>> by_turn(record).tokens, by_turn(record).prompt
-    (['look', '<|im_end|>\\n', 'ann\\n', 'done'], 'who?')
     """
     if not has_turns(record):
         return record
@@ -57,17 +46,13 @@ def by_turn(record: Record) -> Record:
             kept.append(run[0])
         if run[-1] + 1 < len(record.tokens):
             tokens[-1] = tokens[-1].removesuffix("\n") + "\n"
+    lists = {name: getattr(record, name) for name in ("ids", "mask", "turn", "segment", "credit", "weight")}
     return replace(
         record,
         prompt=last_user_text(record.prompt),
         tokens=tokens,
-        ids=[record.ids[t] for t in kept],
-        mask=[record.mask[t] for t in kept],
-        turn=[record.turn[t] for t in kept],
-        segment=[record.segment[t] for t in kept],
-        credit=[record.credit[t] for t in kept],
-        weight=[record.weight[t] for t in kept],
         signals={name: [values[t] for t in kept] for name, values in record.signals.items()},
+        **{name: [values[t] for t in kept] for name, values in lists.items()},
     )
 
 
@@ -75,4 +60,4 @@ def _in_line(tokens: list[str], t: int) -> str:
     """The token, with a line break that is only the frame of a tool call made visible instead of obeyed."""
     before, after = "".join(tokens[max(t - 1, 0) : t + 1]), "".join(tokens[t : t + 2])
     in_call = "<tool_call>" in before or "</tool_call>" in after
-    return tokens[t].replace("\n", _BREAK) if in_call else tokens[t]
+    return tokens[t].replace("\n", "⏎") if in_call else tokens[t]

@@ -1,6 +1,6 @@
 "use strict";
 // The data of the page: a light index that is there at once, and one packed block per record that is unpacked
-// when the record is shown. The other half of this file is packed.py.
+// when the record is shown. The other half of this file is html.py.
 
 const INDEX = JSON.parse(document.getElementById("index").textContent);
 const METHODS = INDEX.methods;
