@@ -192,7 +192,7 @@ def step(
     from benchmarks.tables import CELLS
     from gear_rl.runs.arena import known_task
     from gear_rl.runs.config import load_config
-    from gear_rl.runs.versions import machine
+    from gear_rl.runs.machine import machine
 
     show_log()
     result = bench_step(

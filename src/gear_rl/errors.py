@@ -32,13 +32,13 @@ def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """What an error of the user's own code says, and the deepest line of it, libraries aside.
+    """What an error of the user's own code says, and the deepest line of it that is in no library.
 
     >>> raised(ValueError("no answer\\nmore"))
     'ValueError: no answer'
     """
     words = type(error).__name__ + "".join(f": {line}" for line in str(error).splitlines()[:1])
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = (sys.prefix, sys.base_prefix, "<")
+    libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
     own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
     return f"{words} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else words

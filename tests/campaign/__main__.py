@@ -22,7 +22,7 @@ from campaign import corruption as damage
 from campaign import kills as killing
 from campaign.page import renewed
 from gear_rl.files import replace_file
-from gear_rl.runs.versions import machine
+from gear_rl.runs.machine import machine
 from gear_rl.versions import versions
 
 console = Console(stderr=True)

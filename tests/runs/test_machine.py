@@ -1,12 +1,13 @@
 """What a machine without an accelerator does with a pretrained model, and with the arena's."""
 
+import platform
+
 import pytest
 import torch
 
 from gear_rl.cli import doctor
-from gear_rl.runs import machine, versions
-from gear_rl.runs.machine import machine_defaults, use_few_threads
-from gear_rl.runs.versions import has_bfloat16
+from gear_rl.runs import machine
+from gear_rl.runs.machine import has_bfloat16, machine_defaults, use_few_threads
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from gear_rl.runs.versions import has_bfloat16
     ],
 )
 def test_the_processor_says_whether_it_has_bfloat16(monkeypatch, facts, has):
-    monkeypatch.setattr(versions, "processor", lambda: facts)
+    monkeypatch.setattr(machine, "processor", lambda: facts)
     assert has_bfloat16() == has
     assert doctor._bfloat16().state == ("ok" if has else "note")
 
@@ -49,3 +50,9 @@ def test_threads(monkeypatch):
         assert use_few_threads(pretrained=True) == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_machine_is_in_words_and_without_its_name():
+    words = machine.machine()
+    assert "cores" in words
+    assert not platform.node() or platform.node() not in words.split(", ")

@@ -11,9 +11,8 @@ from rich.table import Table
 
 from gear_rl.cli.console import out_console, user_errors
 from gear_rl.errors import InputError
-from gear_rl.runs.machine import FEW_CORES
+from gear_rl.runs.machine import FEW_CORES, has_bfloat16
 from gear_rl.runs.models import KNOWN, kept_folder
-from gear_rl.runs.versions import has_bfloat16
 from gear_rl.versions import PACKAGES, versions
 
 _REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")

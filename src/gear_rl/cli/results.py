@@ -58,7 +58,7 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: st
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
-    from gear_rl.runs.versions import machine
+    from gear_rl.runs.machine import machine
     from gear_rl.versions import versions
 
     before = torch.get_num_threads()

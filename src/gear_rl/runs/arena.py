@@ -4,8 +4,8 @@
 # pyright: reportMissingTypeStubs=false
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from gear_rl.arena.task import TASKS, Task, get_task
 from gear_rl.errors import InputError, did_you_mean
@@ -13,9 +13,7 @@ from gear_rl.runs.config import RunConfig
 
 
 def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
-    """The rewards of a run on that task: several for a method of the catalogue that compares rewards, else None.
-
-    None is the task's own reward.
+    """The rewards of a run on that task: several for a method that compares rewards, else None (the task's own).
 
     >>> rewards_for("gear", "chain"), rewards_for({"name": "crpo"}, "chain")
     (None, ['arena', 'gear_rl.arena.chain:steps_reward'])
@@ -49,9 +47,7 @@ def task_of(name: str, tier: str) -> Task:
 
 
 def sampling_seed(seed: int, number: int) -> int:
-    """The seed that sampling ``number`` of a run's evaluations is drawn with, from 0 to 2^31 - 1.
-
-    Another for every run and every number, and none that a run trains with: those are small numbers.
+    """The seed of sampling ``number`` of a run's evaluations, below 2^31 and none that a run trains with.
 
     >>> [sampling_seed(0, 0), sampling_seed(0, 1), sampling_seed(1, 0)]
     [1265397694, 888842379, 727488016]
@@ -60,18 +56,10 @@ def sampling_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-class Judge(Protocol):
-    """What can say how the rollouts of a trainer do: a task of the arena, or a run of the user's."""
-
-    def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> Sequence[float | None]:
-        """The reward of one rollout per row, sampled with ``seed``; None for one that was not judged."""
-        ...
-
-
 def accuracies(
-    task: Judge, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
+    task: Any, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
 ) -> list[float]:
-    """The share of the problems that are solved, in each of ``samples`` samplings of the run with that seed."""
+    """The share of the problems that ``task.solve`` solves, in each of ``samples`` samplings of that seed."""
     return [
         sum(reward or 0.0 for reward in task.solve(trainer, problems, seed=sampling_seed(seed, number)))
         / len(problems)

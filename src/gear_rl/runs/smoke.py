@@ -1,7 +1,6 @@
 """``gear train --smoke``: the recipe itself, with a tiny model and a few rows, in less than a minute on a CPU.
 
-What only costs money is swapped (model, data, sizes, GPU settings); what can be wrong is run: the configuration,
-the column mapping, the rewards, the environment and its tools, the teacher's prompt, the credit, the loss.
+Model, data, sizes and GPU settings are swapped; configuration, columns, rewards, tools, teacher and loss are run.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -9,17 +8,14 @@ the column mapping, the rewards, the environment and its tools, the teacher's pr
 
 import json
 import math
-import sys
-import sysconfig
 import tempfile
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gear_rl.data.objects import import_object
 from gear_rl.data.rows import load_rows
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, raised
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
@@ -46,53 +42,19 @@ SIZES: dict[str, Any] = {
     "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
 }
-_DROPPED = frozenset(
-    [
-        "generation_batch_size",
-        "steps_per_generation",
-        "num_generations_eval",
-        "model_init_kwargs",
-        "fsdp",
-        "fsdp_config",
-        "deepspeed",
-        "parallelism_config",
-        "accelerator_config",
-        "torch_compile",
-        "tf32",
-        "fp16",
-        "bf16_full_eval",
-        "fp16_full_eval",
-        "use_liger_kernel",
-        "cache_implementation",
-        "optim",
-        "optim_args",
-        "dataloader_num_workers",
-        "dataloader_prefetch_factor",
-        "dataloader_persistent_workers",
-        "use_transformers_continuous_batching",
-        "use_transformers_paged",
-        "push_to_hub",
-        "hub_model_id",
-        "log_completions",
-        "run_name",
-        "resume_from_checkpoint",
-        "load_best_model_at_end",
-        "eval_on_start",
-        "activation_checkpointing",
-        "full_determinism",
-        "ddp_backend",
-        "credit_batch_size",
-    ]
-)
+_MACHINE_KEYS = """
+    generation_batch_size steps_per_generation num_generations_eval credit_batch_size model_init_kwargs
+    fsdp fsdp_config deepspeed parallelism_config accelerator_config ddp_backend torch_compile tf32 fp16
+    bf16_full_eval fp16_full_eval full_determinism use_liger_kernel activation_checkpointing cache_implementation
+    optim optim_args dataloader_num_workers dataloader_prefetch_factor dataloader_persistent_workers
+    use_transformers_continuous_batching use_transformers_paged push_to_hub hub_model_id log_completions run_name
+    resume_from_checkpoint load_best_model_at_end eval_on_start
+"""
 """Settings of machines and sizes; the default of each works anywhere."""
 
 
 def alternating_reward(completions: Sequence[Any], **columns: Any) -> list[float]:
-    """0, 1, 0, 1, ...: every group has spread, so that a credit pass runs even where a model solves nothing.
-
-    >>> alternating_reward(["a", "b", "c"])
-    [0.0, 1.0, 0.0]
-    """
+    """0, 1, 0, 1, ...: every group has spread, so a credit pass runs even where a model solves nothing."""
     return [float(i % 2) for i in range(len(completions))]
 
 
@@ -101,8 +63,7 @@ def smoke(
 ) -> str:
     """Run a recipe for two steps with everything costly swapped; returns what the run did, in one line.
 
-    ``say`` gets each swapped key and what stands there now, before the run begins. Raises ``InputError`` for
-    whatever the recipe's author can correct: it names the key, or the line of the author's own code that failed.
+    ``say`` gets each swapped key. ``InputError`` names the key or the line of the author's code that failed.
     """
     from gear_rl.runs.trainer import train
 
@@ -117,7 +78,7 @@ def smoke(
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"smoke: {_where(error)}") from error
+            raise InputError(f"smoke: {raised(error)}") from error
         return _checked(trainer)
 
 
@@ -143,7 +104,9 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
     if config.lora is not None and "r" in config.lora:
         own["lora"] = config.lora | {"r": min(config.lora["r"], 4)}
         swaps["lora"] = f"r {own['lora']['r']}"
-    dropped = [key for key in config.trainer if key.startswith(("vllm_", "hub_")) or key in _DROPPED]
+    dropped = [
+        key for key in config.trainer if key.startswith(("vllm_", "hub_")) or key in _MACHINE_KEYS.split()
+    ]
     if dropped:
         swaps["left out"] = ", ".join(dropped)
     small = config.model_copy(update=own)
@@ -196,7 +159,7 @@ def _check_settings(config: RunConfig) -> None:
     from gear_rl.engines.trl.config import GEARConfig
 
     run_folder(config)
-    known = {key: value for key, value in config.trainer.items() if key not in _DROPPED}
+    known = {key: value for key, value in config.trainer.items() if key not in _MACHINE_KEYS.split()}
     try:
         everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}
         GEARConfig(**everything)
@@ -220,7 +183,7 @@ def _example_calls(config: RunConfig) -> list[str]:
         try:
             instance = factory()
         except Exception as error:
-            raise InputError(f"environment: {path}() failed: {_where(error)}") from error
+            raise InputError(f"environment: {path}() failed: {raised(error)}") from error
         tools += [getattr(instance, key) for key in tool_functions(type(instance))]
     calls: list[str] = []
     for tool in tools:
@@ -238,17 +201,8 @@ def _plainest(schema: Mapping[str, Any]) -> Any:
     if schema.get("enum"):
         return schema["enum"][0]
     kind: Any = schema.get("type")
-    if isinstance(kind, list):
-        kind = kind[0]
-    plain: dict[Any, Any] = {
-        "integer": 1,
-        "number": 1.5,
-        "boolean": True,
-        "array": [],
-        "object": {},
-        "null": None,
-    }
-    return plain.get(kind, "a")
+    plain = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+    return plain.get(kind[0] if isinstance(kind, list) else kind, "a")
 
 
 def _is_local(dataset: str) -> bool:
@@ -258,16 +212,6 @@ def _is_local(dataset: str) -> bool:
 
 def _checked(trainer: Any) -> str:
     """What the run did, in one line; ``InputError`` if a part of the recipe did nothing at all."""
-    _check_rewards(trainer)
-    parts = [f"{trainer.state.global_step} steps"]
-    if trainer.credit.needs:
-        parts += _credit_facts(trainer)
-    if trainer.tools:
-        parts += _tool_facts(trainer)
-    return ", ".join(parts)
-
-
-def _check_rewards(trainer: Any) -> None:
     for name, values in trainer._logs["rewards"].items():
         if all(value is None or math.isnan(value) for value in values):
             columns = ", ".join(trainer.train_dataset.column_names)
@@ -275,21 +219,21 @@ def _check_rewards(trainer: Any) -> None:
                 f"reward: {name} judged none of {len(values)} completions; does it find its column? The rows "
                 f"have {columns}"
             )
+    parts = [f"{trainer.state.global_step} steps"]
+    if trainer.credit.needs:
+        scored, without = _total(trainer, "gear/scored"), _total(trainer, "gear/fallback/no_context")
+        if without and not scored:
+            raise InputError(
+                f"credit: none of {without} completions had a privileged context, so {trainer.credit.name!r} did "
+                "nothing; check privileged_sources, the columns and the environment's privileged_context()"
+            )
+        parts.append(f"{scored} completions scored for {trainer.credit.name}")
+        parts += [f"{without} without a privileged context"] if without else []
+    return ", ".join([*parts, *(_tool_facts(trainer) if trainer.tools else [])])
 
 
 def _total(trainer: Any, key: str) -> int:
     return int(sum(entry.get(key, 0.0) for entry in trainer.state.log_history))
-
-
-def _credit_facts(trainer: Any) -> list[str]:
-    scored, without = _total(trainer, "gear/scored"), _total(trainer, "gear/fallback/no_context")
-    if without and not scored:
-        raise InputError(
-            f"credit: none of {without} completions had a privileged context, so {trainer.credit.name!r} did "
-            "nothing; check privileged_sources, the columns and the environment's privileged_context()"
-        )
-    facts = [f"{scored} completions scored for {trainer.credit.name}"]
-    return [*facts, f"{without} without a privileged context"] if without else facts
 
 
 def _tool_facts(trainer: Any) -> list[str]:
@@ -306,17 +250,3 @@ def _tool_facts(trainer: Any) -> list[str]:
         if message["role"] == "tool"
     ]
     return [*facts, f"a tool's answer: {answers[0][:100]}"] if answers else facts
-
-
-def _where(error: BaseException) -> str:
-    """The error, and the last line of code that is neither ours nor a library's: the author's, if any."""
-    libraries = (
-        sysconfig.get_paths()["purelib"],
-        sysconfig.get_paths()["stdlib"],
-        str(Path(__file__).parents[1]),
-    )
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((*libraries, "<", sys.prefix))]
-    place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
-    text = str(error).strip()
-    return f"{place}{type(error).__name__}{f': {text}' if text else ''}"

@@ -4,17 +4,17 @@
 # pyright: reportMissingTypeStubs=false
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
 from gear_rl.data.objects import context_fault, guarded, import_object, rollouts_fault
-from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.data.sources import is_generated
 from gear_rl.engines.checkpoints import checkpoints_in
-from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
@@ -22,23 +22,56 @@ from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
-from gear_rl.runs.trackers import check_trackers
+
+
+def train(
+    config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False, source: Path | None = None
+) -> Any:
+    """Run the training with further callbacks, save the model, and return the trainer.
+
+    ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
+    for a folder that another process writes; for a step that is not finite; and where the record file is one of
+    the data, or ``source``, the file of the configuration.
+    """
+    resume = _checkpoint(config)
+    if overwrite:
+        config.trainer["overwrite_output_dir"] = True
+    _check_folder(config, resume, source)
+    trainer = make_trainer(config)
+    from transformers.trainer_callback import TrainerCallback
+
+    from gear_rl.engines.trl.saving import writing
+
+    class WriteRun(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:  # not reached by a run that was refused
+                write_run(config, trainer)
+
+    for callback in (WriteRun(), *callbacks):
+        trainer.add_callback(callback)
+    try:
+        with writing(trainer):
+            trainer.train(resume_from_checkpoint=resume)
+            trainer.save_model()
+            trainer.save_state()
+            trainer.create_model_card(dataset_name=config.dataset)
+    except FloatingPointError as error:
+        raise InputError(str(error)) from None
+    except ValueError as error:
+        if not str(error).startswith(("resume_from_checkpoint", "output_dir", "record_file")):
+            raise
+        raise InputError(str(error)) from None
+    return trainer
 
 
 def make_trainer(config: RunConfig) -> Any:
-    """The trainer that a configuration describes, without callbacks that print.
-
-    Raises ``InputError`` for what the user can correct.
-    """
+    """The trainer that a configuration describes, without callbacks that print."""
     credit = build_method(config.credit)
     dataset, held_out = load_data(config)
-    names = [config.reward] if isinstance(config.reward, str) else config.reward or []
-    rewards = [load_reward(name, config.dataset) for name in names]
-    options = _options(config)
-    try:
+    rewards, options = _rewards(config), _options(config)
+    with _input_errors():
         model, processing, settings = _model(config)
         settings |= _settings(config)
-        check_trackers(settings["report_to"])
         if not isinstance(model, str):
             settings.pop("model_init_kwargs", None)  # it is loaded already
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -57,8 +90,6 @@ def make_trainer(config: RunConfig) -> Any:
             credit=credit,
             **options,
         )
-    except (ValueError, ImportError, OSError) as error:
-        raise InputError(str(error)) from None
     for printer in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printer)
     return trainer
@@ -69,16 +100,30 @@ def check_run(config: RunConfig, dataset: Any, where: str) -> None:
     from gear_rl.engines.trl.checks import checked_arguments
     from gear_rl.engines.trl.config import GEARConfig
 
-    try:
-        names = [config.reward] if isinstance(config.reward, str) else config.reward or []
-        for name in names:
-            load_reward(name, config.dataset)
+    with _input_errors(f"{where}: "):
+        _rewards(config)
         options = _options(config)
         privileged = options.pop("privileged", None)
         arguments = GEARConfig(**_settings(config))
         checked_arguments(arguments, build_method(config.credit), privileged, dataset, options)
+
+
+@contextmanager
+def _input_errors(where: str = "") -> Generator[None]:
+    """What TRL and transformers refuse, as ``InputError``."""
+    try:
+        yield
     except (ValueError, ImportError, OSError) as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{where}{error}") from None
+    except RuntimeError as error:
+        if "to be installed" not in str(error):  # transformers' words for a tracker
+            raise
+        raise InputError(f"{where}report_to: {error}") from None
+
+
+def _rewards(config: RunConfig) -> list[Reward]:
+    names = [config.reward] if isinstance(config.reward, str) else config.reward or []
+    return [load_reward(name, config.dataset) for name in names]
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
@@ -104,75 +149,19 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def train(
-    config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False, source: Path | None = None
-) -> Any:
-    """Run the training with further callbacks, save the model, and return the trainer.
-
-    ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
-    for a folder that another process writes; for a step that is not finite; and where a file to write is one of
-    the data, or ``source``, the file that the configuration was read from.
-    """
-    _check_outputs(config, source)
-    resume = _checkpoint(config)
+def _check_folder(config: RunConfig, resume: str | None, source: Path | None) -> None:
+    """Refuse to write records over what is read, and to mix a new run with one that is there."""
     folder = run_folder(config)
-    overwrite |= resume is None and bool(config.trainer.get("overwrite_output_dir"))
-    _check_folder(folder, resume, overwrite)
-    trainer = make_trainer(config)
-    from transformers.trainer_callback import TrainerCallback
-
-    from gear_rl.engines.trl.saving import on_main, writing
-
-    class WriteRun(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:  # a run that was refused never comes here
-                write_run(config, trainer)
-
-    for callback in (WriteRun(), *callbacks):
-        trainer.add_callback(callback)
-
-    def ready() -> None:
-        _check_folder(folder, resume, overwrite)  # another may have begun and ended meanwhile
-        if overwrite:
-            folder.clear()
-
-    try:
-        with writing(trainer):
-            on_main(trainer, ready)
-            trainer.train(resume_from_checkpoint=resume)
-            trainer.save_model()
-            trainer.save_state()
-            trainer.create_model_card(dataset_name=config.dataset)
-    except FloatingPointError as error:
-        raise InputError(str(error)) from None
-    except ValueError as error:
-        if not str(error).startswith(("resume_from_checkpoint", "output_dir")):
-            raise
-        raise InputError(str(error)) from None
-    return trainer
-
-
-def _check_outputs(config: RunConfig, source: Path | None) -> None:
-    """Before a leftover is looked for: what is refused here would count as one, and be deleted to begin anew."""
-    held_out = config.eval_dataset or {}
-    names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
-    inputs = [Path(name) for name in names if not is_generated(name)]
-    inputs += [] if source is None else [source]
-    records = run_folder(config).records
-    try:
-        check_output(Path(str(records)), [] if records is None else inputs, "record_file")
-    except ValueError as error:
-        raise InputError(str(error)) from None
-
-
-def _check_folder(folder: RunFolder, resume: str | None, overwrite: bool) -> None:
-    """Refuse to mix a new run with one that is there; ``InputError`` that names what to say."""
+    overwrite = bool(config.trainer.get("overwrite_output_dir"))
     if overwrite and resume is not None:
         raise InputError("--overwrite: it begins anew, resume_from_checkpoint goes on; leave one of them out")
-    try:
+    held_out = config.eval_dataset or {}
+    names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
+    inputs = [*(Path(name) for name in names if not is_generated(name)), *filter(None, [source])]
+    with _input_errors():
+        if folder.records is not None:
+            check_output(folder.records, inputs, "record_file")
         folder.check_records()
-    except ValueError as error:
-        raise InputError(str(error)) from None
     leftovers = folder.leftovers()
     if leftovers and resume is None and not overwrite:
         raise InputError(
@@ -197,34 +186,31 @@ def _checkpoint(config: RunConfig) -> str | None:
 
 def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
-    common: dict[str, Any] = {"columns": config.columns, "chat": config.chat}
-    if config.eval_dataset is None:
+
+    def rows(name: str, split: str, stream: bool = False) -> Any:
+        # A hub name alone means the same configuration; of a local file there is one split.
+        same = config.dataset_config if name == config.dataset else None
+        return load_rows(
+            name, split=split, config=same, columns=config.columns, chat=config.chat, stream=stream
+        )
+
+    held_out = config.eval_dataset
+    if held_out is None:
         return load_splits(
             config.dataset,
             split=config.dataset_split,
             config=config.dataset_config,
+            columns=config.columns,
+            chat=config.chat,
             stream=config.stream,
             held_out=config.held_out,
-            **common,
         )
     if config.held_out is not None:
         raise InputError("held_out: there is an eval_dataset already; leave one of them out")
-    dataset = load_rows(
-        config.dataset,
-        split=config.dataset_split,
-        config=config.dataset_config,
-        stream=config.stream,
-        **common,
-    )
-
-    def rows(name: str) -> Any:
-        # A hub name alone means the same configuration; of a local file there is one split.
-        same = config.dataset_config if name == config.dataset else None
-        return load_rows(name, split=config.eval_split, config=same, **common)
-
-    if isinstance(config.eval_dataset, str):
-        return dataset, rows(config.eval_dataset)
-    return dataset, {tier: rows(name) for tier, name in config.eval_dataset.items()}
+    dataset = rows(config.dataset, config.dataset_split, config.stream)
+    if isinstance(held_out, str):
+        return dataset, rows(held_out, config.eval_split)
+    return dataset, {tier: rows(name, config.eval_split) for tier, name in held_out.items()}
 
 
 def load_environment(config: RunConfig) -> Any:
@@ -252,11 +238,7 @@ def _environment(path: str, dataset: str) -> Any:
     return _function(path, "environment")
 
 
-def _function(path: str | None, where: str) -> Any:
-    if path is None:
-        return None
-    if ":" not in path:
-        raise InputError(f"{where}: {path!r} names no object; write package.module:object")
+def _function(path: str, where: str) -> Any:
     function = import_object(path, where)
     if not callable(function):
         raise InputError(f"{where}: {path} is {type(function).__name__}, which cannot be called")
