@@ -8,8 +8,7 @@ import torch
 
 from gear_rl.errors import InputError
 from gear_rl.lab.compare import compared
-from gear_rl.lab.own import OwnTask
-from gear_rl.lab.own_plan import plan_of_run
+from gear_rl.lab.own import OwnTask, plan_of_run
 from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.config import load_config
 from support.commands import gear, untouched
@@ -119,7 +118,7 @@ class Trainer:
 
 
 def test_right_is_what_has_the_reward_of_a_success():
-    task = OwnTask(Trainer(), {"right": 0.5})
+    task = OwnTask(Trainer(), 0.5)
     rows = task.rows("", num=3, first_seed=1)
     assert [row["prompt"] for row in rows] == [1, 2, 3]
     assert task.solve(Trainer(), task.rows("", num=4, first_seed=0), seed=0) == [1.0, 0.0, 0.0, 1.0]

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.arena import split
-from gear_rl.lab import compare, rates
-from gear_rl.lab.compare import Tuned, compared, plan_of, run_plan
-from gear_rl.lab.rates import MOST_STEPS, best, grid, next_rate
-from gear_rl.lab.spec import Spec, finished
-from gear_rl.lab.training import run_cell
+from gear_rl.lab import compare
+from gear_rl.lab.compare import MOST_STEPS, Tuned, best, compared, grid, next_rate, plan_of, run_plan
+from gear_rl.lab.training import Spec, finished, run_cell
 from support.commands import untouched
 
 SMALL = {"task": "codebook", "tier": "easy", "seeds": 1, "steps": 1, "n_eval": 4, "samples": 1}
@@ -72,13 +70,13 @@ def test_every_tier_that_chose_is_one() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One tuning seed, four problems and a rate more at most: the cells carry them to the workers."""
-    monkeypatch.setattr(rates, "MOST_STEPS", 1)
+    monkeypatch.setattr(compare, "MOST_STEPS", 1)
     monkeypatch.setattr(compare, "TUNING_SEEDS", (1000,))
     monkeypatch.setattr(compare, "tuning", lambda held_out: held_out[-4:])
 
 
-def in_this_process(workers: compare.Workers, specs: list[Spec], each: object) -> list[dict[str, Any]]:
-    return [finished(spec, workers.folder) or run_cell(spec, workers.folder) for spec in specs]
+def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[dict[str, Any]]:
+    return [finished(spec, folder) or run_cell(spec, folder) for spec in specs]
 
 
 @pytest.mark.usefixtures("few", "unchecked")
@@ -108,11 +106,10 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
     )
     assert expected[0][0] < expected[0][1], "what was finished is not run again"
     with monkeypatch.context() as here, untouched(None):
-        here.setattr(compare.Workers, "run", in_this_process)
+        here.setattr(compare, "run_cells", in_this_process)
         assert resumed == found(tmp_path / "b"), "one that was never interrupted"
     document = json.loads(resumed)
     assert document["comparisons"][0]["ceiling"] == "oracle" and document["settings"]["use"] == "choosing"
-    assert not [*(tmp_path / "a").glob(".worker-*")]
     tuned = document["settings"]["rates"]
     assert set(tuned) == {"uniform", "oracle"}
     for method, one in tuned.items():
@@ -125,12 +122,12 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
 def test_a_rate_whose_runs_fail_is_the_worst(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plan = replace(plan_of([], rates=3, **SMALL), ceiling=None)
 
-    def ran(self, specs, each):
+    def ran(specs, folder, **_):
         ends = {2e-4: 0.3, 4e-4: 0.5, 8e-4: None}
         return [
             {"method": s.name, "rate": s.rate, "accuracy_after": ends.get(s.rate, 0.1)} for s in specs
         ]  # fmt: skip
 
-    monkeypatch.setattr(compare.Workers, "run", ran)
+    monkeypatch.setattr(compare, "run_cells", ran)
     _, tuned = run_plan(plan, tmp_path, jobs=1)
     assert tuned["uniform"] == Tuned(rate=4e-4, at_edge=False, tried={2e-4: 0.3, 4e-4: 0.5, 8e-4: 0.0})

@@ -172,7 +172,7 @@ def _own_plan(
     context: typer.Context, config: Path | None, methods: list[str], options: dict[str, Any]
 ) -> Any:
     """The plan of a comparison on the user's own run."""
-    from gear_rl.lab.own_plan import plan_of_run
+    from gear_rl.lab.own import plan_of_run
     from gear_rl.runs.config import load_config
 
     for name in ("task", "tier", "rollouts"):

@@ -55,13 +55,13 @@ class Cell:
         needed = ("task", "tier", "method", "seed", "steps")
         if missing := [name for name in needed if name not in row]:
             raise ValueError(f"cell lacks {', '.join(missing)}; run it again")
-        known = {field.name: row[field.name] for field in fields(cls) if row.get(field.name) is not None}
+        known: dict[str, Any] = {"error": None, "curves": {}}
+        known |= {field.name: row[field.name] for field in fields(cls) if row.get(field.name) is not None}
         points = [(point["step"], point["accuracy"]) for point in known.get("held_out", ())]
-        return cls(**{"error": None, "curves": {}} | known | {
-            "held_out": tuple(sorted(points)),
-            "accuracies_before": tuple(known.get("accuracies_before", ())),
-            "accuracies_after": tuple(known.get("accuracies_after", ())),
-        })  # fmt: skip
+        known["held_out"] = tuple(sorted(points))
+        for name in ("accuracies_before", "accuracies_after"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
 
     @property
     def failure(self) -> str | None:

@@ -15,9 +15,7 @@ from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import ORACLE
-from gear_rl.lab.rates import best, grid, next_rate
-from gear_rl.lab.spec import Spec, finished
-from gear_rl.lab.workers import Workers
+from gear_rl.lab.training import Spec, finished, run_cells
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method, put
 from gear_rl.traits import engine_settings_of
@@ -28,8 +26,10 @@ CEILING = "oracle"
 """The name under which the control that is told the true advantages is compared."""
 RATES = 4
 """Learning rates of the first grid where the user does not say."""
-_SAMPLES = 4
-"""Answers to every held-out problem where the user does not say."""
+FACTOR = 2.0
+"""Between neighbours of the grid."""
+MOST_STEPS = 3
+"""How far the grid is widened on either side before the best is left at its edge."""
 _COMMA = re.compile(r",(?![^\[]*\])")
 """Between two methods or settings; one in the brackets of a list, as in ``clip=[0.5,2]``, is a part of it."""
 
@@ -54,12 +54,8 @@ def split_methods(text: str) -> list[str]:
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """``gear`` or ``gear:sign_mode=aware,alpha=0.5``: the name it is compared under, and its settings.
 
-    >>> parse_method("gear:sign_mode=aware")
-    ('gear:sign_mode=aware', {'name': 'gear', 'sign_mode': 'aware'})
     >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
     ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
-    >>> parse_method("oracle:branches=16")[1]["branches"]
-    16
     >>> parse_method("random_onsets:of.alpha=1")  # a setting of the method that a placebo is made of
     ('random_onsets:of.alpha=1', {'name': 'random_onsets', 'of': {'alpha': 1}})
     """
@@ -81,7 +77,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The same of each of them; ``InputError`` where two that differ would be compared under one name.
+    """The same of each; ``InputError`` where two that differ would be compared under one name.
 
     >>> parse_methods(["uniform", "gear:alpha=0.5"])
     {'uniform': {'name': 'uniform'}, 'gear:alpha=0.5': {'name': 'gear', 'alpha': 0.5}}
@@ -104,7 +100,7 @@ def ceiling_of(methods: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a comparison is: every method at its own best rate, then over the seeds."""
+    """What a comparison runs."""
 
     methods: dict[str, dict[str, Any]]
     """The names they are compared under, and their settings; the baseline first, then the ceiling if any."""
@@ -155,10 +151,10 @@ class Plan:
         ]
 
     def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, int]) -> Spec:
-        credit = self.methods[method]
+        built = build_method(self.methods[method])
         return Spec(
             name=method,
-            credit=credit,
+            credit=self.methods[method],
             task=self.task,
             tier=self.tier,
             seed=seed,
@@ -167,14 +163,10 @@ class Plan:
             rate=rate,
             engine=self.engine[method],
             run=self.run,
-            resolved=_as_text(build_method(credit)),
+            # The repr of another object may hold its address, which no two processes share.
+            resolved=repr(built) if is_dataclass(built) else "",
             **evaluation,
         )
-
-
-def _as_text(method: Any) -> str:
-    """A method with all its settings; nothing for one whose text would be another in each process."""
-    return repr(method) if is_dataclass(method) else ""
 
 
 def plan_of(
@@ -187,9 +179,9 @@ def plan_of(
     rollouts: int | None = None,
     rates: int = RATES,
     n_eval: int = 256,
-    samples: int = _SAMPLES,
+    samples: int = 4,
 ) -> Plan:
-    """The plan of a comparison, checked; the baseline and the ceiling are in it.
+    """The plan of a comparison on a task of the arena, checked; the baseline and the ceiling are in it.
 
     >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
     >>> list(plan.methods), plan.ceiling
@@ -199,8 +191,7 @@ def plan_of(
     """
     chosen = task_of(task, tier)
     budget = chosen.budgets[tier]
-    check_counts(seeds=seeds, rates=rates, steps=steps, samples=samples)
-    check_n_eval(n_eval, chosen.held_out)
+    check_counts(chosen.held_out, n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
     if rollouts is not None and (rollouts < 1 or rollouts % budget.num_generations):
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
@@ -226,15 +217,11 @@ def plan_of(
     )
 
 
-def check_counts(**counts: int | None) -> None:
-    """``InputError`` for an option below 1; None is one that was not given."""
+def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
+    """``InputError`` for an option below 1, and for more held-out problems than can be reported on."""
     for name, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"--{name}: {value}; give 1 or more")
-
-
-def check_n_eval(n_eval: int, held_out: range) -> None:
-    """``InputError`` where there are not so many problems to report on."""
     most = len(reported(held_out))
     if not 1 <= n_eval <= most:
         raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
@@ -248,11 +235,46 @@ def take_engine(credit: dict[str, Any], usual: Mapping[str, Any] | None = None) 
     >>> credit = {"name": "gear", "alpha": 2.0, "teacher_model_kind": "live"}
     >>> take_engine(credit), credit
     ({'teacher_model_kind': 'live'}, {'name': 'gear', 'alpha': 2.0})
-    >>> take_engine({"name": "gear"}, usual={"teacher_model_kind": "ema"})
-    {'teacher_model_kind': 'ema'}
     """
     given = {name: credit.pop(name) for name in METHOD_SETTINGS if name in credit}
     return engine_settings_of(build_method(credit)) | dict(usual or {}) | given
+
+
+def grid(rate: float, count: int) -> list[float]:
+    """So many rates around a task's own, which is the second of four; one is the task's own.
+
+    >>> grid(4e-4, 4), grid(4e-4, 1)
+    ([0.0002, 0.0004, 0.0008, 0.0016], [0.0004])
+    """
+    return [_rounded(rate * FACTOR ** (n - (count - 1) // 2)) for n in range(count)]
+
+
+def best(accuracy: Mapping[float, float]) -> float:
+    """The rate with the highest accuracy; of equal ones the smallest.
+
+    >>> best({0.1: 0.5, 0.2: 0.75, 0.4: 0.75})
+    0.2
+    """
+    return min(accuracy, key=lambda rate: (-accuracy[rate], rate))
+
+
+def next_rate(accuracy: Mapping[float, float], first: list[float]) -> float | None:
+    """The rate to try next: beyond the edge that the best one lies at; None if it lies inside or too far out.
+
+    >>> next_rate({0.1: 0.5, 0.2: 0.75}, [0.1, 0.2]), next_rate({0.1: 0.5, 0.2: 0.75, 0.4: 0.5}, [0.1, 0.2])
+    (0.4, None)
+    """
+    chosen, low, high = best(accuracy), min(accuracy), max(accuracy)
+    if len(first) < 2 or low < chosen < high:
+        return None
+    beyond = _rounded(chosen * FACTOR if chosen == high else chosen / FACTOR)
+    limit = FACTOR**MOST_STEPS * 1.01
+    return beyond if min(first) / limit <= beyond <= max(first) * limit else None
+
+
+def _rounded(rate: float) -> float:
+    """Two ways to the same rate must meet in the same number: it names a file."""
+    return float(f"{rate:.4g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,24 +301,14 @@ def run_plan(
     ``each`` gets every cell that was run, as it ends; ``expect`` how many are still to run now, and of how many:
     a best rate at the edge of a grid adds some. A tuning run that failed counts as an accuracy of 0.
     """
-    with Workers(folder, jobs) as workers:
-        return _run_plan(plan, workers, each, expect)
-
-
-def _run_plan(
-    plan: Plan,
-    workers: Workers,
-    each: Callable[[dict[str, Any]], None],
-    expect: Callable[[int, int], None],
-) -> tuple[list[dict[str, Any]], dict[str, Tuned]]:
     first = grid(plan.rate, plan.rates)
     rates = {method: list(first) for method in plan.methods}
     tuned: dict[str, Tuned] = {}
 
     def run(specs: list[Spec], later: int) -> list[dict[str, Any]]:
-        todo = sum(finished(spec, workers.folder) is None for spec in specs)
+        todo = sum(finished(spec, folder) is None for spec in specs)
         expect(todo + later, len(specs) + later)
-        return workers.run(specs, each)
+        return run_cells(specs, folder, jobs=jobs, each=each)
 
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
@@ -349,7 +361,7 @@ def compared(
     }
     settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
     return findings(
-        title=f"Does it help? {plan.place}, for {settings['use']}",
+        title=f"Does it help? {plan.place}, for {use}",
         command=command,
         comparisons=[(compare(cells, BASELINE, ceiling=plan.ceiling), cells)],
         settings=settings,

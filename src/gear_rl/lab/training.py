@@ -1,36 +1,164 @@
-"""One cell of a comparison: a whole training run, written to one file.
-
-As a program it is a worker: it reads specs, a line of JSON each, and says "done" after each.
-"""
+"""The runs of a comparison: what one is, the file of its numbers, and processes that run a few at a time."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-import _thread
 import gc
 import json
-import logging
 import math
+import multiprocessing
 import os
-import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import fmean
-from typing import Any, TextIO
+from typing import Any
 
 from gear_rl.files import replace_file
-from gear_rl.lab.spec import Spec, digest, failed, sealed, unsealed
 
 _CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
 """What of the trainer's log a cell keeps of each step, and its key there."""
 _POINTS = 6
 """At most so many evaluations, the one after the last step among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a run is: two of the same spec have the same numbers on the same machine and versions.
+
+    >>> numbers = {"seed": 1, "steps": 9, "rollouts": 128, "n_eval": 64, "first": 0, "samples": 1}
+    >>> numbers["n_between"] = 16
+    >>> more = {"task": "chain", "tier": "hard", "rate": 3e-5, "engine": {}, "resolved": ""}
+    >>> Spec(name="gear:alpha=1", credit={"name": "gear"}, **numbers, **more).file
+    'gear_alpha_1-3e-05-1-d443aecc.json'
+    """
+
+    name: str
+    """The name it is compared under."""
+    credit: dict[str, Any]
+    task: str
+    tier: str
+    seed: int
+    steps: int
+    rollouts: int
+    """Per step."""
+    rate: float
+    """Learning rate."""
+    n_eval: int
+    first: int
+    """Seed of the first of its held-out problems."""
+    samples: int
+    """Answers to every held-out problem, before and after."""
+    n_between: int
+    """Held-out problems of the evaluations on the way."""
+    engine: dict[str, Any]
+    """Settings of the engine beside the tier's own, or the run's."""
+    resolved: str
+    """The method with all its settings, defaults included: with another default it is another run."""
+    run: dict[str, Any] | None = None
+    """The user's own run in place of a task and tier of the arena, which are then its dataset and model."""
+
+    @property
+    def file(self) -> str:
+        """Its file's name: what a reader looks for, and a digest of all that it is."""
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:60]
+        return f"{plain}-{self.rate:g}-{self.seed}-{digest(asdict(self))[:8]}.json"
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """The sha256 of what JSON makes of it.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1})
+    True
+    """
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
+    """The run's numbers, if they are in the folder; None also for a run that failed, which is run again."""
+    try:
+        row = json.loads((folder / spec.file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return row if row.get("error") is None and row["spec"] == json.loads(json.dumps(asdict(spec))) else None
+
+
+def failed(spec: Spec, error: str) -> dict[str, Any]:
+    """A run without numbers."""
+    names = ("task", "tier", "seed", "steps", "rate", "n_eval", "samples")
+    return {
+        "method": spec.name,
+        **{name: getattr(spec, name) for name in names},
+        "credit": "",
+        "error": error,
+        "spec": asdict(spec),
+    }
+
+
+def run_cells(
+    specs: Sequence[Spec],
+    folder: Path,
+    *,
+    jobs: int,
+    each: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """The numbers of every run, in the order of the specs; what is finished in the folder is not run again.
+
+    ``jobs`` processes run them; ``each`` gets every run as it ends. A process that dies takes its own run along
+    and is replaced. When this is interrupted, or killed, the runs under way end too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes: more threads only wait for each other
+    rows = [finished(spec, folder) for spec in specs]
+    context = multiprocessing.get_context("spawn")
+    # Its other end is here alone: closed, by us or by our death, it ends every process.
+    alive, ours = context.Pipe(duplex=False)
+    idle: SimpleQueue[ProcessPoolExecutor | None] = SimpleQueue()
+    for _ in range(jobs):
+        idle.put(None)
+
+    def one(spec: Spec) -> dict[str, Any]:
+        pool = idle.get() or ProcessPoolExecutor(1, context, _begin, (alive,))
+        try:
+            row = pool.submit(run_cell, spec, folder).result()
+        except BrokenProcessPool as error:
+            idle.put(None)
+            return failed(spec, f"its process died: {error}")
+        idle.put(pool)
+        return row
+
+    with ThreadPoolExecutor(jobs) as threads:
+        try:
+            futures = {threads.submit(one, specs[i]): i for i, row in enumerate(rows) if row is None}
+            for future in as_completed(futures):
+                rows[futures[future]] = future.result()
+                each(future.result())
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            ours.close()
+    return [row for row in rows if row is not None]
+
+
+def _begin(alive: Any) -> None:
+    """What a process does first: be silent, and end with the one that started it."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silent, stream)
+
+    def watch() -> None:
+        try:
+            alive.recv()
+        except EOFError:
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
@@ -44,33 +172,20 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"
     row |= {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
-    replace_file(folder / spec.file, sealed(row))
+    replace_file(folder / spec.file, (json.dumps(row, indent=1) + "\n").encode())
+    gc.collect()  # trainer and callbacks hold each other
     return row
 
 
-def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
-    """The numbers in the file; measured and written if there are none.
-
-    Runs of one seed begin with the same weights and draw the same answers before the first step. Two that measure
-    at once write the same.
-    """
-    known = unsealed(file)
-    if known is not None and all(math.isfinite(share) for share in known["accuracies"]):
-        return known["accuracies"]
-    shares = measure()
-    replace_file(file, sealed({"accuracies": shares}))
-    return shares
-
-
 def cell_trainer(spec: Spec, scratch: str) -> Any:
-    """The trainer of a cell, with the engine's settings that the spec has recorded."""
+    """The trainer of a run, with the engine's settings that the spec has recorded."""
     from gear_rl.lab.oracle import told
     from gear_rl.lab.own import own_trainer
     from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
 
     if spec.run is not None:
-        return own_trainer(spec.run, spec, scratch)
+        return own_trainer(spec, scratch)
     trainer = make_trainer(
         arena_config(
             spec.task,
@@ -91,7 +206,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
 
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The numbers of a cell: accuracies before, on the way and after, and curves of the training."""
+    """Accuracies before, on the way and after, and curves of the training."""
     from gear_rl.lab.own import OwnTask
     from gear_rl.runs.arena import accuracies, task_of
     from gear_rl.runs.config import build_method
@@ -102,7 +217,9 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         use_few_threads()
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
-        task: Any = task_of(spec.task, spec.tier) if spec.run is None else OwnTask(trainer, spec.run)
+        task: Any = (
+            task_of(spec.task, spec.tier) if spec.run is None else OwnTask(trainer, float(spec.run["right"]))
+        )
         problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
 
         def measured(count: int | None = None, samples: int = 1) -> list[float]:
@@ -126,9 +243,27 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         "accuracies_after": after,
         "held_out": between.points,
         "held_out_sha256": held_out,
-        "curves": {name: [entry.get(key) for entry in steps] for name, key in _CURVES.items()},
+        "curves": {name: [_finite(entry.get(key)) for entry in steps] for name, key in _CURVES.items()},
         "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
     }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
+    """The accuracies in the file; measured and written if there are none.
+
+    Runs of one seed begin with the same weights and draw the same answers before the first step. Two that measure
+    at once write the same.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["accuracies"]
+    except FileNotFoundError:
+        shares = measure()
+    replace_file(file, (json.dumps({"accuracies": shares}) + "\n").encode())
+    return shares
 
 
 def _between(spec: Spec, measured: Callable[[int], list[float]]) -> Any:
@@ -147,36 +282,3 @@ def _between(spec: Spec, measured: Callable[[int], list[float]]) -> Any:
                 self.points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
 
     return Between()
-
-
-def serve(folder: Path, answers: TextIO) -> None:
-    """Run the specs that come in, one after the other, each as if it were alone.
-
-    What a run leaves behind in a process (random states, caches) no other one reads: a trainer begins with its
-    own seed. Many share the seconds that torch and its like take to load. Where the one who asks is gone, the
-    run that is under way ends too.
-    """
-    # Whatever a shell made of it: in the background of a script SIGINT is ignored, and so would be ours.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    asked: SimpleQueue[str | None] = SimpleQueue()
-    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
-    try:
-        while (line := asked.get()) is not None:
-            run_cell(Spec(**json.loads(line)), folder)
-            gc.collect()  # trainer and callbacks hold each other
-            print("done", file=answers, flush=True)
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(1)  # what torch and its like would say while Python shuts down helps nobody
-
-
-def _listen(asked: SimpleQueue[str | None]) -> None:
-    for line in sys.stdin:
-        asked.put(line)
-    asked.put(None)
-    _thread.interrupt_main()  # into a run: its scratch folder goes with it
-
-
-if __name__ == "__main__":
-    logging.getLogger("gear_rl").addHandler(logging.NullHandler())  # a cell says nothing but why it failed
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print as well
-    serve(Path(sys.argv[1]), answers)
