@@ -141,7 +141,7 @@ def test_a_completion_that_verl_rejects_is_not_scored_and_has_no_credit(name):
     ("bypass", "meaning"), [(False, "one of them is wrong"), (True, "rollouts and training")]
 )
 def test_a_gap_beyond_rounding_is_said_once_and_what_it_means(caplog, bypass, meaning):
-    verl_batch._warn_of_gap.cache_clear()
+    verl_batch._warn_once.cache_clear()
     ours = torch.zeros(1, 2)
 
     def gap_of(theirs):

@@ -243,7 +243,7 @@ def test_what_cannot_be_exported_is_one_error_and_writes_nothing(message, tmp_pa
 
 
 def test_a_reward_beside_an_environment_that_judges_is_refused(tmp_path):
-    with pytest.raises(InputError, match="reward: verl does not ask for one"):
+    with pytest.raises(InputError, match="reward: verl takes none"):
         exported(tmp_path / "out", *ERRANDS, "--reward", "judges:long", *BATCH)
 
 

@@ -17,7 +17,7 @@ from gear_rl.arena.model import load
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.passes import ModelPasses
-from gear_rl.engines.verl.engine import VerlEngine
+from gear_rl.engines.verl.passes import VerlEngine
 from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import Completions, left_padded
 from gear_rl.signals.teacher import LiveTeacher

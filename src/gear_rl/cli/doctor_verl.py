@@ -8,7 +8,8 @@ from importlib.metadata import entry_points
 
 from gear_rl.cli.doctor import Finding, device
 from gear_rl.engines.verl.batch import AGENT_NAME
-from gear_rl.engines.verl.checks import TESTED, TRAINERS, environment_problem, installed, version_note
+from gear_rl.engines.verl.checks import TESTED, TRAINERS, check_environment, installed, version_note
+from gear_rl.errors import InputError
 
 _OWN = "make an environment of its own: pip install 'gear-rl[verl]'"
 _REQUIRED = ("torch", "verl", "vllm", "ray", "transferqueue", "transformers", "datasets", "hydra-core")
@@ -32,11 +33,12 @@ def _package(name: str) -> Finding:
 
 
 def _trl() -> Finding:
-    problem = environment_problem()
-    if problem is None:
-        return Finding("ok", "trl", "not in this environment, as it must be")
-    fact, _, fix = problem.partition("; ")
-    return Finding("broken", "trl", fact, fix)
+    try:
+        check_environment()
+    except InputError as error:
+        fact, _, fix = str(error).partition("; ")
+        return Finding("broken", "trl", fact, fix)
+    return Finding("ok", "trl", "not in this environment, as it must be")
 
 
 def _registration() -> Finding:

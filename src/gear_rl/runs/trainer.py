@@ -255,8 +255,11 @@ def is_arena(model: str) -> bool:
 
 
 def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    if not is_arena(config.model):
-        return _pretrained(config)
+    return arena_model(config) if is_arena(config.model) else _pretrained(config)
+
+
+def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
+    """The arena's model, its tokenizer, and the settings that a run of it has beside the file."""
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 
     use_few_threads()

@@ -92,7 +92,9 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
             # A tool that waits holds up no other rollout; one that never returns is left behind in its thread.
             return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), self.time_limit))
         except TimeoutError:
-            raise self.guard._late() from None  # pyright: ignore[reportPrivateUsage]
+            text = f"the tool took more than {self.time_limit:g} seconds"
+            self.guard.answers[str({"error": text})] = "timeout"
+            raise RuntimeError(text) from None
 
     def _seen(
         self, prompt: list[dict[str, Any]], environment: Any, output: AgentLoopOutput

@@ -179,24 +179,17 @@ def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor, bypass: boo
     theirs = padded([cast(Tensor, row).float() for row in columns["old_log_probs"]], logprob.shape[1])
     gap = max(float_list((theirs - logprob).abs()[counted]))
     if gap > LARGEST_GAP:
-        _warn_of_gap(bypass)
+        _warn_once(
+            "In bypass mode verl's are the rollout engine's own: rollouts and training differ (precision, "
+            "kernels, older weights); algorithm.rollout_correction.bypass_mode=False has verl compute its own"
+            if bypass
+            else "Both are of the same weights, so one of them is wrong; where it is ours, so is the credit. Try "
+            "actor_rollout_ref.model.use_remove_padding=False and "
+            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+        )
     return gap
 
 
 @lru_cache(maxsize=1)
-def _warn_of_gap(bypass: bool) -> None:
-    """Once in a run: the metric says the rest."""
-    meaning = (
-        "In bypass mode verl's are the rollout engine's own, so rollouts and training differ (precision, "
-        "kernels, older weights); algorithm.rollout_correction.bypass_mode=False has verl compute its own"
-        if bypass
-        else "Both are of the same weights, so one of them is wrong; where it is ours, so is the credit. Try "
-        "actor_rollout_ref.model.use_remove_padding=False and "
-        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-    )
-    logger.warning(
-        "gear/engine/log_prob_gap is above %g: verl's log-prob of a sampled token and ours differ by more than "
-        "rounding. %s",
-        LARGEST_GAP,
-        meaning,
-    )
+def _warn_once(meaning: str) -> None:
+    logger.warning("gear/engine/log_prob_gap: verl's log-prob of a token and ours differ. %s", meaning)

@@ -84,14 +84,13 @@ def select(config: Any, path: str) -> Any:
     return config
 
 
-def environment_problem() -> str | None:
-    """Why every worker of verl would die in this environment; None if nothing does that."""
-    if installed("trl") is None:
-        return None
-    return (
-        "trl is installed in this environment, and verl 0.9.1 imports a class that TRL 1.16 no longer has, so "
-        "its workers die; make an environment of its own: pip install 'gear-rl[verl]'"
-    )
+def check_environment() -> None:
+    """Raise ``InputError`` where every worker of verl would die in this environment."""
+    if installed("trl") is not None:
+        raise InputError(
+            "trl is installed in this environment, and verl 0.9.1 imports a class that TRL 1.16 no longer has, "
+            "so its workers die; make an environment of its own: pip install 'gear-rl[verl]'"
+        )
 
 
 def version_note() -> str | None:
@@ -118,6 +117,8 @@ def _problems(config: Any, settings: VerlSettings) -> Iterator[str]:
             f"trainer.v1.trainer_mode: {mode!r} does not assign token credit, though there is a section gear; "
             f"set it to {' or '.join(TRAINERS)}"
         )
+    if needs_passes(method):
+        yield from _problems_of_passes(config, settings)
     estimator = str(select(config, "algorithm.adv_estimator"))
     if estimator in TOKEN_ESTIMATORS:
         yield (
@@ -135,8 +136,11 @@ def _problems(config: Any, settings: VerlSettings) -> Iterator[str]:
             f"{distilled}: False leaves the advantages out of the loss, and the credit with them; set it to "
             "True, or distillation.enabled to False"
         )
-    if not needs_passes(method):
-        return
+
+
+def _problems_of_passes(config: Any, settings: VerlSettings) -> Iterator[str]:
+    """What the passes in verl's workers were never run with, or cannot be."""
+    method, actor = settings.method, "actor_rollout_ref.actor"
     strategy = select(config, f"{actor}.strategy")
     if strategy not in ("fsdp", "fsdp2"):
         yield (

@@ -10,14 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gear_rl.arena.task import TEMPLATE, dataset_task, get_task
+import datasets
+
+from gear_rl.arena.task import dataset_task
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.trainer import is_arena, load_data, load_environment
+from gear_rl.runs.trainer import arena_model, is_arena, load_data, load_environment
 from gear_rl.runs.verl.launch import DEFAULTS, Overrides, notes_on, overrides_of, script
 
 GOLD_COLUMNS = ("ground_truth", "answer", "solution")
@@ -50,9 +52,8 @@ def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfi
         return load_config(path, overrides)
     hints = typing.get_type_hints(CreditConfig)
     known: dict[str, Any] = {k: type(v) for k, v in DEFAULTS.items() if v is not None and k != "report_to"}
-    return load_config(
-        path, overrides, types=known | {f.name: hints[f.name] for f in dataclasses.fields(CreditConfig)}
-    )
+    known |= {field.name: hints[field.name] for field in dataclasses.fields(CreditConfig)}
+    return load_config(path, overrides, types=known)
 
 
 def export(
@@ -69,10 +70,14 @@ def export(
     """
     out = out.resolve()
     environment = _environment(config)
-    _check(config, environment)
     files = {name: str(out / f"{name}.parquet") for name in ("train", "test")}
-    files |= {"reward": str(out / "reward.py"), "model": _model(config, out)}
-    given = _arena_settings(config) | config.trainer
+    files |= {"reward": str(out / "reward.py"), "model": str(out / "model")}
+    given, arena = config.trainer, arena_model(config) if is_arena(config.model) else None
+    if arena is not None:
+        given = arena[2] | given
+    else:
+        name = resolve_model(config.model)
+        files["model"] = str(Path(name).resolve()) if Path(name).is_dir() else name
 
     def overrides(rows: int) -> Overrides:
         return overrides_of(
@@ -81,17 +86,15 @@ def export(
 
     overrides(rows=1)  # for what it refuses
     say(f"reading {config.dataset}")
-    parts = _parts(config, out, environment is not None)
+    parts = _parts(config, environment is not None)
     if "test" not in parts:
         del files["test"]
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in parts.items():
         say(f"writing {len(rows)} rows to {name}.parquet")
         rows.to_parquet(files[name])
-    if is_arena(config.model):
-        from gear_rl.arena.model import load
-
-        for part in load(task=_arena_task(config).name):
+    if arena is not None:
+        for part in arena[:2]:
             part.save_pretrained(files["model"])
     if environment is None:
         Path(files["reward"]).write_text(_reward_file(config), encoding="utf-8")
@@ -101,12 +104,15 @@ def export(
     return Exported({name: len(rows) for name, rows in parts.items()}, notes)
 
 
-def _check(config: RunConfig, environment: str | None) -> None:
-    """Refuse what has no counterpart in verl, or would mean something else there."""
+def _environment(config: RunConfig) -> str | None:
+    """How the section ``gear`` names the environment; None where there is none.
+
+    Raises ``InputError`` for what has no counterpart in verl, or would mean something else there.
+    """
     for name, advice in _NOT_EXPORTED.items():
         if getattr(config, name):
             raise InputError(f"{name}: cannot be exported; {advice}")
-    if environment is None:
+    if config.environment is None:
         for name in _rewards(config):
             if name not in OUR_REWARDS and ":" not in name and not name.startswith("verifiers/"):
                 raise InputError(
@@ -114,92 +120,48 @@ def _check(config: RunConfig, environment: str | None) -> None:
                     "had in verl's environment; copy it into a module of yours and write package.module:function"
                 )
             load_reward(name, config.dataset)
-        return
+        return None
+    if isinstance(config.environment, dict):
+        raise InputError(
+            f"environment: several ({', '.join(config.environment)}) cannot be exported; write one class that "
+            "looks at the row"
+        )
     factory = load_environment(config)
     if not hasattr(factory if isinstance(factory, type) else factory(), "get_reward"):
         raise InputError(
-            f"environment: {environment} has no get_reward(); a reward function of verl sees all turns as one "
-            "text, so let the environment judge its rollout"
+            f"environment: {config.environment} has no get_reward(); a reward function of verl sees all turns as "
+            "one text, so let the environment judge its rollout"
         )
     if config.reward is not None:
-        raise InputError(
-            "reward: verl does not ask for one where an environment has get_reward(); leave it out, or add it "
-            "to what the environment returns"
-        )
+        raise InputError("reward: verl takes none where an environment has get_reward(); leave it out")
+    is_own = config.environment != "arena"
+    return config.environment if is_own else "/".join(("arena", *dataset_task(config.dataset)))
 
 
 def _rewards(config: RunConfig) -> list[str]:
     return [config.reward] if isinstance(config.reward, str) else list(config.reward or ())
 
 
-def _environment(config: RunConfig) -> str | None:
-    """How the section ``gear`` names the environment; None where there is none."""
-    if isinstance(config.environment, dict):
-        raise InputError(
-            f"environment: several ({', '.join(config.environment)}) cannot be exported; export a dataset for "
-            "each, or write one class that looks at the row"
-        )
-    if config.environment != "arena":
-        return config.environment
-    return "/".join(("arena", *dataset_task(config.dataset)))
-
-
-def _arena_task(config: RunConfig) -> Any:
-    return get_task(config.model.partition("/")[2] or dataset_task(config.dataset)[0])
-
-
-def _arena_settings(config: RunConfig) -> dict[str, Any]:
-    """What a run of the arena's model has beside the file."""
-    if not is_arena(config.model):
-        return {}
-    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS
-
-    return {
-        "chat_template_kwargs": CHAT_TEMPLATE_KWARGS,
-        "answer_pattern": _arena_task(config).answer_pattern,
-        "teacher_prompt_template": TEMPLATE,
-    }
-
-
-def _model(config: RunConfig, out: Path) -> str:
-    """verl's ``model.path``: a folder by its whole path, or a hub name; the arena's is written into ``out``."""
-    name = str(out / "model") if is_arena(config.model) else resolve_model(config.model)
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
-
-
-def _parts(config: RunConfig, out: Path, agent: bool) -> dict[str, Any]:
+def _parts(config: RunConfig, agent: bool) -> dict[str, Any]:
     """The datasets with verl's columns: ``train``, and ``test`` where there are held-out rows."""
-    import datasets
-
-    run = config.model_copy()
-    run.trainer = config.trainer | {"output_dir": str(out)}  # rows that cannot be used are listed there
-    train, held_out = load_data(run)
-    parts = {"train": _as_verl(train, _source(config.dataset), agent)}
+    train, held_out = load_data(config)
+    parts = {"train": _as_verl(train, config.dataset, agent)}
     if isinstance(held_out, dict):
         tiers = [_as_verl(rows, str(tier), agent) for tier, rows in held_out.items()]
         parts["test"] = datasets.concatenate_datasets(tiers)
     elif held_out is not None:
-        name = config.eval_dataset if isinstance(config.eval_dataset, str) else config.dataset
-        parts["test"] = _as_verl(held_out, _source(name), agent)
+        parts["test"] = _as_verl(held_out, str(config.eval_dataset or config.dataset), agent)
     return parts
-
-
-def _source(name: str) -> str:
-    """A dataset's name in verl's metrics: a file or folder without the way to it."""
-    return Path(name).stem if Path(name).exists() else name
 
 
 def _as_verl(rows: Any, source: str, agent: bool) -> Any:
     """Rows with verl's columns; ``extra_info`` is the row itself, as reward, teacher and environment know it."""
-    import datasets
-
-    prompt = rows[0]["prompt"]
+    prompt, text = rows[0]["prompt"], datasets.Value("string")
     if isinstance(prompt, str):
         raise InputError("chat: verl takes prompts as messages; set it to true")
     if _MEDIA & set(rows.column_names) or not all(isinstance(message["content"], str) for message in prompt):
         raise InputError(f"dataset: {source} has more than text, which cannot be scored yet; take text alone")
     gold = next((name for name in GOLD_COLUMNS if name in rows.column_names), None)
-    text = datasets.Value("string")
     features: dict[str, Any] = {
         "data_source": text,
         "prompt": rows.features["prompt"],
@@ -207,16 +169,12 @@ def _as_verl(rows: Any, source: str, agent: bool) -> Any:
         "extra_info": dict(rows.features),
         **({"agent_name": text} if agent else {}),
     }
+    fixed = {"data_source": Path(source).stem if Path(source).exists() else source, "agent_name": AGENT_NAME}
 
     def columns(row: Mapping[str, Any]) -> dict[str, Any]:
         truth = {"style": "rule", "ground_truth": "" if gold is None else row[gold]}
-        made = {
-            "data_source": source,
-            "prompt": row["prompt"],
-            "reward_model": truth,
-            "extra_info": dict(row),
-        }
-        return made | ({"agent_name": AGENT_NAME} if agent else {})
+        made = {**fixed, "prompt": row["prompt"], "reward_model": truth, "extra_info": dict(row)}
+        return {name: made[name] for name in features}
 
     return rows.map(
         columns, remove_columns=rows.column_names, features=datasets.Features(features), desc="verl's columns"

@@ -14,7 +14,7 @@ from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 
-from gear_rl.engines.verl.checks import TRAINERS, check, environment_problem, select
+from gear_rl.engines.verl.checks import TRAINERS, check, check_environment, select
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.verl.settings import SECTION, group_of, read_config
@@ -38,13 +38,11 @@ class CheckConfiguration(Callback):
         mode = select(config, "trainer.v1.trainer_mode")
         if select(config, SECTION) is None and mode not in TRAINERS:
             return
-        problem = environment_problem()
         try:
+            check_environment()
             check(config, read_config(config))
         except InputError as error:
-            problem = problem or str(error)
-        if problem is not None:
-            raise SystemExit(f"gear-rl: {problem}")
+            raise SystemExit(f"gear-rl: {error}") from None
 
 
 def store_groups() -> None:
