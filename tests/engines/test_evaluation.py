@@ -52,10 +52,10 @@ def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says():
 
 
 def test_abstentions_are_left_out():
-    metrics = success_metrics([[1.0, None, 0.0], [None, None, None], [0.0, 0.0, 2.0]], 1.0, "eval", ks=(2,))
-    assert metrics["eval_problems"] == 2
-    assert metrics["eval_pass@1"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert metrics["eval_pass@2"] == pytest.approx((1.0 + 2 / 3) / 2)
+    metrics = success_metrics([[1.0, None, 0.0], [None, None, None], [0.0, 2.0], [0.0, None]], 1.0, "eval")
+    assert metrics["eval_problems"] == 3
+    assert metrics["eval_pass@1"] == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
+    assert metrics["eval_pass@2"] == 1.0, "of the problems with two judged tries"
     assert success_metrics([], 1.0, "eval") == {"eval_problems": 0.0}
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines.checkpoints import checked, read_manifest
-from gear_rl.engines.trl import saving
-from gear_rl.engines.trl.fingerprint import MAY_CHANGE, may_change
+from gear_rl.engines.trl import checkpoints
+from gear_rl.engines.trl.checkpoints import MAY_CHANGE, fingerprint, may_change
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
 SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}
@@ -75,12 +75,12 @@ def test_a_finished_run_that_is_resumed_does_nothing_and_says_so(tiny_model, tmp
 # --- whole before it counts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dies", ["save_weights", "seal", "move_into_place"])
+@pytest.mark.parametrize("dies", ["_write", "seal", "move_into_place"])
 def test_what_dies_while_it_saves_loses_nothing(tiny_model, tmp_path, monkeypatch, caplog, dies):
     """With room for one checkpoint: the one before must not be gone before the next one counts."""
     options = {"teacher_model_kind": "ema", "save_total_limit": 1, "max_steps": 3, **SHORT}
     whole = trained(tmp_path / "whole", tiny_model, **options)
-    own = getattr(saving, dies)
+    own = getattr(checkpoints, dies)
     calls = []
 
     def deadly(*args, **more):
@@ -89,7 +89,7 @@ def test_what_dies_while_it_saves_loses_nothing(tiny_model, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return own(*args, **more)
 
-    monkeypatch.setattr(saving, dies, deadly)
+    monkeypatch.setattr(checkpoints, dies, deadly)
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "run", tiny_model, **options)
     monkeypatch.undo()
@@ -129,7 +129,8 @@ def test_latest_never_takes_another_runs_checkpoint(tiny_model, tmp_path, caplog
     first, second = (read_manifest(tmp_path / "a" / f"checkpoint-{step}").run for step in (1, 2))
     assert first != second
     resumed = made(tmp_path / "a", tiny_model, **SHORT)
-    run, path = saving.begin(resumed, True)
+    configuration = fingerprint(resumed.args, resumed.credit, resumed.train_dataset)
+    run, path = resumed.checkpoints.begin(True, configuration)
     assert (run.id, path) == (first, str(tmp_path / "a" / "checkpoint-1"))
     assert "checkpoint-2 is passed over: it is of another run" in caplog.text
     elsewhere = made(tmp_path / "b", tiny_model, max_steps=1, **SHORT)

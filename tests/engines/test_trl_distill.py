@@ -1,8 +1,8 @@
 """The distillation term in TRL's loss: against the full logits of the same model."""
 
+import copy
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ import torch
 from engines.distilling import LORA, made, micro_batch
 from gear_rl import GEARTrainer
 from gear_rl.credit.distillation import anchor_penalty, importance_ratio
-from gear_rl.engines.trl.checks import check_distillation, check_trainer
-from gear_rl.engines.trl.distillation import attach
+from gear_rl.engines.trl.checks import check_setup
+from gear_rl.engines.trl.loss import attach
+from gear_rl.methods import Sdpo
 from gear_rl.signals.score import Prompts
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals
@@ -349,17 +350,6 @@ def test_rows_that_nobody_saw_are_not_anchored(plain):
     assert found > 0.01
 
 
-def test_a_credit_that_does_not_distil_adds_nothing_to_the_batch():
-    output = {}
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    prompts = Prompts(
-        ids_BP=torch.ones(1, 1, dtype=torch.long), attention_BP=torch.ones(1, 1, dtype=torch.long)
-    )
-    credit = Credit(advantage=torch.zeros(1, 2), segment_id=torch.zeros(1, 2, dtype=torch.long))
-    attach(output, credit, TokenSignals(mask=mask), prompts)
-    assert output == {}
-
-
 def test_importance_ratio_by_hand():
     old = torch.tensor([0.5, 0.5, 0.5]).log()
     found = importance_ratio(torch.tensor([0.25, 0.75, 0.9]).log(), old, clip=1.6)
@@ -390,34 +380,29 @@ def test_anchor_penalty_by_hand(anchor, value, slope):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sharding": "FSDP"}, "never run with FSDP; use one process, DDP or ZeRO-2"),
+        ({"sharding": "FSDP"}, "never run with FSDP; take one process, DDP or ZeRO-2"),
         ({"sharding": "DEEPSPEED", "zero_stage": 3}, "never run with DeepSpeed ZeRO-3"),
-        ({"sharding": "NO", "liger": True}, "never run with Liger's kernels; set use_liger_kernel to False"),
-        (
-            {"sharding": "FSDP", "liger": True},
-            "FSDP and Liger's kernels; use one process, DDP or ZeRO-2 and set",
-        ),
+        ({"use_liger_kernel": True}, "never run with Liger's kernels"),
+        ({"sharding": "FSDP", "use_liger_kernel": True}, "FSDP and Liger's kernels"),
     ],
 )
-def test_what_was_never_run_is_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        check_distillation("sdpo", **given)
+def test_what_was_never_run_is_refused(plain, given, message):
+    with pytest.raises(ValueError, match=f"'sdpo' distils, .* {message}"):
+        checked_setup(plain, **given)
 
 
-def test_what_was_run_is_not():
-    for given in ({"sharding": "NO"}, {"sharding": "MULTI_CPU"}, {"sharding": "DEEPSPEED", "zero_stage": 2}):
-        check_distillation("sdpo", **given)
+def checked_setup(trainer, use_liger_kernel=False, **given):
+    args = copy.copy(trainer.args)
+    args.use_liger_kernel = use_liger_kernel
+    check_setup(Sdpo(), args, num_generations=4, **given)
 
 
-def test_the_refusal_reads_the_trainer(plain):
-    trainer = ready(plain, REVERSE)
-    other = SimpleNamespace(
-        accelerator=SimpleNamespace(state=SimpleNamespace()),
-        args=trainer.args,
-        credit=trainer.credit,
-        model=trainer.model,
-        num_generations=4,
-        sharding="FSDP",
-    )
-    with pytest.raises(ValueError, match=r"'term' distils, .* FSDP"):
-        check_trainer(other)
+def test_what_was_run_is_not(plain):
+    checked_setup(plain, sharding="NO")
+    checked_setup(plain, sharding="MULTI_CPU")
+
+
+def test_the_refusal_reads_the_trainer(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(GEARTrainer, "sharding", "FSDP")
+    with pytest.raises(ValueError, match=r"'sdpo' distils, .* FSDP"):
+        made(tmp_path, tiny_model, Sdpo())

@@ -7,7 +7,7 @@ import gear_rl.engines.trl.trainer
 from engines import tiny
 from engines.distilling import LORA, made
 from gear_rl import Uniform
-from gear_rl.engines.trl import distillation
+from gear_rl.engines.trl import loss
 from gear_rl.methods import Opsd, Sdpg, Sdpo
 
 
@@ -47,7 +47,7 @@ def test_every_method_trains(tiny_model, tmp_path, credit, peft, changes):
 
 def test_rows_without_context_are_neither_distilled_nor_anchored(tiny_model, tmp_path, monkeypatch):
     attached = []
-    original = distillation.attach
+    original = loss.attach
 
     def watched(output, *more):
         original(output, *more)

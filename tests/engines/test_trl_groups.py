@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer, Shuffled
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.turns import anchor_ids, turn_signals
-from gear_rl.engines.trl import checks
-from gear_rl.engines.trl.batch import rollout_batch
-from gear_rl.engines.trl.checks import check_groups, check_reference
-from gear_rl.engines.trl.state import RolloutState
+from gear_rl.engines.trl.checks import check_setup
+from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.methods import METHODS, Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
 from gear_rl.traits import distillation_of
 from gear_rl.types import SIGNAL_NAMES, TokenSignals
@@ -234,26 +231,13 @@ def test_groups_and_anchors_are_numbered_over_all_processes(desk, monkeypatch, r
     """Eight siblings, four on each process; then groups of two, which no process shares."""
     found = passed(desk, Probe(needs=("anchor_id",), additive=True))
 
-    def process(index: int, num_generations: int):
-        return SimpleNamespace(
-            rollouts=RolloutState(
-                messages=desk.rollouts.messages[4 * index : 4 * index + 4],
-                rewards=[0.0] * 8,
-                prompts=[""] * 4,
-                rewards_each=torch.zeros(8, 1),
-                ids=[[]] * 4,
-            ),
-            accelerator=SimpleNamespace(process_index=index),
-            num_generations=num_generations,
-            state=desk.state,
-            tools=[],
-            eos_token_ids=[],
-        )
-
     def batch(index: int, size: int):
-        rows = slice(4 * index, 4 * index + 4)
+        part, rows = Rollouts(), slice(4 * index, 4 * index + 4)
+        part.rows, part.prompts, part.messages = [{}] * 4, [""] * 4, desk.rollouts.messages[rows]
+        part.ids, part.rewards, part.rewards_each = [[]] * 4, [0.0] * 8, torch.zeros(8, 1)
         output = {name: value[rows] for name, value in found.output.items() if name != "num_items_in_batch"}
-        return rollout_batch(process(index, size), [{}] * 4, {**output, "advantages": torch.zeros(4)})
+        output["advantages"] = torch.zeros(4)
+        return part.batch(output, step=0, group_size=size, rank=index)
 
     def anchors(index: int, size: int, gather: Any):
         alone = PlainEngine(desk.processing_class)
@@ -339,34 +323,31 @@ def test_a_contrast_is_not_asked_of_what_is_not_contrasted(desk, monkeypatch):
 # --- misuse -----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_tears_groups_apart_is_refused():
-    args = SimpleNamespace(per_device_train_batch_size=3, steps_per_generation=2)
+def test_a_batch_that_tears_groups_apart_is_refused_where_siblings_are_compared(tmp_path):
     probe = Probe(needs=("transport_distance",))
+    args = GEARConfig(**tiny.settings(tmp_path)).resolved(probe)
+    args.per_device_train_batch_size, args.steps_per_generation = 3, 2
     with pytest.raises(
         ValueError, match=r"per_device_train_batch_size: 6 completions per process .* \(4\), but 'probe'"
     ):
-        check_groups(probe, args, 4)
-    check_groups(probe, args, 3)
-    check_groups(Probe(needs=("group_B", "reward_B")), args, 4)
+        check_setup(probe, args, num_generations=4)
+    check_setup(probe, args, num_generations=3)
+    check_setup(Probe(needs=("group_B", "reward_B")), args, num_generations=4)
 
 
-def test_the_engine_asks_before_the_training(tiny_model, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(checks, "check_groups", lambda *more: asked.append(more[2]))
-    monkeypatch.setattr(checks, "check_reference", lambda *more: asked.append(more[1:]))
-    args = GEARConfig(**tiny.settings(tmp_path))
-    GEARTrainer(tiny_model, tiny.vowels, args, tiny.rows(), credit=Probe())
-    assert asked == [4, ("NO", False)]
-
-
-def test_no_copy_of_the_first_weights_where_they_are_partitioned():
+def test_no_copy_of_the_first_weights_where_they_are_partitioned(tmp_path):
     reads = Probe(needs=("reference_logprob",))
+    args = GEARConfig(**tiny.settings(tmp_path, teacher_model_kind="live")).resolved(reads)
+
+    def check(probe, sharding, peft=False):
+        check_setup(probe, args, num_generations=4, sharding=sharding, peft=peft)
+
     with pytest.raises(ValueError, match=r"'probe' needs reference_logprob.* never run under DEEPSPEED"):
-        check_reference(reads, "DEEPSPEED", peft=False)
-    check_reference(reads, "DEEPSPEED", peft=True)
-    check_reference(Probe(), "DEEPSPEED", peft=False)
+        check(reads, "DEEPSPEED")
+    check(reads, "DEEPSPEED", peft=True)
+    check(Probe(), "DEEPSPEED")
     for sharding in ("FSDP", "MULTI_GPU"):
-        check_reference(reads, sharding, peft=False)
+        check(reads, sharding)
 
 
 def test_images_are_refused_where_the_model_is_asked(tiny_model, tmp_path):

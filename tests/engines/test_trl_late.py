@@ -11,7 +11,7 @@ from torch import nn
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.credit.passes import ModelPasses
-from gear_rl.engines.trl import hooks, late
+from gear_rl.engines.trl import engine, loss
 from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
@@ -23,13 +23,13 @@ from gear_rl.signals.forwards import backbone_of
 def waited(monkeypatch):
     """Every batch whose credit was left to the loss."""
     made = []
-    original = late.LateCredit.__init__
+    original = loss.LateCredit.__init__
 
     def watched(self, *args):
         made.append(self)
         original(self, *args)
 
-    monkeypatch.setattr(late.LateCredit, "__init__", watched)
+    monkeypatch.setattr(loss.LateCredit, "__init__", watched)
     return made
 
 
@@ -326,7 +326,7 @@ def test_what_is_asked_for_outside_of_a_training_does_not_wait(tiny_model, tmp_p
     trainer.model.train()
     rows = [dict(row) for row in list(tiny.rows(2)) for _ in range(4)]
     output = trainer._generate_and_score_completions(rows)
-    assert output["advantages"].dim() == 2 and late.ROW not in output
+    assert output["advantages"].dim() == 2 and loss.ROW not in output
     assert len(waited) == 1
 
 
@@ -334,14 +334,14 @@ def test_dropout_has_a_pass_of_its_own(tiny_model, tmp_path, waited):
     peft = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
     for changes in ({}, {"steps_per_generation": 4}):
         trainer = trained(tmp_path, tiny_model, Gear(), peft=peft, **changes)
-        assert not hooks.shares(trainer)
+        assert not trainer.shares_passes
     assert not waited
 
 
 def test_the_model_is_looked_at_once_in_a_training(tiny_model, tmp_path, waited, monkeypatch):
     """And again in the next one, before which dropout may have been set."""
     looks = []
-    original = hooks.is_deterministic
+    original = engine.is_deterministic
     monkeypatch.setattr(trl_trainer, "is_deterministic", lambda m: looks.append(m) or original(m))
     trainer = trained(tmp_path, tiny_model, Gear(), max_steps=3)
     assert len(looks) == 1 and len(waited) == 3
@@ -363,8 +363,8 @@ def test_the_model_is_looked_at_once_in_a_training(tiny_model, tmp_path, waited,
 def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
     module = nn.Linear(1, 1)
     setattr(module, name, value)
-    assert hooks.is_deterministic(nn.Sequential(module)) is quiet
-    assert not hooks.is_deterministic(nn.Sequential(module, nn.BatchNorm1d(1)))
+    assert engine.is_deterministic(nn.Sequential(module)) is quiet
+    assert not engine.is_deterministic(nn.Sequential(module, nn.BatchNorm1d(1)))
 
 
 @pytest.mark.parametrize(
@@ -378,41 +378,31 @@ def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
         {"sharding": "DEEPSPEED"},
         {"_is_vlm": True},
         {"padding_moves": True},
-        {"deterministic": False},
+        {"model": nn.Dropout(0.1)},
     ],
     ids=lambda change: "-".join(f"{name}={value}" for name, value in change.items()),
 )
 def test_what_was_never_run_keeps_a_pass_of_its_own(change):
-    args = {"student_pass": "auto", "use_liger_kernel": False, "torch_compile": False}
-    trainer = {"sharding": "NO", "_is_vlm": False, "padding_moves": False, "deterministic": True}
+    args = {
+        "student_pass": "auto",
+        "use_liger_kernel": False,
+        "torch_compile": False,
+        "neftune_noise_alpha": None,
+    }
+    trainer = {"sharding": "NO", "_is_vlm": False, "padding_moves": False, "model": nn.Linear(1, 1)}
 
     def made(changes):
         own = {name: value for name, value in changes.items() if name in trainer}
         rest = {name: value for name, value in changes.items() if name not in own}
         return SimpleNamespace(args=SimpleNamespace(**(args | rest)), **(trainer | own))
 
-    assert hooks.shares(made({}))
-    assert not hooks.shares(made(change))
-
-
-def test_a_loss_that_reads_the_advantages_first_is_known(monkeypatch):
-    class Early:
-        def _compute_loss(self, model, inputs):
-            advantages = inputs["advantages"]
-            return advantages, self._get_per_token_logps_and_entropies(model, 1)
-
-    assert late._loss_reads_late()
-    monkeypatch.setattr(late, "GRPOTrainer", Early)
-    late._loss_reads_late.cache_clear()
-    try:
-        assert not late._loss_reads_late()
-    finally:
-        late._loss_reads_late.cache_clear()
+    assert GEARTrainer.shares_passes.func(made({}))
+    assert not GEARTrainer.shares_passes.func(made(change))
 
 
 def test_what_was_not_heard_is_computed(tiny_model, tmp_path, monkeypatch, waited):
     """A backbone that TRL reaches some other way: the student then has a pass of its own, in the loss."""
-    monkeypatch.setattr(hooks.StudentPass, "whole", property(lambda self: False))
+    monkeypatch.setattr(engine.StudentPass, "whole", property(lambda self: False))
     agree(*both(tmp_path, monkeypatch, tiny_model, Gear()))
     agree(*both(tmp_path / "own", monkeypatch, tiny_model, Gear(), steps_per_generation=4))
     assert len(waited) == 2

@@ -13,8 +13,7 @@ from engines.positions import made
 from engines.probing import Probe
 from engines.test_trl_distill import gradients, own_loss, ready
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.trl import hooks
-from gear_rl.engines.trl import late as late_credit
+from gear_rl.engines.trl.loss import LateCredit
 from gear_rl.methods import Opsd
 from gear_rl.records import read_records
 from gear_rl.signals import prefix
@@ -75,7 +74,7 @@ def test_the_trainers_signals_are_those_of_each_row_alone(
 ):
     """Also where TRL makes a pass for its old log-probabilities."""
     outputs, waited = [], []
-    spread, own_init = GEARTrainer._spread, late_credit.LateCredit.__init__
+    spread, own_init = GEARTrainer._spread, LateCredit.__init__
 
     def watched(self, inputs, output):
         outputs.append(dict(output))
@@ -86,7 +85,7 @@ def test_the_trainers_signals_are_those_of_each_row_alone(
         own_init(self, *args)
 
     monkeypatch.setattr(GEARTrainer, "_spread", watched)
-    monkeypatch.setattr(late_credit.LateCredit, "__init__", made_late)
+    monkeypatch.setattr(LateCredit, "__init__", made_late)
     probe = Both(additive=True)
     changes = {"student_pass": student_pass, "steps_per_generation": steps_per_generation, "max_steps": 1}
     trainer = trainer_of(tmp_path, folders[name], probe, **changes)
@@ -167,7 +166,7 @@ def test_no_warning_where_nothing_differs(folders, tmp_path, caplog, name, credi
 def test_only_padding_that_moves_positions_keeps_the_student_out_of_trls_forwards(folders, tmp_path):
     for name in ("gpt2", "qwen3", "bloom", "opt"):
         trainer = trainer_of(tmp_path, folders[name], Gear())
-        assert hooks.shares(trainer) is (name != "gpt2"), name
+        assert trainer.shares_passes is (name != "gpt2"), name
 
 
 # --- what is distilled ----------------------------------------------------------------------------------------

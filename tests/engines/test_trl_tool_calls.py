@@ -7,7 +7,7 @@ import pytest
 from trl.chat_template_utils import add_response_schema, parse_response
 
 from gear_rl.arena import model as arena
-from gear_rl.engines.trl.tool_calls import parse_tool_calls
+from gear_rl.engines.trl.tools import parse_tool_calls
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "jim"}}\n</tool_call><|im_end|>'
 

@@ -1,7 +1,6 @@
 """Checkpoints that are whole before they count: a manifest, written last, vouches for every file.
 
-A folder whose manifest does not hold is no checkpoint: half-written, cut, flipped and missing files are all
-found by it. Knows no trainer.
+Half-written, cut, flipped and missing files are all found by it. Knows no trainer.
 """
 
 import hashlib
@@ -26,8 +25,6 @@ MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
 """Beside the checkpoints: where one is written before it is moved into place, and moved to be deleted."""
 _NAME = re.compile(r"checkpoint-(\d+)")
-_THREADS = 4
-"""Files that are read at once; hashing leaves Python's lock."""
 
 
 class BrokenCheckpointError(ValueError):
@@ -50,7 +47,7 @@ class Manifest:
     """
 
     run: str
-    """Which run made it; the same for a run that was resumed."""
+    """The same for a run that was resumed."""
     step: int
     configuration: dict[str, Any]
     """Every setting that a resumed run must share, as JSON has it."""
@@ -75,12 +72,7 @@ def seal(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The folder's manifest, without a look at the files; ``BrokenCheckpointError`` says what is wrong with it.
-
-    >>> read_manifest(Path("nowhere"))
-    Traceback (most recent call last):
-    gear_rl.engines.checkpoints.BrokenCheckpointError: it has no manifest.json, so it was never finished
-    """
+    """The folder's manifest, without a look at the files; ``BrokenCheckpointError`` if it does not hold."""
     try:
         body: Any = json.loads((folder / MANIFEST).read_bytes())
     except OSError:
@@ -94,7 +86,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise BrokenCheckpointError(
             f"its {MANIFEST} has format {values['format']}, this version reads {FORMAT}"
         )
-    files = {name: (int(size), str(digest)) for name, (size, digest) in values.pop("files").items()}
+    files = {name: (size, digest) for name, (size, digest) in values.pop("files").items()}
     return Manifest(files=files, **values)
 
 
@@ -123,11 +115,7 @@ def checked(folder: Path) -> Manifest:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Everything that is named like a checkpoint, the latest step first.
-
-    >>> checkpoints_in(Path("nowhere"))
-    []
-    """
+    """Everything that is named like a checkpoint, the latest step first."""
     named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*") if path.is_dir()]
     steps = [(int(match[1]), path) for match, path in named if match is not None]
     return [path for _, path in sorted(steps, reverse=True)]
@@ -163,10 +151,7 @@ def move_into_place(unfinished: Path, final: Path) -> None:
 
 
 def rotate(folder: Path, run: str, keep: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints of ``run`` beyond ``keep``, but never the newest nor the ``best``.
-
-    What does not belong to the run, or has no manifest that says so, is not ours to delete.
-    """
+    """Delete the oldest checkpoints of ``run`` beyond ``keep``, but never the newest nor the ``best``."""
     if not keep or keep < 1:
         return
     own = [path for path in checkpoints_in(folder) if _is_of(path, run)]
@@ -196,7 +181,7 @@ def _hashed(folder: Path, names: list[str], *, sync: bool = False) -> dict[str, 
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return file.tell(), digest
 
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPoolExecutor(4) as threads:  # hashing leaves Python's lock
         return dict(zip(names, threads.map(hashed, names), strict=True))
 
 

@@ -31,8 +31,8 @@ def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
     return 1.0 - comb(num_tries - num_right, k) / comb(num_tries, k)
 
 
-def interval(per_problem: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of the mean over problems, each a number from 0 to 1; NaN without any.
+def interval(per_problem: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean over problems, each a number from 0 to 1; NaN without any.
 
     Problems, not tries, are drawn anew: tries at one problem depend on each other. Wilson's interval where every
     problem is 0 or 1, which also holds where all are alike; else the percentile bootstrap.
@@ -44,14 +44,14 @@ def interval(per_problem: Sequence[float], confidence: float = 0.95) -> tuple[fl
         return nan, nan
     if all(value in (0.0, 1.0) for value in per_problem):
         test = binomtest(round(sum(per_problem)), len(per_problem))
-        ends = test.proportion_ci(confidence, method="wilson")
+        ends = test.proportion_ci(0.95, method="wilson")
         return float(ends.low), float(ends.high)
     if len(set(per_problem)) == 1:
         return per_problem[0], per_problem[0]
     ends = bootstrap(
         (np.asarray(per_problem),),
         np.mean,
-        confidence_level=confidence,
+        confidence_level=0.95,
         n_resamples=RESAMPLES,
         batch=max(1, 4_000_000 // len(per_problem)),  # else all samples of all problems are in memory at once
         method="percentile",
@@ -61,12 +61,12 @@ def interval(per_problem: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def success_metrics(
-    rewards: Sequence[Sequence[float | None]], success_reward: float, prefix: str, ks: Sequence[int] = ()
+    rewards: Sequence[Sequence[float | None]], success_reward: float, prefix: str
 ) -> dict[str, float]:
-    """``PREFIX_pass@1`` and ``pass@k`` with ``_low`` and ``_high``, from the rewards of every problem's tries.
+    """``PREFIX_pass@1`` and ``pass@k`` with ``_low`` and ``_high``, from the rewards of every problem's k tries.
 
     A try is right if its reward is at least ``success_reward``; one that no reward function judged is left out,
-    and so is a problem with fewer than k judged tries. Without ``ks`` the number of tries is k.
+    and so is a problem with fewer than k judged tries.
 
     >>> success_metrics([[1.0, 0.0], [0.0, 0.0]], 1.0, "eval")["eval_pass@1"]
     0.25
@@ -74,9 +74,9 @@ def success_metrics(
     judged = [[value >= success_reward for value in row if value is not None] for row in rewards]
     most = max(map(len, judged), default=0)
     metrics: dict[str, float] = {f"{prefix}_problems": float(sum(1 for row in judged if row))}
-    for k in sorted({1, *(ks or (most,))}):
-        solved = [pass_at_k(len(row), sum(row), k) for row in judged if len(row) >= max(k, 1)]
-        if solved and k >= 1:
+    for k in sorted({1, most}):
+        solved = [pass_at_k(len(row), sum(row), k) for row in judged if len(row) >= k >= 1]
+        if solved:
             low, high = interval(solved)
             metrics[f"{prefix}_pass@{k}"] = sum(solved) / len(solved)
             metrics[f"{prefix}_pass@{k}_low"], metrics[f"{prefix}_pass@{k}_high"] = low, high

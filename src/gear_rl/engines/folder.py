@@ -1,7 +1,4 @@
-"""The folder of a run: one process writes it, and it says which run it holds.
-
-Knows no trainer.
-"""
+"""The folder of a run: one process writes it, and it says which run it holds. Knows no trainer."""
 
 import json
 import logging
@@ -30,13 +27,8 @@ class RunFolder:
 
     ``ValueError`` for a relative one that repeats the folder, which would be made inside itself.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as name:
-    ...     folder = RunFolder(Path(name))
-    ...     with folder.held():
-    ...         run = folder.begin()
-    ...     RunFolder(Path(name)).run == run
-    True
+    >>> RunFolder(Path("nowhere"), "records.jsonl").records
+    PosixPath('nowhere/records.jsonl')
     """
 
     def __init__(self, path: Path, record_file: str | None = None) -> None:
@@ -98,11 +90,7 @@ class RunFolder:
             )
 
     def leftovers(self) -> list[str]:
-        """What a new run in this folder would mix with or replace: checkpoints, a finished model, records.
-
-        >>> RunFolder(Path("nowhere")).leftovers()
-        []
-        """
+        """What a new run in this folder would mix with or replace: checkpoints, a finished model, records."""
         names = [path.name for path in reversed(checkpoints_in(self.path))]
         names += [_FINISHED] if (self.path / _FINISHED).exists() else []
         return [*names, str(self.records)] if self._has_records else names

@@ -18,7 +18,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.engines.trl.state import RolloutState
+from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.lab.replay import serving
 
 _KEPT = 1 << 26
@@ -120,7 +120,7 @@ class Continuations:
         trainer: Any = self._trainer
         rollouts, pool = trainer.rollouts, getattr(trainer, "_environment_pool", None)
         guard = trainer.tool_guard
-        trainer.rollouts, answers, guard.answers = RolloutState(), guard.answers, {}
+        trainer.rollouts, answers, guard.answers = Rollouts(), guard.answers, {}
         if pool is not None:
             trainer._environment_pool = {name: self._environments.setdefault(name, []) for name in pool}
         try:

@@ -16,7 +16,6 @@ from torch import Tensor
 from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.passes import ModelPasses
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.engines.trl.batch import rollout_batch
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.records import Record
@@ -72,7 +71,7 @@ def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int
         with unnoticed(trainer):
             trainer.model.eval()  # in training it would assign credit
             torch.manual_seed(seed)
-            return rollout_batch(trainer, inputs, trainer._generate_and_score_completions(inputs))
+            return trainer.rollout_batch(trainer._generate_and_score_completions(inputs))
     finally:
         trainer.num_generations_eval = tries
 

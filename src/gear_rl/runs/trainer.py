@@ -40,8 +40,6 @@ def train(
     trainer = make_trainer(config)
     from transformers.trainer_callback import TrainerCallback
 
-    from gear_rl.engines.trl.saving import writing
-
     class WriteRun(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:  # not reached by a run that was refused
@@ -50,7 +48,7 @@ def train(
     for callback in (WriteRun(), *callbacks):
         trainer.add_callback(callback)
     try:
-        with writing(trainer):
+        with trainer.checkpoints.writing():
             trainer.train(resume_from_checkpoint=resume)
             trainer.save_model()
             trainer.save_state()

@@ -55,6 +55,7 @@ def incompatibilities(version: str | None = None, trainer: type | None = None) -
         known = list(inspect.signature(hook).parameters)[1:] if callable(hook) else []
         if not callable(hook) or any(parameter not in known for parameter in parameters):
             problems.append(f"trl {version}: GRPOTrainer.{name}({', '.join(parameters)}) is gone; {wanted}")
+    # A loss that unsqueezes (B, T) would broadcast without an error, and only its source says which it is.
     loss = getattr(trainer, "_compute_loss", None)
     if callable(loss) and "advantages.dim() == 1" not in inspect.getsource(loss):
         problems.append(f"trl {version}: the loss no longer takes advantages of shape (B, T); {wanted}")
@@ -150,9 +151,8 @@ class GEARConfig(CreditConfig, GRPOConfig):
             raise ValueError(f"tool_max_chars: {self.tool_max_chars}; give 1 or more, or None for no limit")
         if self.teacher_check_steps < 0:
             raise ValueError(f"teacher_check_steps: {self.teacher_check_steps}; give 0 or more")
-        if self.student_pass not in ("auto", "own"):
-            raise ValueError(f"student_pass: {self.student_pass!r} is not one of auto, own")
-        if self.non_finite_step not in ("stop", "skip"):
-            raise ValueError(f"non_finite_step: {self.non_finite_step!r} is not one of stop, skip")
         if self.temperature <= 0:
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
+        for name, known in (("student_pass", ("auto", "own")), ("non_finite_step", ("stop", "skip"))):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")

@@ -3,22 +3,20 @@
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from gear_rl.engines.evaluation import success_metrics
-from gear_rl.engines.trl.trainer_type import Trainer
+
+if TYPE_CHECKING:
+    from gear_rl.engines.trl.trainer import GEARTrainer
 
 
 def evaluate(
-    trainer: Trainer, own_loop: Callable[..., Any], arguments: tuple[Any, str, bool | None, Any, str]
+    trainer: "GEARTrainer", own_loop: Callable[..., Any], arguments: tuple[Any, str, bool | None, Any, str]
 ) -> Any:
-    """What TRL's ``own_loop`` returns for its ``arguments``, with our metrics among its own.
-
-    With ``eval_greedy`` every problem is solved once more without sampling. The random state of the training is
-    left as it was.
-    """
+    """What TRL's ``own_loop`` returns for its ``arguments``, with our metrics among its own."""
     dataloader, prefix = arguments[0], arguments[4]
     trainer.rollouts.evaluated = []
     try:
@@ -36,7 +34,7 @@ def evaluate(
     success = cast(float, trainer.args.success_reward)
     metrics = success_metrics(rewards, success, prefix)
     if trainer.args.eval_greedy and sized:
-        once = [[reward] for reward in solve(trainer, list(chosen), greedy=True)]
+        once = [[reward] for reward in trainer.solve(list(chosen), greedy=True)]
         greedy = success_metrics(once, success, prefix)
         metrics |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
     cast(dict[str, float], output.metrics).update(metrics)
@@ -44,25 +42,17 @@ def evaluate(
 
 
 def solve(
-    trainer: Trainer,
+    trainer: "GEARTrainer",
     rows: Sequence[Mapping[str, Any]],
     *,
-    greedy: bool = False,
-    seed: int | None = None,
-    advance: Callable[[int], None] | None = None,
+    greedy: bool,
+    seed: int | None,
+    advance: Callable[[int], None] | None,
 ) -> list[float | None]:
-    """The reward of one rollout per row, in order; the same on every process, which share the work.
-
-    Sampled at the trainer's temperature with ``seed`` (None for the run's own), or greedy. The random state of
-    the training is left as it was, and so are its metrics. ``advance`` is called with the number of rows that
-    each batch has finished.
-    """
+    """``GEARTrainer.solve``; every process gets all rewards, and they share the work."""
     rewards: list[float | None] = []
-    size, world, rank = (
-        int(trainer.args.per_device_eval_batch_size),
-        int(trainer.accelerator.num_processes),
-        int(trainer.accelerator.process_index),
-    )
+    size, world = int(trainer.args.per_device_eval_batch_size), int(trainer.accelerator.num_processes)
+    rank = int(trainer.accelerator.process_index)
     with _solving(trainer, greedy, int(trainer.args.seed) if seed is None else seed):
         for first in range(0, len(rows), size * world):
             block = [dict(row) for row in rows[first : first + size * world]]
@@ -78,50 +68,46 @@ def solve(
 
 
 @contextmanager
-def unnoticed(trainer: Trainer) -> Generator[None]:
+def unnoticed(trainer: "GEARTrainer") -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
-    model = trainer.model
-    was_training = model.training
-    kept = {
-        name: copy.deepcopy(getattr(trainer, name))
-        for name in ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs")
-        if hasattr(trainer, name)
-    }
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-        for name, value in kept.items():
-            setattr(trainer, name, value)
+    was_training = trainer.model.training
+    with _as_before(trainer, "_logs", "_metrics", "_pending_metrics", "_pending_extra_logs"):
+        try:
+            with torch.random.fork_rng(devices=devices), torch.no_grad():
+                yield
+        finally:
+            trainer.model.train(was_training)
 
 
 @contextmanager
-def _solving(trainer: Trainer, greedy: bool, seed: int) -> Generator[None]:
-    kept = {
-        name: copy.deepcopy(getattr(trainer, name))
-        for name in ("generation_config", "generation_kwargs")
-        if hasattr(trainer, name)
-    }
+def _solving(trainer: "GEARTrainer", greedy: bool, seed: int) -> Generator[None]:
     environments, tries = getattr(trainer, "environments", None), trainer.num_generations_eval
     engine = getattr(trainer, "vllm_generation", None)
     temperature = getattr(engine, "temperature", None)
-    trainer.num_generations_eval = 1
-    if greedy:
-        if engine is not None:
-            engine.temperature = 0.0
-        else:
-            trainer.generation_config.do_sample = False
-            trainer.generation_kwargs["do_sample"] = False
-    try:
-        with unnoticed(trainer):
+    with _as_before(trainer, "generation_config", "generation_kwargs"), unnoticed(trainer):
+        try:
+            trainer.num_generations_eval = 1
+            if greedy and engine is not None:
+                engine.temperature = 0.0
+            elif greedy:
+                trainer.generation_config.do_sample = False
+                trainer.generation_kwargs["do_sample"] = False
             trainer.model.eval()
             torch.manual_seed(seed + 1000 * int(trainer.accelerator.process_index))
             yield
+        finally:
+            trainer.environments, trainer.num_generations_eval = environments, tries
+            if engine is not None:
+                engine.temperature = temperature
+
+
+@contextmanager
+def _as_before(trainer: "GEARTrainer", *names: str) -> Generator[None]:
+    """These attributes of the trainer, of those it has, are afterwards what they were."""
+    kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
+    try:
+        yield
     finally:
         for name, value in kept.items():
             setattr(trainer, name, value)
-        trainer.environments, trainer.num_generations_eval = environments, tries
-        if engine is not None:
-            engine.temperature = temperature

@@ -14,47 +14,55 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.credit.batch import RolloutBatch
+from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.engine import Engine
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
+from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
 from gear_rl.engines.checkpoints import UNFINISHED
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.engines.trl.batch import rollout_batch
-from gear_rl.engines.trl.card import save_card
-from gear_rl.engines.trl.checks import SHARDED, check_trainer, checked_arguments
-from gear_rl.engines.trl.config import GEARConfig
-from gear_rl.engines.trl.distillation import attach, loss_with_distillation
-from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.engines.trl.evaluation import evaluate, solve
-from gear_rl.engines.trl.finite import FiniteSteps, count_rewards, judge_step
-from gear_rl.engines.trl.hooks import (
-    captured,
-    is_deterministic,
-    makes_old_pass,
-    shares,
-    warn_of_positions,
+from gear_rl.engines.trl.checkpoints import (
+    Checkpoints,
+    HasState,
+    Run,
+    SyncedReference,
+    fingerprint,
+    skip_epochs,
 )
-from gear_rl.engines.trl.late import ROW, LateCredit, may_wait
-from gear_rl.engines.trl.saving import Run, begin, save, skip_epochs, writing
-from gear_rl.engines.trl.state import RolloutState
-from gear_rl.engines.trl.tool_calls import parse_tool_calls
-from gear_rl.engines.trl.weights import load_progress, load_weights
+from gear_rl.engines.trl.checks import SHARDED, check_setup, checked_arguments
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.engine import TRLEngine, captured, is_deterministic, makes_old_pass
+from gear_rl.engines.trl.evaluation import evaluate, solve
+from gear_rl.engines.trl.loss import (
+    ROW,
+    WEIGHT,
+    FiniteSteps,
+    LateCredit,
+    attach,
+    loss_with_distillation,
+    may_wait,
+)
+from gear_rl.engines.trl.rollouts import Rollouts
+from gear_rl.engines.trl.tools import parse_tool_calls
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.score import needs_student
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.traits import distillation_of, method_settings
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
@@ -79,7 +87,6 @@ class GEARTrainer(GRPOTrainer):
     ValueError: train_dataset: method 'gear' compares the student with a teacher that sees the ground truth, ...
     """
 
-    run: Run | None
     args: GEARConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     model: Any  # pyright: ignore[reportIncompatibleVariableOverride]
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -108,33 +115,47 @@ class GEARTrainer(GRPOTrainer):
         self.continues_adapter = hasattr(model, "peft_config")
         self.reference: Teacher | None = None
         self.truth: Truth | None = None
-        self.rollouts = RolloutState()
+        self.rollouts = Rollouts()
+        self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.segment_check = SegmentCheck()
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
-        self.run_folder, self.run = RunFolder(Path(cast(str, args.output_dir)), args.record_file), None
+        self.run_folder = RunFolder(Path(cast(str, args.output_dir)), args.record_file)
         self.record_subscribers: list[Callable[[list[Record]], object]] = []
         """Each is called with the records of every batch, on the first process; the record file is the first."""
         if self.run_folder.records is not None:
             self.record_subscribers.append(self._write_records)
         self._record_writer: RecordWriter | None = None
-        self.writes_aside, self.finite_steps = False, FiniteSteps()
+        self.run: Run | None = None
+        self._finite_steps = FiniteSteps()
+        self._fetches, self._warned_of = False, set[str]()
         self._sampler: Any = None
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)
         if processing is not None and (options.get("tools") or options.get("environment_factory")):
             parse_tool_calls(processing)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
+        self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
-        check_trainer(self)
+        plugins: Any = self.accelerator.state
+        check_setup(
+            credit,
+            self.args,
+            num_generations=self.num_generations,
+            sharding=self.sharding,
+            zero_stage=int(getattr(getattr(plugins, "deepspeed_plugin", None), "zero_stage", 0)),
+            fsdp_version=getattr(getattr(plugins, "fsdp_plugin", None), "fsdp_version", 2),
+            peft=hasattr(self.model, "peft_config"),
+            images=bool(getattr(self, "_is_vlm", False)),
+        )
         if args.teacher_model is not None and needs_context(credit):
-            options = {"dtype": str(self.model.dtype).removeprefix("torch.")}
+            dtype = {"dtype": str(self.model.dtype).removeprefix("torch.")}
             vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
-            teacher = load_frozen_teacher(args.teacher_model, options, self._tokenizer, vocabulary)
+            teacher = load_frozen_teacher(args.teacher_model, dtype, self._tokenizer, vocabulary)
             self.teacher_model = teacher.to(self.accelerator.device)
         self.add_callback(_FollowStudent(self))
 
-    # --- hooks of TRL ---------------------------------------------------------------------------------------
+    # --- rollouts -------------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list[Any], *more: Any, **options: Any) -> Any:
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
@@ -150,7 +171,12 @@ class GEARTrainer(GRPOTrainer):
             shown = [{name: value for name, value in row.items() if name not in hidden} for row in inputs]
         self.rollouts.begin(inputs)
         self.tool_guard.begin()
-        if self.model.training and needs_student(self.credit.needs) and makes_old_pass(self) and shares(self):
+        if (
+            self.model.training
+            and needs_student(self.credit.needs)
+            and self._makes_old_pass
+            and self.shares_passes
+        ):
             self.rollouts.on_student_pass = self.rollouts.keep_old_pass
         try:
             output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
@@ -162,19 +188,18 @@ class GEARTrainer(GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         # Only what TRL itself fetches to train on surely goes through its loss.
-        self.rollouts.fetches = True
+        self._fetches = True
         try:
             return super()._prepare_inputs(generation_batch)
         finally:
-            self.rollouts.fetches = False
+            self._fetches = False
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
         call, receive = super()._get_per_token_logps_and_entropies, self.rollouts.on_student_pass
         if receive is None or unwrapped(model) is not unwrapped(self.model):
             return call(model, *args, **options)
-        self.rollouts.on_student_pass = (
-            None  # the first is the student's; one with the adapter off may follow
-        )
+        # The first is the student's; one with the adapter off may follow.
+        self.rollouts.on_student_pass = None
         result, student = captured(call, model, args, options)
         receive(student)
         return result
@@ -194,9 +219,30 @@ class GEARTrainer(GRPOTrainer):
         whole = self.rollouts.whole_rows(inputs)
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         if self.model.training:
-            count_rewards(self, per_function)
+            self._count_infinite(per_function)
         self.rollouts.judge(per_function, self.reward_weights, cast(int, self.num_generations_eval))
         return per_function
+
+    def _count_infinite(self, per_function: Tensor) -> None:
+        # NaN is no reward: TRL takes it, as it takes None, for a function that abstained.
+        each = per_function.isinf().sum(0)
+        count = int(each.sum())
+        self._metrics["train"]["gear/rewards/non_finite"].append(float(count))
+        if count:
+            names = [name for name, some in zip(self.reward_func_names, each.tolist(), strict=True) if some]
+            self._warn_once(
+                "rewards",
+                "step %d: %d rewards are infinite (%s); all completions of such a group get no advantage. "
+                "gear/rewards/non_finite counts them from here on",
+                self.state.global_step,
+                count,
+                ", ".join(names),
+            )
+
+    def _warn_once(self, about: str, *message: Any) -> None:
+        if about not in self._warned_of and self.accelerator.is_main_process:
+            logger.warning(*message)
+        self._warned_of.add(about)
 
     def evaluation_loop(
         self,
@@ -229,92 +275,88 @@ class GEARTrainer(GRPOTrainer):
         """
         return solve(self, rows, greedy=greedy, seed=seed, advance=advance)
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if ROW in inputs:
-            return cast(LateCredit, self.rollouts.late).loss(self, model, inputs, super()._compute_loss)
-        return loss_with_distillation(self, model, inputs, super()._compute_loss)
+    # --- the credit step ------------------------------------------------------------------------------------
 
-    # --- checkpoints ----------------------------------------------------------------------------------------
+    def credit_engine(self, **states: Any) -> TRLEngine:
+        """The engine of the next credit step; override it for passes or signals of your own.
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **options: Any) -> Any:
-        """TRL's training, in a folder that no other process writes meanwhile.
-
-        ``resume_from_checkpoint`` is a checkpoint's folder, or True or "latest" for the newest whole one of the
-        run whose folder ``output_dir`` is; those that are passed over are named in the log. ``ValueError`` for a
-        checkpoint that is not whole, or was made with another configuration (``resume_anyway`` goes on as a new
-        run). ``FloatingPointError`` before a step whose loss or gradient is not finite (``non_finite_step``). A
-        finished run that is resumed does nothing.
+        ``states`` are the hidden states of passes that have been run already.
         """
-        with writing(self):
-            self.run, checkpoint = begin(self, resume_from_checkpoint)
-            self._record_writer = None  # what it continues is read again
-            vars(self).pop("deterministic", None)
-            return super().train(checkpoint, *more, **options)
+        return TRLEngine(self, **states)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        save(
-            self, cast(Run, self.run), lambda: super(GEARTrainer, self)._save_checkpoint(model, trial), trial
+    def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
+        """The advantages for TRL: of every token, (B, T), or its own where the credit is computed in the loss."""
+        begin = time.perf_counter()
+        if needs_passes(self.credit):
+            self._warn_of_positions(output["prompt_mask"])
+        engine = self.credit_engine()
+        batch = self.rollout_batch(output)
+        if self.truth is not None:
+            batch = replace(batch, true_advantage=self.truth(batch, engine))
+        plan = prepare(batch, self.credit, engine, self.args, self.privileged)
+        self.teacher_check(plan, engine, self.args)
+        if self._may_wait(plan):
+            self.late = LateCredit(plan, output, self.args, self.credit_engine, begin)
+            return output["advantages"]
+        old = self.rollouts.old_pass
+        if old is not None and old.logprob is output.get("old_per_token_logps"):
+            engine.student_states = old.states
+        result = assign(plan, engine, self.args)
+        if result.credit.distill_weight is not None:
+            attach(output, result.credit, result.signals, plan.teachers[0], result.trusted_B)
+        report(plan, result, engine, time.perf_counter() - begin)
+        return for_loss(plan.batch, result.credit)
+
+    def rollout_batch(self, output: dict[str, Any]) -> RolloutBatch:
+        """The rollouts of this process, from what ``_generate_and_score_completions`` returned for them."""
+        tools: dict[str, Any] = {}
+        if self.tools:
+            pairs = zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)
+            names = [sorted({*sync, *anew}) for sync, anew in pairs]
+            tools = self.rollouts.tool_facts(
+                output, names, self.tool_guard, self._tokenizer, self.control_tokens
+            )
+        return self.rollouts.batch(
+            output,
+            step=self.state.global_step,
+            group_size=self.num_generations,
+            rank=self.accelerator.process_index,
+            environments=getattr(self, "environments", None),
+            end_ids=cast(list[int], self.eos_token_ids),
+            **tools,
         )
 
-    def create_model_card(
-        self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
-    ) -> None:
-        """Write ``README.md`` into ``output_dir``: method, settings, data, versions, how to load the model."""
-        save_card(self, model_name, dataset_name, tags)
+    def _may_wait(self, plan: CreditPlan) -> bool:
+        """Whether TRL trains on each of these rollouts once, before the next update, by a loss that we know."""
+        ours = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
+        return (
+            self._fetches
+            and all(getattr(type(self), name) is getattr(GEARTrainer, name) for name in ours)
+            and self.args.num_iterations == 1
+            and not self._makes_old_pass
+            and may_wait(plan)
+            and self.shares_passes
+        )
 
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / UNFINISHED) if self.writes_aside else folder
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self.writes_aside:  # only what is whole goes to the hub
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            load_weights(checkpoint, self.ready_teacher(), self.ready_reference())
-            if cast(Run, self.run).same:  # rollouts of other settings may not even fit
-                load_progress(checkpoint, self)
-
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self._sampler = super()._get_train_sampler(dataset)
-        return self._sampler
-
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
-        arguments = (max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial)
-        epochs, steps = super()._init_training_state(*arguments)
-        skip_epochs(self._sampler, epochs)
-        if self.state.global_step >= max_steps:
-            # Transformers would train one step more before it looks.
-            logger.warning(
-                "resume_from_checkpoint: the run is finished (step %d of %d), so nothing is trained; raise "
-                "max_steps or num_train_epochs to go on",
-                self.state.global_step,
-                max_steps,
-            )
-            return num_train_epochs, 0
-        return epochs, steps
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """TRL's step on one micro-batch; its loss is looked at before the weights change."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self.finite_steps.add(loss)
-        return loss
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        judge_step(self, model, norm, None if self.run is None else self.run.last_checkpoint)
-        return norm
-
-    # --- the credit step ------------------------------------------------------------------------------------
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.late is not None and ROW in inputs:
+            inputs, self.rollouts.on_student_pass = self.late.waiting(inputs)
+            try:
+                return super()._compute_loss(model, inputs)
+            finally:
+                self.rollouts.on_student_pass = None
+        distillation = distillation_of(self.credit) if WEIGHT in inputs else None
+        if distillation is None:
+            return super()._compute_loss(model, inputs)
+        return loss_with_distillation(
+            super()._compute_loss,
+            model,
+            inputs,
+            distillation,
+            self.credit_engine(),
+            accumulation=self.current_gradient_accumulation_steps,
+            padding_moves=self.padding_moves,
+        )
 
     def ready_teacher(self) -> Teacher:
         """The teacher's weights, made on first use: before the first step."""
@@ -346,26 +388,52 @@ class GEARTrainer(GRPOTrainer):
 
     @cached_property
     def padding_moves(self) -> bool:
-        """Whether left padding moves the positions of the model's own forward (absolute positions, as in
-        GPT-2)."""
+        """Whether left padding moves the positions of the model's own forward (as in GPT-2)."""
         return padding_moves_positions(self.model, self.accelerator.device)
 
     @cached_property
-    def deterministic(self) -> bool:
-        """Whether the model's forward is the same in training mode as in evaluation; found once in a training."""
-        return is_deterministic(self.model)
+    def shares_passes(self) -> bool:
+        """Whether the student's hidden states in TRL's forwards are those of a pass of our own; once a training.
+
+        Not where a forward in training mode differs from one that scores (dropout, noise, batch statistics), not
+        where TRL's forwards count positions from the padding on, and not where it was never run.
+        """
+        args = self.args
+        return (
+            args.student_pass == "auto"
+            and self.sharding not in SHARDED
+            and not args.use_liger_kernel
+            and not args.torch_compile
+            and not args.neftune_noise_alpha
+            and not getattr(self, "_is_vlm", False)
+            and is_deterministic(self.model)
+            and not self.padding_moves
+        )
+
+    @property
+    def _makes_old_pass(self) -> bool:
+        return makes_old_pass(self.args, bool(getattr(self, "use_vllm", False)))
 
     @property
     def sharding(self) -> str:
         """How accelerate distributes the model: NO, MULTI_GPU, FSDP, DEEPSPEED, ..."""
         return str(self.accelerator.distributed_type).rpartition(".")[2]
 
-    def credit_engine(self, **states: Any) -> TRLEngine:
-        """The engine of the next credit step; override it for passes or signals of your own.
-
-        ``states`` are the hidden states of passes that have been run already.
-        """
-        return TRLEngine(self, **states)
+    def _warn_of_positions(self, attention_BP: Tensor) -> None:
+        # Every process comes here: some may have padded prompts, others none.
+        if "positions" in self._warned_of or not self.padding_moves:
+            return
+        if cast(Tensor, self.accelerator.gather((attention_BP == 0).any().long()[None])).any():
+            self._warn_once(
+                "positions",
+                "model: %s has absolute positions, and prompts of this batch are padded on the left. TRL's loss "
+                "counts positions from the first padding token on, the signals of %r are made at the positions "
+                "of the sampling, and the log-probabilities of the two differ. Prompts of one length avoid this, "
+                "or one prompt per process and batch of rollouts (per_device_train_batch_size * "
+                "steps_per_generation = num_generations), or a model with rotary positions",
+                self.model.config.model_type,
+                self.credit.name,
+            )
 
     def _write_records(self, records: list[Record]) -> None:
         if self._record_writer is None:
@@ -373,28 +441,145 @@ class GEARTrainer(GRPOTrainer):
             self._record_writer = RecordWriter(path, size, resume_step=self.state.global_step)
         self._record_writer.write(records)
 
-    def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
-        """The advantages for TRL: of every token, (B, T), or its own where the credit is computed in the loss."""
-        begin = time.perf_counter()
-        if needs_passes(self.credit):
-            warn_of_positions(self, output["prompt_mask"])
-        engine = self.credit_engine()
-        batch = rollout_batch(self, inputs, output)
-        if self.truth is not None:
-            batch = replace(batch, true_advantage=self.truth(batch, engine))
-        plan = prepare(batch, self.credit, engine, self.args, self.privileged)
-        self.teacher_check(plan, engine, self.args)
-        if may_wait(self, plan, GEARTrainer):
-            self.rollouts.late = LateCredit(self, plan, output, begin)
-            return output["advantages"]
-        old = self.rollouts.old_pass
-        if old is not None and old.logprob is output.get("old_per_token_logps"):
-            engine.student_states = old.states
-        result = assign(plan, engine, self.args)
-        if result.credit.distill_weight is not None:
-            attach(output, result.credit, result.signals, plan.teachers[0], result.trusted_B)
-        report(plan, result, engine, time.perf_counter() - begin)
-        return for_loss(plan.batch, result.credit)
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **options: Any) -> Any:
+        """TRL's training, in a folder that no other process writes meanwhile.
+
+        ``resume_from_checkpoint`` is a checkpoint's folder, or True or "latest" for the newest whole one of the
+        run whose folder ``output_dir`` is; those that are passed over are named in the log. ``ValueError`` for a
+        checkpoint that is not whole, or was made with another configuration (``resume_anyway`` goes on as a new
+        run). ``FloatingPointError`` before a step whose loss or gradient is not finite (``non_finite_step``). A
+        finished run that is resumed does nothing.
+        """
+        with self.checkpoints.writing():
+            configuration = fingerprint(self.args, self.credit, self.train_dataset)
+            self.run, checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
+            self._record_writer = None  # what it continues is read again
+            vars(self).pop("shares_passes", None)
+            return super().train(checkpoint, *more, **options)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        # In the middle of its rollouts TRL would sample others after a resume, so they are saved too.
+        inside = self._step % (cast(int, self.args.steps_per_generation) * int(self.num_iterations))
+        self.checkpoints.save(
+            cast(Run, self.run),
+            self.state,
+            Path(super()._get_output_dir(trial)),
+            lambda: super(GEARTrainer, self)._save_checkpoint(model, trial),
+            self._kept_weights(),
+            {"micro_batches": self._step, "rollouts": self._buffered_inputs if inside else None},
+        )
+        if self.args.push_to_hub:  # only what is whole
+            super()._push_from_checkpoint(cast(str, cast(Run, self.run).last_checkpoint))
+
+    def _kept_weights(self) -> dict[str, HasState]:
+        """What a checkpoint holds beside TRL's own files, by the file's name."""
+        kept: dict[str, HasState] = {
+            "teacher.safetensors": self.ready_teacher(),
+            "reference.safetensors": self.ready_reference(),
+        }
+        if self.args.sync_ref_model:
+            kept["synced_reference.safetensors"] = SyncedReference(
+                self.accelerator.unwrap_model(self.ref_model)
+            )
+        return kept
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self.checkpoints.writes_aside else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self.checkpoints.writes_aside:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            progress = self.checkpoints.load(Path(checkpoint), self._kept_weights())
+            if (
+                progress is not None and cast(Run, self.run).same
+            ):  # rollouts of other settings may not even fit
+                self._step, self._buffered_inputs = progress["micro_batches"], progress["rollouts"]
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def _init_training_state(self, max_steps: int, *more: Any, **named: Any) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        epochs, steps = super()._init_training_state(max_steps, *more, **named)
+        skip_epochs(self._sampler, epochs)
+        if self.state.global_step >= max_steps:
+            # Transformers would train one step more before it looks.
+            logger.warning(
+                "resume_from_checkpoint: the run is finished (step %d of %d), so nothing is trained; raise "
+                "max_steps or num_train_epochs to go on",
+                self.state.global_step,
+                max_steps,
+            )
+            return self.state.num_train_epochs, 0
+        return epochs, steps
+
+    def create_model_card(self, *names: Any, **named: Any) -> None:
+        """TRL's draft of ``README.md`` in ``output_dir``, with the method's settings and the engine's for it."""
+        # TRL names the method of `_paper`, whatever credit was assigned.
+        self._name, self._paper = (
+            f"GRPO with the credit method `{self.credit.name}` ({self.credit.source})",
+            {},
+        )
+        super().create_model_card(*names, **named)
+        if self.is_world_process_zero():
+            file = Path(cast(str, self.args.output_dir)) / "README.md"
+            card = ModelCard.load(file)
+            settings = method_settings(self.credit) | {
+                key: getattr(self.args, key) for key in METHOD_SETTINGS
+            }
+            lines = [f"- `{key}`: {value}\n" for key, value in settings.items()]
+            card.text = card.text.replace(
+                "### Framework", f"### Credit\n\n{''.join(lines)}\n### Framework", 1
+            )
+            card.save(file)
+
+    # --- steps that are not finite --------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """TRL's step on one micro-batch; its loss is looked at before the weights change."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._finite_steps.add(loss)
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        # Under fp16 a gradient that overflows is ordinary: its scaler leaves the step out by itself.
+        wrong = self._finite_steps.take(None if getattr(self.accelerator, "scaler", None) else norm)
+        if self.accelerator.num_processes > 1:
+            own = torch.tensor([float(wrong is not None)], device=self.accelerator.device)
+            if bool(cast(Tensor, self.accelerator.gather(own)).any()):
+                wrong = (
+                    wrong or "the loss of another process"
+                )  # all do the same, else their weights would part
+        if wrong is not None:
+            self._leave_out(model, wrong)
+        return norm
+
+    def _leave_out(self, model: nn.Module, wrong: str) -> None:
+        """Before the optimizer's step: ``FloatingPointError``, or with 'skip' no gradient to step with."""
+        step = self.state.global_step + 1
+        if self.args.non_finite_step == "skip":
+            model.zero_grad(set_to_none=True)  # an optimizer leaves out what has no gradient
+            self._metrics["train"]["gear/skipped_steps"].append(1.0)
+            if self.accelerator.is_main_process:
+                logger.warning("step %d: not finite (%s); no weight changes in this step", step, wrong)
+            return
+        applied = self.sharding == "DEEPSPEED"  # its engine steps inside the backward
+        state = "DeepSpeed has applied it already" if applied else "no weight was changed by it"
+        last = None if self.run is None else self.run.last_checkpoint
+        known = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
+        raise FloatingPointError(
+            f"step {step}: not finite ({wrong}); {state}, and {known}. A lower learning_rate or max_grad_norm, "
+            "or looking at the rewards and the data of this step, is the usual cure; non_finite_step: skip "
+            "leaves such steps out"
+        )
 
 
 class _FollowStudent(TrainerCallback):

@@ -1,0 +1,323 @@
+"""The checkpoints of a run under TRL: whole before they count, and which one a run resumes from.
+
+``engines/checkpoints.py`` vouches for files; this adds the settings of TRL's trainer, its processes, and the
+weights and rollouts that TRL does not save.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import safetensors.torch
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.trainer_callback import TrainerState
+
+from gear_rl.engines.checkpoints import (
+    UNFINISHED,
+    BrokenCheckpointError,
+    Manifest,
+    checked,
+    checkpoints_in,
+    move_into_place,
+    newest_whole,
+    rotate,
+    seal,
+)
+from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.traits import method_settings
+from gear_rl.types import CreditAssigner
+from gear_rl.versions import versions
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_MAY_CHANGE = """
+    output_dir run_name project report_to disable_tqdm debug max_steps num_train_epochs resume_from_checkpoint
+    resume_anyway overwrite_output_dir non_finite_step load_best_model_at_end metric_for_best_model
+    greater_is_better
+    per_device_eval_batch_size num_generations_eval prediction_loss_only batch_eval_metrics include_for_metrics
+    include_num_input_tokens_seen skip_memory_metrics num_completions_to_print enable_jit_checkpoint
+    restore_callback_states_from_checkpoint push_to_hub local_rank do_train do_eval do_predict
+    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context torch_empty_cache_steps credit_batch_size activation_checkpointing
+    activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs trust_remote_code
+    vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
+"""
+MAY_CHANGE = frozenset(_MAY_CHANGE.split())
+"""Settings that say how long, how watched and with how much memory a run goes on, not what it learns."""
+_MAY_CHANGE_BY_PREFIX = "logging_ log_ save_ eval_ hub_ trackio_ record_ ddp_ vllm_server_"
+
+
+def may_change(name: str) -> bool:
+    """Whether a resumed run may have another value of a setting.
+
+    >>> may_change("save_steps"), may_change("max_steps"), may_change("seed"), may_change("beta")
+    (True, True, False, False)
+    """
+    return name in MAY_CHANGE or name.startswith(tuple(_MAY_CHANGE_BY_PREFIX.split()))
+
+
+def fingerprint(args: GEARConfig, credit: CreditAssigner, dataset: Any = None) -> dict[str, Any]:
+    """What a resumed run must share, as JSON has it: every setting that is not in ``MAY_CHANGE``."""
+    values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
+    settings = method_settings(credit)
+    values |= {"credit": settings.pop("name"), "processes": args.world_size}
+    values |= {f"credit.{name}": value for name, value in settings.items()}
+    if hasattr(dataset, "__len__"):
+        values["train_dataset"] = f"{len(dataset)} rows of {', '.join(dataset.column_names)}"
+    return json.loads(json.dumps(values, sort_keys=True, default=_plain))
+
+
+def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """The settings that differ, with the checkpoint's value and the run's; empty if none does.
+
+    >>> differences({"beta": 0.0, "seed": 1}, {"beta": 0.1, "seed": 1})
+    'beta 0.0 is now 0.1'
+    """
+    pairs = {name: (saved.get(name), own.get(name)) for name in sorted(saved.keys() | own.keys())}
+    return ", ".join(
+        f"{name} {old!r:.200} is now {new!r:.200}" for name, (old, new) in pairs.items() if old != new
+    )
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not have: sets in order, anything else as it prints, without addresses."""
+    return (
+        sorted(map(str, value))
+        if isinstance(value, set | frozenset)
+        else re.sub(r" at 0x\w+", "", repr(value))
+    )
+
+
+class HasState(Protocol):
+    """Weights to save with a run: a teacher's, or ``SyncedReference``."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedReference:
+    """TRL's reference model under ``sync_ref_model``: TRL itself would begin with the first weights again."""
+
+    model: nn.Module
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}  # a tied one once
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name, value in state.items():
+            self.state_dict()[name].copy_(value)
+
+
+@dataclass
+class Run:
+    """The run under way, as its checkpoints name it."""
+
+    id: str
+    configuration: dict[str, Any]
+    last_checkpoint: str | None = None
+    same: bool = True
+    """Whether the checkpoint that it resumed from was made with the same configuration."""
+
+
+class Checkpoints:
+    """Saves the checkpoints of a trainer, and finds the one to resume from; every process calls every method."""
+
+    def __init__(self, folder: RunFolder, args: GEARConfig, accelerator: Accelerator) -> None:
+        self.folder, self.args, self.accelerator = folder, args, accelerator
+        self.writes_aside = False
+        """While TRL writes a checkpoint that does not count yet."""
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """No other run writes the folder meanwhile; ``ValueError`` on every process if one does."""
+        held = self.folder.held()
+        self.on_main(held.__enter__)
+        try:
+            yield
+        finally:
+            if self.accelerator.is_main_process:
+                held.__exit__(None, None, None)
+
+    def begin(self, resume: str | bool | None, configuration: dict[str, Any]) -> tuple[Run, str | None]:
+        """The run that begins or goes on, and the checkpoint to resume from; ``ValueError`` if it cannot.
+
+        True and "latest" mean the newest whole checkpoint of the run whose folder it is. Where a run begins, that
+        folder has no checkpoints, or ``overwrite_output_dir`` deletes them. Records outside of it stay.
+        """
+
+        def choose() -> tuple[Run, str | None]:
+            self.folder.check_records()
+            if resume is None or resume is False:
+                self._make_room()
+                return Run(self.folder.begin(), configuration), None
+            path, manifest = self._chosen(resume)
+            run = self._resumed(path, manifest, configuration)
+            self.folder.begin(run.id)
+            return run, str(path)
+
+        return self.on_main(choose)
+
+    def _make_room(self) -> None:
+        """Refuse to begin where checkpoints are: some would be replaced, and the others stay."""
+        folder = self.folder
+        names = ", ".join(path.name for path in reversed(checkpoints_in(folder.path)))
+        if self.args.overwrite_output_dir:
+            folder.clear()
+        elif names:
+            raise ValueError(
+                f"output_dir: {folder.path} holds a run already ({names}); go on with it by "
+                "train(resume_from_checkpoint=True), delete it and begin anew by overwrite_output_dir=True, or "
+                "give another output_dir"
+            )
+        else:
+            folder.keep_old_records()
+
+    def _chosen(self, resume: str | bool) -> tuple[Path, Manifest]:
+        folder = self.folder
+        if resume is True or resume == "latest":
+            return newest_whole(folder.path, folder.run)
+        path = Path(str(resume))
+        try:
+            manifest = checked(path)
+        except BrokenCheckpointError as broken:
+            raise ValueError(
+                f"resume_from_checkpoint: {resume} is no whole checkpoint: {broken}; name another, or take latest"
+            ) from None
+        elsewhere = path.resolve().parent != folder.path.resolve()
+        others = folder.leftovers() if elsewhere and folder.run != manifest.run else []
+        if others:
+            raise ValueError(
+                f"output_dir: {folder.path} holds another run than {resume} ({', '.join(others)}); give another "
+                "output_dir"
+            )
+        return path, manifest
+
+    def _resumed(self, path: Path, manifest: Manifest, configuration: dict[str, Any]) -> Run:
+        """The run of the checkpoint; a new one if it goes on with another configuration, which must be meant."""
+        changed = differences(manifest.configuration, configuration)
+        if changed and not self.args.resume_anyway:
+            raise ValueError(
+                f"resume_from_checkpoint: {path} was made with another configuration: {changed}; set it back, or "
+                "set resume_anyway to go on from there as a new run"
+            )
+        if changed:
+            logger.warning("resume_anyway: goes on as a new run: %s", changed)
+        installed = versions()
+        other = [f"{name} {old}" for name, old in manifest.versions.items() if installed.get(name) != old]
+        if other:
+            logger.warning("%s was made with %s: last bits may differ", path, ", ".join(other))
+        logger.info("resume_from_checkpoint: %s", path)
+        id = self.folder.begin() if changed else manifest.run
+        return Run(id, configuration, last_checkpoint=str(path), same=not changed)
+
+    def save(
+        self,
+        run: Run,
+        state: TrainerState,
+        folder: Path,
+        own_save: Callable[[], None],
+        weights: Mapping[str, HasState],
+        progress: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint aside by ``own_save``, add ours, seal it, move it into place; then old ones go.
+
+        ``weights`` are files with what they hold, ``progress`` is where this process stands in its rollouts. What
+        fails leaves no checkpoint of this step, and the ones before untouched.
+        """
+        name, main = f"checkpoint-{state.global_step}", self.args.should_save
+        aside, final = folder / UNFINISHED / name, folder / name
+        if main:
+            shutil.rmtree(aside.parent, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            self.writes_aside = True
+            own_save()
+            _write(aside, weights, main)
+            torch.save(dict(progress), self._progress_file(aside))
+            self.accelerator.wait_for_everyone()
+            if state.best_model_checkpoint is not None and Path(state.best_model_checkpoint) == aside:
+                state.best_model_checkpoint = str(final)  # where it will stay
+                if main:
+                    state.save_to_json(os.path.join(aside, "trainer_state.json"))
+            if main:
+                step, resumable, settings = (
+                    state.global_step,
+                    not self.args.save_only_model,
+                    run.configuration,
+                )
+                seal(aside, Manifest(run=run.id, step=step, configuration=settings, resumable=resumable))
+                move_into_place(aside, final)
+                rotate(folder, run.id, self.args.save_total_limit, state.best_model_checkpoint)
+        except BaseException:
+            shutil.rmtree(aside.parent, ignore_errors=True)  # a full disk gets its room back
+            raise
+        finally:
+            self.writes_aside = False
+        self.accelerator.wait_for_everyone()
+        run.last_checkpoint = str(final)
+
+    def load(self, checkpoint: Path, weights: Mapping[str, HasState]) -> dict[str, Any] | None:
+        """Take up the weights, and return where this process stood; None if other processes made it.
+
+        ``ValueError`` that names the checkpoint if it is another teacher's or model's.
+        """
+        for name, owner in weights.items():
+            file = checkpoint / name
+            try:
+                owner.load_state_dict(safetensors.torch.load_file(file) if file.exists() else {})
+            except ValueError as error:
+                raise ValueError(f"resume_from_checkpoint: {checkpoint}: {name}: {error}") from None
+        file, device = self._progress_file(checkpoint), self.accelerator.device
+        if not file.exists():
+            return None
+        place: Any = "cpu" if device.type == "cpu" else device  # torch.load does not know "cpu:0"
+        return torch.load(file, map_location=place, weights_only=True)
+
+    def on_main(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns on the first process, on every process; what it raises, too."""
+        outcome: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                outcome[0] = action()
+            except Exception as error:  # whatever it is: the other processes wait
+                outcome[1] = error
+        broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return cast(T, outcome[0])
+
+    def _progress_file(self, folder: Path) -> Path:
+        return folder / f"rollouts-{self.accelerator.process_index}.pt"
+
+
+def _write(folder: Path, weights: Mapping[str, HasState], writes: bool) -> None:
+    for file, owner in weights.items():
+        whole: dict[str, Tensor] = {}
+        for name, p in owner.state_dict().items():
+            # Every process gives its shard, and one keeps them: one at a time, so that the device has room.
+            value = p.full_tensor() if isinstance(p, DTensor) else p
+            if writes:
+                whole[name] = value.contiguous().cpu()
+        if whole:
+            safetensors.torch.save_file(whole, folder / file)
+
+
+def skip_epochs(sampler: Any, epochs: int) -> None:
+    """Let TRL's sampler stand where it stood after so many epochs: it draws one order of the rows for each."""
+    if getattr(sampler, "shuffle", False):
+        for _ in range(epochs):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)

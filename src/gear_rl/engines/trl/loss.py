@@ -1,0 +1,262 @@
+"""What is added to TRL's loss: credit computed in it, the distillation term, and a look at whether it is finite.
+
+Knows no method: only whether the one it is given judges every completion alone, and what it distils.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
+from gear_rl.credit.passes import shares_prompts
+from gear_rl.credit.plan import CreditPlan, CreditResult
+from gear_rl.credit.step import assign, for_loss, report
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.engine import StudentPass, TRLEngine
+from gear_rl.engines.trl.rollouts import completions_of
+from gear_rl.signals.forwards import capturing, hidden_states
+from gear_rl.signals.score import Prompts, TeacherStates, needs_student
+from gear_rl.tensor.logits import predicting_positions
+from gear_rl.traits import Distillation, distillation_of, is_per_completion
+from gear_rl.types import Credit, TokenSignals, signal_of
+
+# --- credit in the loss --------------------------------------------------------------------------------------
+
+ROW = "gear_row"
+"""The column that says which rollout of the batch a shuffled row is."""
+
+
+def may_wait(plan: CreditPlan) -> bool:
+    """Whether the method judges every completion by signals of its own, so that micro-batches can be credited."""
+    method = plan.method
+    return (
+        is_per_completion(method)
+        and distillation_of(method) is None
+        and needs_student(method.needs)
+        and all(signal_of(name).late for name in method.needs)
+        and len(plan.teachers) <= 1
+    )
+
+
+class LateCredit:
+    """The credit of a batch of rollouts that TRL trains on once, made in the losses of its micro-batches.
+
+    TRL shuffles the rollouts and splits them; the column ``ROW`` says which rollout a row is. In each loss the
+    teacher goes first; then TRL's forward of the student is captured, and the advantages are there before TRL
+    reads them. ``engine_of`` makes the engine of a credit step.
+    """
+
+    def __init__(
+        self,
+        plan: CreditPlan,
+        output: dict[str, Any],
+        config: GEARConfig,
+        engine_of: Callable[..., TRLEngine],
+        begin: float,
+    ) -> None:
+        self._plan, self._config, self._engine_of = plan, config, engine_of
+        self._rows: list[Tensor] = []
+        self._results: list[CreditResult] = []
+        self._teacher_states: TeacherStates | None = None
+        request = _request(plan)
+        if len(plan.scored_B) > config.per_device_train_batch_size and shares_prompts(request):
+            # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
+            self._teacher_states = engine_of().passes.teacher_pass(request)
+        self._seconds = time.perf_counter() - begin
+        output[ROW] = torch.arange(len(plan.scored_B), device=plan.scored_B.device)
+
+    def waiting(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[StudentPass | None], None]]:
+        """The micro-batch for TRL's loss, and what gets the student's pass before the advantages are read."""
+        rows = cast(Tensor, inputs[ROW])
+        # Without advantages: a loss that read them too early must not find the plain ones.
+        waiting = {name: value for name, value in inputs.items() if name not in (ROW, "advantages")}
+        plan = self._plan.take(rows)
+        teacher = self.teacher_states(rows, plan)
+
+        def receive(student: StudentPass | None) -> None:
+            waiting["advantages"] = self.assign(rows, plan, teacher, student)
+
+        return waiting, receive
+
+    def teacher_states(self, rows: Int[Tensor, " N"], plan: CreditPlan) -> TeacherStates | None:
+        """The teacher's pass, before the student's forward: lending weights writes into what its graph saves."""
+        begin = time.perf_counter()
+        if self._teacher_states is None:
+            states = self._engine_of(in_loss=True).passes.teacher_pass(_request(plan))
+        else:
+            states = self._teacher_states.rows(rows)
+        self._seconds += time.perf_counter() - begin
+        return states
+
+    @torch.no_grad()
+    def assign(
+        self,
+        rows: Int[Tensor, " N"],
+        plan: CreditPlan,
+        teacher: TeacherStates | None,
+        student: StudentPass | None,
+    ) -> Tensor:
+        """The advantages of a micro-batch; with the last one all is logged and recorded."""
+        begin = time.perf_counter()
+        # What was not captured as expected is computed once more.
+        states = None if student is None else student.states
+        engine = self._engine_of(student_states=states, teacher_states=teacher, in_loss=True)
+        result = assign(plan, engine, self._config)
+        self._rows.append(rows)
+        self._results.append(result)
+        self._seconds += time.perf_counter() - begin
+        if sum(map(len, self._rows)) == len(self._plan.scored_B):
+            whole = CreditResult.joined(self._results, self._rows)
+            report(self._plan, whole, self._engine_of(), self._seconds)
+            self._teacher_states = None
+        return for_loss(plan.batch, result.credit)
+
+
+def _request(plan: CreditPlan) -> ForwardRequest:
+    """The signals of the plan, all of which are made by the student's and the teacher's passes here."""
+    return ForwardRequest(
+        needs=tuple(plan.method.needs),
+        step=plan.batch.step,
+        completions=plan.batch.completions,
+        student=plan.batch.student,
+        teachers=plan.teachers,
+        scored_B=plan.scored_B,
+    )
+
+
+# --- the distillation term -----------------------------------------------------------------------------------
+
+WEIGHT, REFERENCE = "gear_distill_weight", "gear_reference_logprob"
+TEACHER_IDS, TEACHER_ATTENTION = "gear_teacher_ids", "gear_teacher_attention"
+
+
+def attach(
+    output: dict[str, Any],
+    credit: Credit,
+    signals: TokenSignals,
+    teacher_prompts: Prompts,
+    seen_B: Bool[Tensor, " B"],
+) -> None:
+    """Put into TRL's ``output``, which TRL shuffles and splits by rows, what the distilling loss needs.
+
+    ``teacher_prompts`` has one row per completion; a row whose weights are all 0 is never run. ``seen_B`` says in
+    which rows the signals were computed: elsewhere a reference log-prob of 0 stands for nothing, and the anchor
+    leaves the row alone.
+    """
+    output[WEIGHT] = credit.distill_weight
+    output[TEACHER_IDS] = teacher_prompts.ids_BP
+    output[TEACHER_ATTENTION] = teacher_prompts.attention_BP
+    reference = signals.reference_logprob
+    if reference is not None:
+        output[REFERENCE] = torch.where(signals.mask & seen_B[:, None], reference, torch.nan)
+
+
+def loss_with_distillation(
+    own_loss: Callable[[nn.Module, dict[str, Any]], Tensor],
+    model: nn.Module,
+    inputs: dict[str, Any],
+    distillation: Distillation,
+    engine: TRLEngine,
+    *,
+    accumulation: int,
+    padding_moves: bool,
+) -> Tensor:
+    """TRL's loss of a micro-batch, and on top of it what the method distils and what it is anchored with.
+
+    ``sum_t weight_t ratio_t term_t + anchor_weight f(r_t)`` over the trained tokens, divided as TRL divides its
+    token means (``loss_type: dapo``): by the trained tokens of the whole generation batch over all processes, so
+    that no split into micro-batches or processes changes it, whatever ``loss_type`` TRL's own loss has. A term
+    or anchor that is not finite is left out and counted. ``ratio_t`` is constant: probability now over
+    probability when sampled, both TRL's, 1 where TRL keeps no old log-prob because they are the same. Where left
+    padding moves the positions of TRL's forward (GPT-2), term and anchor come from a forward of our own.
+    """
+    completions, reference = completions_of(inputs), cast(Tensor | None, inputs.get(REFERENCE))
+    anchored = distillation.anchor != "none" and distillation.anchor_weight > 0
+    if anchored and reference is None:
+        raise ValueError(
+            f"credit: {engine.trainer.credit.name!r} is anchored to 'reference_logprob', which was "
+            "not computed; list it in the method's `needs`"
+        )
+    batch = DistilledBatch(
+        distillation=distillation,
+        ids=completions.ids,
+        attention=completions.attention,
+        mask=completions.mask,
+        weight=inputs[WEIGHT],
+        teacher=Prompts(ids_BP=inputs[TEACHER_IDS], attention_BP=inputs[TEACHER_ATTENTION]),
+        old_logprob=inputs.get("old_per_token_logps"),
+        reference=reference if anchored else None,
+    )
+    passes = engine.passes
+    temperature, student = passes.temperature, passes.model
+    # Before the student's forward: lending weights writes into parameters that its graph has saved.
+    teacher_ND, teacher_head = teacher_hidden(student, batch, passes.teacher, temperature)
+    captured: list[Tensor] = []
+    with capturing(model, captured.append):
+        loss = own_loss(model, inputs)
+    theirs = hidden = predicting_positions(captured[-1], batch.ids.shape[1])
+    moved = padding_moves and not bool((inputs["prompt_mask"] > 0).all())
+    if moved and (batch.distilled.any() or batch.reference is not None):
+        # Without DDP's wrapper, as other processes may have no padding: their gradients meet in the one backward.
+        ids = torch.cat([inputs["prompt_ids"], batch.ids], 1)
+        attention = torch.cat([inputs["prompt_mask"], batch.attention], 1)
+        hidden = hidden_states(student, ids, attention, num_tokens=batch.ids.shape[1])
+    # Autocast would turn the products of the heads back into low precision.
+    with torch.autocast(loss.device.type, enabled=False):
+        sums = distillation_sums(batch, hidden, theirs, model, teacher_ND, teacher_head, temperature)
+    # As TRL's own token mean: `num_items_in_batch` spans the generation batch of all processes.
+    steps = cast(int, engine.trainer.args.steps_per_generation)
+    share = accumulation / steps / engine.world_size
+    normaliser = inputs["num_items_in_batch"].clamp(min=1.0) * share
+    term, anchor = sums.distilled / normaliser, sums.anchored / normaliser
+    # The logged loss is the sum over an accumulation window, and logged metrics are means over it.
+    parts = torch.stack([term.detach(), anchor.detach()]).float() * accumulation
+    local = torch.cat([sums.counts, parts / engine.world_size])
+    total, count, left_out, *logged = engine.gather(local[None]).sum(0).tolist()
+    metrics = {"gear/distill/loss": logged[0], "gear/distill/non_finite": left_out}
+    if count:
+        metrics["gear/distill/term"] = total / count
+    if anchored:
+        metrics["gear/anchor/loss"] = logged[1]
+    engine.log(metrics)
+    return loss + term + anchor
+
+
+# --- a step that is not finite -------------------------------------------------------------------------------
+
+
+class FiniteSteps:
+    """Watches the losses of a step's micro-batches, and judges the step once its gradient's norm is known.
+
+    >>> steps = FiniteSteps()
+    >>> steps.add(torch.tensor(1.0)), steps.add(torch.tensor(2.0))
+    (None, None)
+    >>> steps.take(torch.tensor(torch.inf)), steps.take(torch.tensor(0.5))
+    ('gradient norm inf', None)
+    """
+
+    def __init__(self) -> None:
+        self._loss: Tensor | None = None
+
+    def add(self, loss: Tensor) -> None:
+        """The loss of one micro-batch, without waiting for it."""
+        self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
+    def take(self, norm: Tensor | float | None) -> str | None:
+        """What is wrong with the step that ends here; None if nothing is. One number crosses from the device."""
+        loss, self._loss = self._loss, None
+        looked_at = [torch.zeros(()) if loss is None else loss]
+        if norm is not None:
+            whole = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
+            looked_at.append(whole.to(looked_at[0]))
+        values = torch.stack([x.detach().float().reshape(()) for x in looked_at])
+        if bool(values.isfinite().all()):
+            return None
+        words = zip(("loss", "gradient norm"), values, strict=False)
+        return ", ".join(f"{word} {float(x):g}" for word, x in words if not x.isfinite())
