@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.results import AsJson, Out, deliver, measured
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TASKS
-from gear_rl.cli.console import error_console, out_console, show_log, user_errors
-from gear_rl.cli.results import AsJson, Out, command_line, deliver, measured
+from gear_rl.cli.console import command_line, error_console, out_console, show_log, user_errors
 from gear_rl.errors import InputError, did_you_mean
 
 PROGRAM = "python -m benchmarks"

@@ -15,9 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.results import Cells
 from gear_rl.arena.split import use_of
 from gear_rl.cli.compare import run_plan_with_bar
-from gear_rl.cli.results import Cells
 from gear_rl.lab.compare import Plan, compared, plan_of
 from gear_rl.view.picture import figure_style, write_figure
 

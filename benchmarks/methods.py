@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
+from benchmarks.results import Cells
 from gear_rl.arena.task import DEFAULT_TASK
-from gear_rl.cli.results import Cells
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.config import build_method

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import COMPETITORS
-from gear_rl.cli.results import Cells
+from benchmarks.results import Cells
 from gear_rl.view.picture import figure_style, write_figure
 
 _LINES = ("#808080", "#0072b2", "#56b4e9", "#d55e00", "#e69f00")

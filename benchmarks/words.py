@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gear_rl.cli.results import Cells
+from benchmarks.results import Cells
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.data.word_problems import first_wrong_number, results

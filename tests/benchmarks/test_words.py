@@ -52,7 +52,7 @@ def test_a_line_marks_the_first_wrong_digit_and_the_results(tmp_path):
     file = tmp_path / "wrong.jsonl"
     file.write_text(json.dumps(line))
     run = load_config(None, ["--model", "arena", "--dataset", "arena", "--reward", "arena"])
-    [one] = read_marked(file, run).marked
+    [one], _ = read_marked(file, run)
     assert isinstance(one, Marked) and one.other == ROW["solution"] and len(one.decisions) == 2
 
 

@@ -186,7 +186,6 @@ def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, wor
         raise InputError(plan.place)
 
     monkeypatch.setattr("gear_rl.cli.compare.run_plan_with_bar", refused)
-    # gear score's default is held by the exported faults of test_marked.py.
     done = gear("compare", *words)
     assert done.stderr == f"gear: {tier}\n"
 
@@ -393,10 +392,6 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["score", "--data", "x.jsonl", "--model", "arena", "--aplha", "1"], "aplha: no such setting"),
         (["score", "--data", "x.jsonl", "--model", "arena", "--n", "0"], "--n: 0 is not possible"),
         (["score", "--data", "x.jsonl", "--model", "arena", "--max-tokens", "0"], "--max-tokens: 0"),
-        (["score", "--export", "x.jsonl", "--task", "errands"], "--export: errands has tool calls"),
-        (["score", "--export", "x.jsonl", "--json"], "--export: writes the file and scores nothing"),
-        (["score", "--export", "x.jsonl", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
-        (["score", "--export", "x.jsonl", "--n", "5000"], "--n: 5000 is not possible; faults fit into 1024"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):

@@ -1,7 +1,6 @@
 """gear score --data: completions with a marked fault, from the file to the numbers."""
 
 import json
-import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -15,7 +14,7 @@ from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
-from gear_rl.lab.marked import EXAMPLE, exported, marked_material, read_marked
+from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.score import (
     ENTROPY_ONSETS,
     UNINFORMED,
@@ -48,7 +47,7 @@ def read(folder: Path, *rows: Any, n: int | None = None, **settings: Any):
 
 
 def test_a_line_is_read(tmp_path):
-    [one] = read(tmp_path, GOOD).marked
+    [one], _ = read(tmp_path, GOOD)
     assert one.completion[one.start : one.end] == "= 52"
     assert one.row == {
         "prompt": [{"role": "user", "content": "12 + 30 - 2"}],
@@ -66,43 +65,46 @@ def test_characters_a_message_and_a_correct_completion(tmp_path):
         "fault": {"start": 6, "end": 7},
         "correct": "2",
     }
-    [one] = read(tmp_path, row, chat=False).marked
+    [one], _ = read(tmp_path, row, chat=False)
     assert (one.completion, one.start, one.end) == ("it is 3", 6, 7)
     assert (one.other, one.other_from, one.row["privileged_context"]) == ("2", "correct", "2")
     assert one.row["prompt"] == "1 + 1"
 
 
 def test_decisions_are_spans_too(tmp_path):
-    [one] = read(tmp_path, GOOD | {"decisions": [{"start": 10, "end": 12}, {"text": "= 50"}]}).marked
+    [one], _ = read(tmp_path, GOOD | {"decisions": [{"start": 10, "end": 12}, {"text": "= 50"}]})
     assert [one.completion[slice(*span)] for span in one.decisions] == ["52", "= 50"]
-    assert read(tmp_path, GOOD).marked[0].decisions == ()
-    for wrong, said in [([3], "3 marks nothing"), ([{"text": "77"}], "'77' stands 0 times")]:
+    assert read(tmp_path, GOOD)[0][0].decisions == ()
+    for wrong, said in [(3, "3 marks nothing"), ([{"text": "77"}], "'77' stands 0 times")]:
         with pytest.raises(InputError, match=f"line 1: decisions: .*{said}"):
             read(tmp_path, GOOD | {"decisions": wrong})
 
 
 def test_lines_keep_their_numbers_and_n_counts_those_that_can_be_used(tmp_path):
     bad = GOOD | {"fault": {"start": 3, "end": 3}}
-    found = read(tmp_path, "", bad, GOOD, "", bad, GOOD, "no JSON is read any more", n=2)
-    assert [one.line for one in found.marked] == [3, 6]
-    assert [line for line, _ in found.aside] == [2, 5]
+    marked, aside = read(tmp_path, "", bad, GOOD, "", bad, GOOD, "no JSON is read any more", n=2)
+    assert [one.line for one in marked] == [3, 6]
+    assert [line for line, _ in aside] == [2, 5]
 
 
 def test_columns_of_another_name(tmp_path):
     row = {"question": "1 + 1", "sample": {"text": "3", "bad": {"text": "3"}}, "gold": "2"}
     columns = {"prompt": "question", "completion": "sample.text", "fault": "sample.bad", "solution": "gold"}
-    [one] = read(tmp_path, row, columns=columns).marked
+    [one], _ = read(tmp_path, row, columns=columns)
     assert (one.completion, one.other, one.other_from) == ("3", "2", "solution")
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"fault": {"start": 2, "end": 2}}, "fault: empty, from 2 to 2"),
-        ({"fault": {"start": 5, "end": 2}}, "fault: empty, from 5 to 2"),
-        ({"fault": {"text": ""}}, "fault: the text is empty"),
-        ({"fault": {"start": 20, "end": 99}}, "fault: from 20 to 99, but the completion has 25 characters"),
-        ({"fault": {"start": -2, "end": 2}}, "fault: from -2 to 2"),
+        ({"fault": {"start": 2, "end": 2}}, 'fault: {"start": 2, "end": 2} marks nothing of 25 characters'),
+        ({"fault": {"start": 5, "end": 2}}, "marks nothing"),
+        ({"fault": {"text": ""}}, "marks nothing"),
+        ({"fault": {"start": 20, "end": 99}}, "marks nothing of 25 characters"),
+        ({"fault": {"start": -2, "end": 2}}, "marks nothing"),
+        ({"fault": [3, 7]}, "fault: [3, 7] marks nothing"),
+        ({"fault": {"start": 3}}, "marks nothing"),
+        ({"fault": None}, "fault: null marks nothing"),
         (
             {"fault": {"text": "52"}},
             "fault: '52' stands 2 times in the completion; mark it with start and end",
@@ -114,46 +116,37 @@ def test_columns_of_another_name(tmp_path):
             "no privileged context for the teacher; fill one of privileged_context, solution",
         ),
         ({"prompt": ""}, "prompt is empty"),
-        ({"correct": " "}, "correct is empty"),
+        ({"correct": " "}, "correct: is not the text of one assistant turn"),
+        ({"completion": 7}, "completion: is not the text of one assistant turn"),
+        (
+            {"completion": [{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]},
+            "tool calls",
+        ),
+        ({"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool calls"),
     ],
 )
 def test_what_is_of_no_use_is_set_aside_and_the_rest_stays(tmp_path, change, reason):
-    found = read(tmp_path, GOOD, GOOD | change, GOOD)
-    assert [one.line for one in found.marked] == [1, 3]
-    [(line, why)] = found.aside
+    marked, aside = read(tmp_path, GOOD, GOOD | change, GOOD)
+    assert [one.line for one in marked] == [1, 3]
+    [(line, why)] = aside
     assert line == 2 and reason in why
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"prompt": ', r"mine.jsonl, line 2: Expecting value"),
-        ("[1]", "line 2: expected an object, found list"),
         (
             {k: v for k, v in GOOD.items() if k != "fault"},
-            r"line 2: fault: missing; .*--columns.fault COLUMN",
+            r"line 1: fault: missing; .*--columns.fault COLUMN",
         ),
-        ({"promt": "x", "completion": "y", "fault": {}}, "line 2: prompt: missing; did you mean promt"),
-        (GOOD | {"fault": [3, 7]}, r'line 2: fault: \[3, 7\] marks nothing; write \{"start": 3, "end": 7\}'),
-        (GOOD | {"fault": {"start": 3}}, "line 2: fault: .* marks nothing"),
-        (GOOD | {"fault": {"start": 3, "end": True}}, "line 2: fault: .* marks nothing"),
-        (GOOD | {"fault": {"start": 3, "end": 4, "text": "x"}}, "line 2: fault: .* marks nothing"),
-        (GOOD | {"fault": None}, "line 2: fault: null marks nothing"),
-        (GOOD | {"completion": 7}, "line 2: completion: int is no completion; write its text"),
-        (GOOD | {"correct": []}, "line 2: correct: list is no completion; write its text"),
-        (
-            GOOD | {"completion": [{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]},
-            "line 2: completion: 2 messages with turns or tool calls cannot be replayed",
-        ),
-        (
-            GOOD | {"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "line 2: completion: 1 messages with turns or tool calls cannot be replayed",
-        ),
+        ({"promt": "x", "completion": "y", "fault": {}}, "line 1: prompt: missing; did you mean promt"),
+        ('{"prompt": ', "line 1: "),
+        ("[1]", "line 1: expected an object, found list"),
     ],
 )
-def test_a_line_that_is_not_of_the_format_stops_with_its_number(tmp_path, row, message):
+def test_a_file_that_is_not_of_the_format_stops_with_its_line(tmp_path, row, message):
     with pytest.raises(InputError, match=message):
-        read(tmp_path, GOOD, row)
+        read(tmp_path, row)
 
 
 def test_a_file_of_nothing_and_a_file_of_nothing_usable(tmp_path):
@@ -166,7 +159,7 @@ def test_a_file_of_nothing_and_a_file_of_nothing_usable(tmp_path):
 
 def test_prompts_of_two_kinds_need_chat(tmp_path):
     other = GOOD | {"prompt": [{"role": "user", "content": "x"}]}
-    assert len(read(tmp_path, GOOD, other).marked) == 2
+    assert len(read(tmp_path, GOOD, other)[0]) == 2
     with pytest.raises(InputError, match="prompt is text in some lines and messages in others"):
         read(tmp_path, GOOD, other, chat=False)
 
@@ -174,11 +167,19 @@ def test_prompts_of_two_kinds_need_chat(tmp_path):
 # --- the numbers ---------------------------------------------------------------------------------------------
 
 
+def planted(chosen, tokenizer):
+    """The task's cases as lines of a user's file."""
+    for case in chosen:
+        [wrong], [right] = case.faulty, case.right
+        start, end = (len(tokenizer.decode(wrong[:place])) for place in (case.fault.start, case.fault.stop))
+        said, better = (tokenizer.decode(ids[:-1]) for ids in (wrong, right))
+        yield {**case.row, "completion": said, "correct": better, "fault": {"start": start, "end": end}}
+
+
 def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
     """The check that it is right: tokens, prompts, rewards and all that follows are those of the task."""
-    file = tmp_path / "planted.jsonl"
-    done = gear("score", "--task", "chain", "--export", str(file), "--n", "7")
-    assert done.returncode == 0 and "wrote 7 completions" in done.stdout, done.stderr
+    _, tokenizer = load()
+    file = written(tmp_path, *planted(get_task("chain").cases(tokenizer, "hard", 7), tokenizer))
     named = {"by_entropy": {"name": "gear", "onset_signal": "entropy"}, "gear": {"name": "gear"}}
     with untouched(None):
         quiet_libraries()
@@ -198,17 +199,6 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path):
     gear_row, control = theirs["methods"]["gear"], theirs["methods"][ENTROPY_ONSETS]
     assert gear_row["auc"] not in (0.5, 1.0)
     assert control | {"role": "method"} == theirs["methods"]["by_entropy"] != gear_row
-
-
-def test_the_export_marks_the_planted_tokens():
-    _, tokenizer = load()
-    chosen = get_task("chain").cases(tokenizer, "hard", 5)
-    for case, row in zip(chosen, exported(chosen, tokenizer), strict=True):
-        ids = tokenizer(row["completion"])["input_ids"]
-        assert ids == case.faulty[0][:-1]
-        span = row["completion"][row["fault"]["start"] : row["fault"]["end"]]
-        assert span == tokenizer.decode([ids[case.fault.start]]) and span.isdigit()
-        assert row["correct"] == row["privileged_context"]
 
 
 ROWS = [
@@ -251,7 +241,7 @@ def test_a_users_own_completions(document, tiny_model):
     assert (found["data"], found["model"], found["n"]) == ("mine.jsonl", Path(tiny_model).name, 3)
     assert found["other_completion"] == {"answer": 2, "correct": 1}
     assert [line["line"] for line in found["set_aside"]] == [2, 4]
-    assert "line 2: fault: from 6 to 7, but the completion has 6 characters; set aside" in told
+    assert 'line 2: fault: {"start": 6, "end": 7} marks nothing of 6 characters' in told
     assert "line 4: completion: 1920 tokens are more than --max-tokens 900; set aside" in told
     assert "2 of 5 lines are set aside" in told
     roles = {name: row["role"] for name, row in found["methods"].items()}
@@ -404,24 +394,6 @@ def test_settings_of_the_engine_may_follow(tiny_model, tmp_path):
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text(encoding="utf-8")
-
-
-def test_the_page_shows_what_its_commands_print(tmp_path):
-    section = PAGE.split("## Your own completions")[1].split("\n## ")[0]
-    export, scored = re.findall(r"^gear (.*)$", section, re.MULTILINE)
-    assert gear(*export.split(), cwd=tmp_path).returncode == 0
-    done = gear(*scored.split(), "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["methods"]
-    told = dict(
-        re.findall(r"^\| (\w+)(?: \(\w+\))? \| ([\d.]+) \| [\d.]+ to [\d.]+ \|$", section, re.MULTILINE)
-    )
-    assert told.keys() == rows.keys()
-    # With other kernels (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_CBWR, two threads) no row differs
-    # by more than 0.0004; a divergence that lies on a threshold may move one completion of 32 by more.
-    assert {name: float(auc) for name, auc in told.items()} == {
-        name: pytest.approx(row["auc"], abs=0.02) for name, row in rows.items()
-    }
 
 
 def test_the_page_shows_a_line_of_the_format_and_every_field():

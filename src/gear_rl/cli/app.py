@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
+from gear_rl.cli.compare import compare
 from gear_rl.cli.console import DEBUG
 from gear_rl.cli.demo import demo
 from gear_rl.cli.doctor import doctor
 from gear_rl.cli.export import export_app
-from gear_rl.cli.laboratory import add_laboratory
 from gear_rl.cli.methods import methods
 from gear_rl.cli.model import model
 from gear_rl.cli.report import report
+from gear_rl.cli.score import score
 from gear_rl.cli.teacher import teacher
 from gear_rl.cli.train import train
 from gear_rl.cli.view import view
@@ -36,16 +37,11 @@ def _every_command(
         os.environ[DEBUG] = "1"
 
 
-app.command(context_settings=_KEYS_MAY_FOLLOW)(train)
-app.command(context_settings=_KEYS_MAY_FOLLOW)(demo)
-app.command()(methods)
-app.command()(view)
-app.command()(doctor)
+for _command in (train, demo, score, compare, teacher):
+    app.command(context_settings=_KEYS_MAY_FOLLOW)(_command)
+for _command in (methods, view, doctor, model, report):
+    app.command()(_command)
 app.add_typer(export_app, name="export")
-add_laboratory(app)
-app.command()(model)
-app.command(context_settings=_KEYS_MAY_FOLLOW)(teacher)
-app.command()(report)
 
 if __name__ == "__main__":
     app()

@@ -1,19 +1,123 @@
-"""How ``gear compare`` looks in a terminal."""
+"""``gear compare``: does a method help, and how much of what there is to gain?"""
 
+import json
+import logging
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gear_rl.lab.compare import Plan, Tuned, run_plan
+from gear_rl.arena.task import TELLING_TASK
+from gear_rl.cli.console import command_line, error_console, out_console, show_log, user_errors
+from gear_rl.cli.score import TASK_HELP, TIER_HELP, refuse, tier_of
+from gear_rl.errors import InputError
+
+if TYPE_CHECKING:
+    from gear_rl.lab.compare import Plan, Tuned
+
+
+@user_errors
+def compare(
+    context: typer.Context,
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
+    ] = "gear,shuffled",
+    seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
+    task: Annotated[str, typer.Option(help=TASK_HELP)] = TELLING_TASK,
+    tier: Annotated[str | None, typer.Option(help=f"{TIER_HELP}.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
+    ] = None,
+    rollouts: Annotated[
+        int | None, typer.Option(help="Rollouts per step; by default the tier's own.")
+    ] = None,
+    rates: Annotated[
+        int,
+        typer.Option(
+            help="Learning rates to try for each method, a factor of two apart, on seeds and problems of their "
+            "own; more where the best lies at an edge. 1 takes the tier's own rate for all."
+        ),
+    ] = 4,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="In place of a task: the YAML file of your own run, as for gear train."),
+    ] = None,
+    n_eval: Annotated[
+        int | None,
+        typer.Option(help="Held-out problems before and after each run; 256, if there are so many."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Sampled answers to each of them, before and after; 4, of your own run 1."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time; by default one per core, of your own run 1.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder: one file per run, comparison.json, report.html and plots.")
+    ] = Path("runs/compare"),
+    as_json: Annotated[bool, typer.Option("--json", help="The comparison, as JSON.")] = False,
+) -> None:
+    """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
+    rate, with every seed, on one budget of rollouts, and compares in words.
+
+    A control that is told the true advantage of every token (oracle) is the reference. Where no formula knows it,
+    rollouts branch off from every token, which takes its time: a run of your own has it only if you name it.
+
+    Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
+    compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled. So may its
+    teacher: --methods live=gear:teacher_model_kind=live; and a placebo's method: --methods shuffled:of.alpha=1
+
+    In place of a task your own run: --config run.yaml, or --model M --dataset D --reward R; its other settings
+    may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.
+    """
+    from gear_rl.lab.compare import compared, plan_of, save, split_methods
+
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs: {jobs}; give 1 or more")
+    chosen = split_methods(methods)
+    options: dict[str, Any] = {"seeds": seeds, "steps": steps, "rates": rates}
+    if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
+        from gear_rl.lab.own import plan_of_run
+        from gear_rl.runs.config import load_config
+
+        refuse(context, ("task", "tier", "rollouts"), chosen)
+        show_log(logging.WARNING)
+        options |= {"n_eval": n_eval, "samples": samples}
+        plan = plan_of_run(load_config(config, context.args), chosen, **options)
+        jobs = jobs or 1
+    else:
+        refuse(context, (), None)
+        given = {"n_eval": n_eval, "samples": samples, "rollouts": rollouts}
+        options |= {name: value for name, value in given.items() if value is not None}
+        plan = plan_of(chosen, task=task, tier=tier or tier_of(task), **options)
+    rows, tuned = run_plan_with_bar(
+        plan, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console
+    )
+    comparison = compared(plan, rows, tuned, command=command_line())
+    save(comparison, out)
+    if as_json:
+        sys.stdout.write(json.dumps(comparison, indent=1) + "\n")
+    else:
+        out_console.print(verdict_table(comparison))
+    error_console.print(f"wrote {out}/comparison.json, report.html and plots", highlight=False)
+    failures = comparison["comparisons"][0]["failed"]
+    if failures:
+        error_console.print(f"{len(failures)} runs failed; run the same command again", highlight=False)
+        raise typer.Exit(1)
 
 
 def run_plan_with_bar(
-    plan: Plan, folder: Path, *, jobs: int, console: Console
-) -> tuple[list[dict[str, Any]], dict[str, Tuned]]:
+    plan: "Plan", folder: Path, *, jobs: int, console: Console
+) -> tuple[list[dict[str, Any]], "dict[str, Tuned]"]:
     """The cells of a comparison, with a bar in a terminal; elsewhere one line for each that ends."""
+    from gear_rl.lab.compare import run_plan
+
     columns = (*Progress.get_default_columns()[:2], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         work = bar.add_task("runs", total=None)

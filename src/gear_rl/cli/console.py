@@ -62,6 +62,11 @@ class Pace:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def command_line(program: str = "gear") -> str:
+    """The command that runs, so that its result can be made again."""
+    return " ".join([program, *sys.argv[1:]])
+
+
 def show_log(level: int = logging.INFO) -> None:
     """Our own log in the console; of the libraries under us only what a user can act on."""
     from gear_rl.runs.machine import quiet_libraries

@@ -5,19 +5,18 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.arena.task import DEFAULT_TASK, Case, all_tasks
+from gear_rl.arena.task import DEFAULT_TASK, Case
 from gear_rl.credit.contexts import wrong_contexts
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.data.spans import token_span
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.files import replace_file
 from gear_rl.lab.replay import prompt_tokens
 from gear_rl.lab.score import REPLAY, Material
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
@@ -31,8 +30,6 @@ EXAMPLE = (
     '"completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}'
 )
 """A line of such a file."""
-_REWARD = "replayed_reward"
-"""The column that says what a replayed completion earns: 0 the faulty one, 1 the other."""
 BATCH = 8
 """Completions through the model at a time, where the user does not say."""
 REPORTED = 10
@@ -48,6 +45,10 @@ def marked_reward(completions: Sequence[Any], replayed_reward: Sequence[float], 
     [0.0, 1.0]
     """
     return [float(reward) for reward in replayed_reward]
+
+
+class UnusableError(ValueError):
+    """Why a line says nothing of a method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +69,10 @@ class Marked:
     """The column that it comes from."""
 
 
-@dataclass(slots=True)
-class Reading:
-    """What became of the lines of a file."""
-
-    marked: list[Marked] = field(default_factory=list[Marked])
-    aside: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Line and reason of every one that says nothing of a method."""
-
-
-def read_marked(path: Path, run: RunConfig, n: int | None = None) -> Reading:
-    """The first ``n`` lines that can be used, and which were set aside before them.
-
-    A line that is not of the format stops with an ``InputError`` that names it. What is only of no use (a mark
-    that is empty, beyond the completion or not unique, no privileged context) is set aside, and the rest stays.
+def read_marked(
+    path: Path, run: RunConfig, n: int | None = None
+) -> tuple[list[Marked], list[tuple[int, str]]]:
+    """The first ``n`` lines that can be used, and the number and reason of those set aside before them.
 
     >>> read_marked(Path("missing.jsonl"), RunConfig(model="arena", dataset="arena"))
     Traceback (most recent call last):
@@ -89,45 +80,50 @@ def read_marked(path: Path, run: RunConfig, n: int | None = None) -> Reading:
     """
     if not path.is_file():
         raise InputError(f"--data: {path} {'is no file' if path.exists() else 'does not exist'}")
-    reading = Reading()
+    marked: list[Marked] = []
+    aside: list[tuple[int, str]] = []
     for number, line in read_text(path):
-        where = f"{path.name}, line {number}"
         row = line | {new: dotted(line, old) for new, old in run.columns.items()}
-        one = _marked(row, number, where, run)
-        if isinstance(one, Marked):
-            reading.marked.append(one)
-            if len(reading.marked) == n:
-                break
-        else:
-            reading.aside.append((number, one))
-    if not reading.marked and not reading.aside:
-        raise InputError(f"--data: {path} has no line; write one JSON object per line, such as {EXAMPLE}")
-    kinds = {isinstance(one.row["prompt"], str) for one in reading.marked}
-    if len(kinds) == 2:
+        try:
+            marked.append(_marked(row, number, run))
+        except UnusableError as why:
+            aside.append((number, str(why)))
+        if len(marked) == n:
+            break
+    _check(marked, aside, path)
+    if len({isinstance(one.row["prompt"], str) for one in marked}) == 2:
         raise InputError(
             f"--data: {path}: prompt is text in some lines and messages in others; leave out --chat"
         )
-    return reading
+    return marked, aside
 
 
-def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> Marked | str:
-    """The line, or why it is of no use; ``InputError`` if it is not of the format."""
+def _check(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path: Path) -> None:
+    if usable:
+        return
+    if not aside:
+        raise InputError(f"--data: {path} has no line; write one JSON object per line, such as {EXAMPLE}")
+    line, why = aside[0]
+    raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; line {line}: {why}")
+
+
+def _marked(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
     for name in ("prompt", "completion", "fault"):
         if name not in row:
-            raise InputError(f"{where}: {name}: missing; {did_you_mean(name, row)} (--columns.{name} COLUMN)")
-    completion = _text(row["completion"], f"{where}: completion")
-    correct = None if row.get("correct") is None else _text(row["correct"], f"{where}: correct")
-    span = _span(row["fault"], completion, f"{where}: fault")
-    decided = _decisions(row.get("decisions"), completion, f"{where}: decisions")
-    why = prompt_fault(row["prompt"]) or (span if isinstance(span, str) else None)
+            raise UnusableError(f"{name}: missing; {did_you_mean(name, row)} (--columns.{name} COLUMN)")
+    completion = _text(row["completion"], "completion")
+    start, end = _span(row["fault"], completion, "fault")
+    decisions = row.get("decisions") or []
+    marks: list[Any] = decisions if isinstance(decisions, list) else [decisions]
+    if fault := prompt_fault(row["prompt"]):
+        raise UnusableError(fault)
     context = privileged_context(row, run.trainer.get("privileged_column"))
-    if why is None and context is None:
+    if context is None:
         columns = run.trainer.get("privileged_column") or ", ".join(PRIVILEGED_COLUMNS)
-        why = f"no privileged context for the teacher; fill one of {columns}"
-    if why is None and correct is not None and not correct.strip():
-        why = "correct is empty; leave it out, or write a right completion"
-    if why is not None or context is None or isinstance(span, str):
-        return str(why)
+        raise UnusableError(f"no privileged context for the teacher; fill one of {columns}")
+    other_from, other = context
+    if row.get("correct") is not None:
+        other_from, other = "correct", _text(row["correct"], "correct")
     prompt: Any = row["prompt"]
     if run.chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -135,68 +131,49 @@ def _marked(row: Mapping[str, Any], number: int, where: str, run: RunConfig) -> 
     contrast = run.trainer.get("teacher_contrast")
     if contrast not in (None, NO_CONTRAST, *CONTRASTS):
         shown[contrast] = row.get(contrast)
-    other, other_from = (context[1], context[0]) if correct is None else (correct, "correct")
     return Marked(
         line=number,
         row=shown,
         completion=completion,
-        start=span[0],
-        end=span[1],
-        decisions=decided,
+        start=start,
+        end=end,
+        decisions=tuple(_span(mark, completion, "decisions") for mark in marks),
         other=other,
         other_from=other_from,
     )
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, name: str) -> str:
     """A completion as text; one assistant message is its content."""
-    if isinstance(value, str):
-        return value
-    messages = cast(list[Any], value) if isinstance(value, list) else []
-    if len(messages) == 1 and isinstance(messages[0], Mapping):
-        [message] = cast(list[Mapping[str, Any]], messages)
-        said = message.get("content")
-        if message.get("role") == "assistant" and isinstance(said, str) and not message.get("tool_calls"):
-            return said
-    if messages:
-        raise InputError(
-            f"{where}: {len(messages)} messages with turns or tool calls cannot be replayed without their tools; "
-            "give the text of one assistant turn"
+    if isinstance(value, list) and len(cast(list[Any], value)) == 1:
+        message = cast(list[Any], value)[0]
+        if message.get("role") == "assistant" and not message.get("tool_calls"):
+            value = message.get("content")
+    if not isinstance(value, str) or not value.strip():
+        raise UnusableError(
+            f"{name}: is not the text of one assistant turn; turns with tool calls cannot be replayed without "
+            "their tools"
         )
-    raise InputError(f"{where}: {type(value).__name__} is no completion; write its text")
+    return value
 
 
-def _span(value: Any, completion: str, where: str) -> tuple[int, int] | str:
-    """Where the marked characters begin and end, or why the mark is of no use."""
-    fix = 'write {"start": 3, "end": 7} in characters of the completion, or {"text": "..."}'
-    mark = cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
-    text = mark.get("text")
-    if isinstance(text, str) and mark.keys() == {"text"}:
-        if not text:
-            return "fault: the text is empty"
-        count = sum(completion.startswith(text, place) for place in range(len(completion)))
-        if count != 1:
-            return f"fault: {text[:40]!r} stands {count} times in the completion; mark it with start and end"
-        return completion.index(text), completion.index(text) + len(text)
-    start, end = mark.get("start"), mark.get("end")
-    if mark.keys() != {"start", "end"} or type(start) is not int or type(end) is not int:
-        raise InputError(f"{where}: {json.dumps(value)[:80]} marks nothing; {fix}")
-    if start >= end:
-        return f"fault: empty, from {start} to {end}"
-    if start < 0 or end > len(completion):
-        return f"fault: from {start} to {end}, but the completion has {len(completion)} characters"
-    return start, end
-
-
-def _decisions(value: Any, completion: str, where: str) -> tuple[tuple[int, int], ...]:
-    """The spans of a line's decisions; none where it says nothing of them."""
-    spans: list[tuple[int, int]] = []
-    for mark in cast(list[Any], value if isinstance(value, list) else [] if value is None else [value]):
-        span = _span(mark, completion, where)
-        if isinstance(span, str):
-            raise InputError(f"{where}: {span}")
-        spans.append(span)
-    return tuple(spans)
+def _span(mark: Any, completion: str, name: str) -> tuple[int, int]:
+    """Where the marked characters begin and end."""
+    match mark:
+        case {"text": str(text)} if text:
+            count = sum(completion.startswith(text, place) for place in range(len(completion)))
+            if count != 1:
+                raise UnusableError(
+                    f"{name}: {text[:40]!r} stands {count} times in the completion; mark it with start and end"
+                )
+            return completion.index(text), completion.index(text) + len(text)
+        case {"start": int(start), "end": int(end)} if 0 <= start < end <= len(completion):
+            return start, end
+        case _:
+            raise UnusableError(
+                f"{name}: {json.dumps(mark)[:80]} marks nothing of {len(completion)} characters; write "
+                '{"start": 3, "end": 7} in characters of the completion, or {"text": "..."}'
+            )
 
 
 def marked_material(
@@ -211,64 +188,32 @@ def marked_material(
     """The completions of a JSON lines file (`EXAMPLE`), for a model that a name or a folder means.
 
     ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). ``say`` gets a line of
-    text for each of the first lines that cannot be used, and their number. Raises ``InputError`` if no line is
-    left, or if one is not of the format.
+    text for each of the first lines that cannot be used, and their number. ``InputError`` if no line is left.
 
     >>> marked_material(Path("mine.jsonl"), "arena", n=0)
     Traceback (most recent call last):
     gear_rl.errors.InputError: --n: 0 is not possible; give 1 or more
     """
-    if n is not None and n < 1:
-        raise InputError(f"--n: {n} is not possible; give 1 or more")
-    if max_tokens < 1:
-        raise InputError(f"--max-tokens: {max_tokens}; give 1 or more")
+    for option, number in (("--n", n), ("--max-tokens", max_tokens)):
+        if number is not None and number < 1:
+            raise InputError(f"{option}: {number} is not possible; give 1 or more")
     run = _run(model, words)
-    lines = _Lines(path, model, run, max_tokens, say, read_marked(path, run, n))
-    lines.report()
-    _check(lines.reading.marked, lines.reading.aside, path)
-    return Material(
-        n=len(lines.reading.marked),
-        config=lines.config,
-        cases=lines.cases,
-        about=lines.about,
-        marks=({_REWARD: 0.0}, {_REWARD: 1.0}),
-    )
+    lines, aside = read_marked(path, run, n)
+    made: list[tuple[Marked, Case]] = []
 
-
-@dataclass(slots=True)
-class _Lines:
-    """The lines of a file on their way into the engine."""
-
-    path: Path
-    model: str
-    run: RunConfig
-    max_tokens: int
-    say: Callable[[str], None]
-    reading: Reading
-    made: list[tuple[Marked, Case]] = field(default_factory=list[tuple[Marked, Case]])
-    """The lines that can be used, as ids; the first trainer makes them."""
-    reported: int = 0
-    """Lines set aside that were reported."""
-
-    def report(self) -> None:
-        """Say which further lines are set aside, as long as they are few."""
-        for line, why in self.reading.aside[self.reported : max(self.reported, REPORTED)]:
-            self.say(f"line {line}: {why}; set aside")
-        self.reported = len(self.reading.aside)
-
-    def config(self, credit: dict[str, Any], folder: str) -> RunConfig:
-        """The run of a method; the trainer wants to see its columns, the rows themselves come with the replay."""
+    def config(credit: dict[str, Any], folder: str) -> RunConfig:
+        # The trainer wants to see the columns; the rows themselves come with the replay.
         rows = Path(folder) / "rows.jsonl"
-        rows.write_text(json.dumps(self.reading.marked[0].row) + "\n", encoding="utf-8")
+        rows.write_text(json.dumps(lines[0].row) + "\n", encoding="utf-8")
         reward = f"{__name__}:{marked_reward.__name__}"
         update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
-        config = self.run.model_copy(update=update)
+        config = run.model_copy(update=update)
         config.trainer = {
-            **machine_defaults(pretrained=not is_arena(self.run.model), full=False),
-            "per_device_train_batch_size": 64 if is_arena(self.run.model) else BATCH,
+            **machine_defaults(pretrained=not is_arena(run.model), full=False),
+            "per_device_train_batch_size": 64 if is_arena(run.model) else BATCH,
             "gradient_accumulation_steps": 1,
             "save_strategy": "no",
-            **self.run.trainer,
+            **run.trainer,
             **REPLAY,
             "privileged_column": None,
             "max_steps": 1,
@@ -276,34 +221,34 @@ class _Lines:
         }
         return config
 
-    def cases(self, trainer: Any, informed: bool) -> list[Case]:
-        """What is scored; made with the first trainer's tokenizer and kept for the others."""
-        if not self.made:
-            for one in self.reading.marked:
-                case = _case(one, trainer, self.max_tokens)
-                if isinstance(case, Case):
-                    self.made.append((one, case))
-                else:
-                    self.reading.aside.append((one.line, case))
-            self.report()
-            aside = self.reading.aside
-            _check(self.made, aside, self.path)
+    def cases(trainer: Any, informed: bool) -> list[Case]:
+        if not made:  # with the first trainer's tokenizer, for all
+            for one in lines:
+                try:
+                    made.append((one, _case(one, trainer, max_tokens)))
+                except UnusableError as why:
+                    aside.append((one.line, str(why)))
+            for line, why in aside[:REPORTED]:
+                say(f"line {line}: {why}; set aside")
+            _check(made, aside, path)
             if aside:
-                self.say(f"{len(aside)} of {len(aside) + len(self.made)} lines are set aside")
-        cases = [case for _, case in self.made]
-        return cases if informed else _with_contexts_of_others(cases)
+                say(f"{len(aside)} of {len(aside) + len(made)} lines are set aside")
+        own = [case for _, case in made]
+        return own if informed else _with_contexts_of_others(own)
 
-    def about(self) -> dict[str, Any]:
-        """What the document says of the file."""
+    def about() -> dict[str, Any]:
         return {
             "what": "absolute credit on completions with one marked fault",
-            "data": self.path.name,
-            "model": Path(self.model).name or self.model,
+            "data": path.name,
+            "model": Path(model).name or model,
             "fault": "marked",
-            "n": len(self.made),
-            "other_completion": dict(Counter(one.other_from for one, _ in self.made)),
-            "set_aside": [{"line": line, "reason": why} for line, why in sorted(self.reading.aside)],
+            "n": len(made),
+            "other_completion": dict(Counter(one.other_from for one, _ in made)),
+            "set_aside": [{"line": line, "reason": why} for line, why in sorted(aside)],
         }
+
+    marks = {"replayed_reward": 0.0}, {"replayed_reward": 1.0}
+    return Material(n=len(lines), config=config, cases=cases, about=about, marks=marks)
 
 
 def _run(model: str, words: Sequence[str]) -> RunConfig:
@@ -318,14 +263,8 @@ def _run(model: str, words: Sequence[str]) -> RunConfig:
     )
 
 
-def _check(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path: Path) -> None:
-    if not usable:
-        line, why = aside[0]
-        raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; line {line}: {why}")
-
-
-def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
-    """The completions as ids, and which tokens are the fault; or why the line cannot be used."""
+def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
+    """The completions as ids, and which tokens are the fault."""
     tokenizer: Any = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
     def ids(text: str) -> list[int]:
@@ -343,17 +282,19 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case | str:
         else:
             beside = prompt_tokens(trainer, prompt) + len(ids(context))
     except Exception as error:  # a chat template may raise what it likes
-        return f"prompt: cannot be shown to the teacher ({error})"
+        raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
     places = max_positions(trainer.model.config)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
-            return f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}"
+            raise UnusableError(f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}")
         if places is not None and beside + len(written) > places:
-            total = beside + len(written)
-            return f"{name}: {total} tokens with prompt and privileged context, but the model has {places} places"
+            raise UnusableError(
+                f"{name}: {beside + len(written)} tokens with prompt and privileged context, but the model has "
+                f"{places} places"
+            )
     fault = token_span(tokenizer, one.completion, wrong, one.start, one.end)
     if not fault or not other:
-        return "fault: the tokenizer does not say which tokens the marked characters are"
+        raise UnusableError("fault: the tokenizer does not say which tokens the marked characters are")
     spans = [token_span(tokenizer, one.completion, wrong, *span) or range(0) for span in one.decisions]
     choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
     return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)
@@ -364,51 +305,7 @@ def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
     own = [str(case.row["privileged_context"]) for case in cases]
     others = wrong_contexts([], own, [], "shuffled")
     return [
-        Case(
-            row=case.row | {"privileged_context": text},
-            faulty=case.faulty,
-            right=case.right,
-            fault=case.fault,
-            choices=case.choices,
-        )
+        replace(case, row=case.row | {"privileged_context": text})
         for case, text in zip(cases, others, strict=True)
         if text is not None
     ]
-
-
-def export(path: Path, task: str, tier: str, n: int) -> int:
-    """Write planted cases of a task as such a file; how many. ``InputError`` for an agent's task.
-
-    >>> export(Path("faults.jsonl"), "errands", "easy", 4)
-    Traceback (most recent call last):
-    gear_rl.errors.InputError: --export: errands has tool calls, ... cannot hold; export chain or codebook
-    """
-    from gear_rl.arena.model import load
-    from gear_rl.runs.arena import known_task, task_of
-
-    chosen_task = known_task(task)
-    if chosen_task.agent:
-        others = " or ".join(one.name for one in all_tasks() if not one.agent)
-        raise InputError(f"--export: {task} has tool calls, which such a file cannot hold; export {others}")
-    task_of(task, tier)
-    _, tokenizer = load(task=chosen_task.name)
-    try:
-        chosen = chosen_task.cases(tokenizer, tier, n)
-    except ValueError as error:
-        raise InputError(f"--{error}") from None
-    replace_file(path, "".join(json.dumps(row) + "\n" for row in exported(chosen, tokenizer)).encode())
-    return len(chosen)
-
-
-def exported(chosen: Sequence[Case], tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Cases of one turn as lines of such a file."""
-    for case in chosen:
-        [wrong], [right] = case.faulty, case.right
-        texts = [tokenizer.decode(ids[:-1]) for ids in (wrong, right)]  # without the end
-        start, end = (len(tokenizer.decode(wrong[:place])) for place in (case.fault.start, case.fault.stop))
-        yield {
-            **case.row,
-            "completion": texts[0],
-            "correct": texts[1],
-            "fault": {"start": start, "end": end},
-        }

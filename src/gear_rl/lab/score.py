@@ -8,22 +8,25 @@ The completions are the arena's, with a planted fault, or the user's (`gear_rl.l
 
 import gc
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.passes import ModelPasses
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
-from gear_rl.lab.memory import SignalMemory
-from gear_rl.lab.replay import replay
+from gear_rl.lab.replay import PassesOf, replay
 from gear_rl.lab.report import Places
 from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
+from gear_rl.types import signal_of
 from gear_rl.versions import versions
 
 _FLOORS = ("uniform", "shuffled", "random_onsets")
@@ -70,7 +73,7 @@ def arena_material(
 ) -> Material:
     """Held-out problems of the arena, each with the right completion beside the one with the planted fault.
 
-    ``fault`` is one of the task's kinds, None its usual one. Raises ``InputError`` for what there is not.
+    ``fault`` is one of the task's kinds, None its usual one. ``InputError`` for what there is not.
 
     >>> arena_material("errands", "easy", n=8).about()["fault"]
     'code'
@@ -113,15 +116,31 @@ def score(
     ``methods`` are the names to show and the settings; the localisations come beside the numbers.
     """
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
-    needs = [name for credit in named.values() for name in build_method(credit).needs]
-    replays = _Replays(material, progress, total=(len(named) + 2) * material.n, memory=SignalMemory(needs))
-    kept = {name: replays.run(name, credit) for name, credit in named.items()}
+    memory = remembered(name for credit in named.values() for name in build_method(credit).needs)
+    done, total = 0.0, (len(named) + 2) * material.n
+
+    def run(name: str, credit: dict[str, Any], informed: bool = True) -> tuple[list[Case], list[Record]]:
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows / 2
+            progress(name, done, total)
+
+        advance(0)
+        return records_of(credit, material, informed=informed, advance=advance, memory=memory)
+
+    kept = {name: run(name, credit) for name, credit in named.items()}
     rows = [
         _localised(name, *kept[name], role="floor" if name in _FLOORS else "method")
         for name in named
         if name in methods or name in _FLOORS
     ]
-    rows += _controls(replays, kept)
+    uninformed = run(UNINFORMED, {"name": "gear"}, informed=False)
+    entropy = run(ENTROPY_ONSETS, {"name": "gear", "onset_signal": "entropy"})
+    rows.append(_localised(UNINFORMED, *uninformed, role="control"))
+    rows.append(_localised(ENTROPY_ONSETS, *entropy, role="control"))
+    for name, signal in SIGNALS.items():
+        source = kept["rlsd" if signal == "log_ratio" else "gear"]
+        rows.append(_localised(name, *source, role="control", signal=signal))
     rows.append(_localised("oracle", *kept["uniform"], role="ceiling"))
     document = {
         **material.about(),
@@ -132,47 +151,46 @@ def score(
     return document, rows
 
 
-_Replayed = tuple[list[Case], list[Record]]
-"""Cases, and the record of each one's faulty completion."""
+def remembered(names: Iterable[str]) -> PassesOf:
+    """Answers requests for signals by the engine's passes, each batch's once for all methods.
+
+    ``names`` are those that will be wanted sooner or later: they are computed along with the first of them that
+    is. For one set of weights and settings; what is not a token's signal of the student's and the teacher's pass
+    (saliency, an answer's confidence) is computed each time.
+    """
+    known: dict[tuple[Any, ...], Tensor] = {}
+
+    def kept(name: str) -> bool:
+        return signal_of(name).made_by == "passes" and signal_of(name).per == "token"
+
+    later = [name for name in dict.fromkeys(names) if kept(name)]
+
+    def answer(request: ForwardRequest, passes: ModelPasses) -> dict[str, Tensor]:
+        done, shown = request.completions, (request.student, *request.teachers)
+        asked = () if done.asked is None else (done.asked,)
+        student, *teachers = [(_bytes(one.ids_BP), _bytes(one.attention_BP)) for one in shown]
+        emitted = tuple(map(_bytes, (done.ids, done.attention, done.mask, request.scored_B, *asked)))
+
+        def key(name: str) -> tuple[Any, ...]:
+            return name, emitted, student, tuple(teachers) if signal_of(name).teacher else ()
+
+        wanted = request.needs
+        if any(kept(name) and key(name) not in known for name in wanted):
+            wanted += tuple(n for n in later if request.teachers or not signal_of(n).teacher)
+        else:
+            wanted = tuple(name for name in wanted if not kept(name))
+        values = passes.run(replace(request, needs=tuple(dict.fromkeys(wanted)))) if wanted else {}
+        known.update({key(name): value for name, value in values.items() if kept(name)})
+        return {name: known[key(name)] if kept(name) else values[name] for name in request.needs}
+
+    return answer
 
 
-@dataclass(slots=True)
-class _Replays:
-    """Runs methods over the material, and says how far they are."""
-
-    material: Material
-    progress: Progress
-    total: int
-    memory: SignalMemory
-    """The replays have the same weights: a teacher that follows the student has not begun to."""
-    done: float = 0.0
-
-    def run(self, name: str, credit: dict[str, Any], *, informed: bool = True) -> _Replayed:
-        """The records of a method, shown under that name."""
-
-        def advance(rows: int) -> None:
-            self.done += rows / 2
-            self.progress(name, self.done, self.total)
-
-        advance(0)
-        return records_of(credit, self.material, informed=informed, advance=advance, memory=self.memory)
+def _bytes(x: Tensor) -> bytes:
+    return x.cpu().numpy().tobytes()
 
 
-def _controls(replays: _Replays, kept: Mapping[str, _Replayed]) -> list[Localisation]:
-    """GEAR without its information, GEAR on another signal, and the signals by themselves."""
-    uninformed = replays.run(UNINFORMED, {"name": "gear"}, informed=False)
-    entropy = replays.run(ENTROPY_ONSETS, {"name": "gear", "onset_signal": "entropy"})
-    rows = [
-        _localised(UNINFORMED, *uninformed, role="control"),
-        _localised(ENTROPY_ONSETS, *entropy, role="control"),
-    ]
-    for name, signal in SIGNALS.items():
-        source = kept["rlsd" if signal == "log_ratio" else "gear"]
-        rows.append(_localised(name, *source, role="control", signal=signal))
-    return rows
-
-
-def places_of(document: dict[str, Any], rows: list[Localisation]) -> Places:
+def places_of(document: dict[str, Any], rows: Sequence[Localisation]) -> Places:
     """The same for the laboratory's report.
 
     >>> places_of({"task": "chain", "tier": "hard", "fault": "result"}, []).fault
@@ -186,27 +204,14 @@ def places_of(document: dict[str, Any], rows: list[Localisation]) -> Places:
     return Places(task=document["task"], tier=document["tier"], fault=fault, rows=rows)
 
 
-def title_of(document: dict[str, Any]) -> str:
-    """What was scored, in few words.
-
-    >>> title_of({"task": "chain", "tier": "hard"}), title_of({"data": "mine.jsonl", "model": "arena"})
-    ('chain/hard', 'mine.jsonl, arena')
-    """
-    return (
-        f"{document['data']}, {document['model']}"
-        if "data" in document
-        else f"{document['task']}/{document['tier']}"
-    )
-
-
 def records_of(
     credit: dict[str, Any],
     material: Material,
     *,
     informed: bool = True,
     advance: Callable[[int], None] | None = None,
-    memory: SignalMemory | None = None,
-) -> _Replayed:
+    memory: PassesOf | None = None,
+) -> tuple[list[Case], list[Record]]:
     """The cases and, for each, the engine's record of the faulty completion under a method."""
     with tempfile.TemporaryDirectory(prefix="gear-score-") as folder:
         trainer = make_trainer(material.config(credit, folder))

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gear_rl.cli.console import Pace, error_console, out_console
+from gear_rl.cli.console import Pace, command_line, error_console, out_console
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 
@@ -42,11 +42,6 @@ class Cells(NamedTuple):
         for row in self.rows:
             table.add_row(*row)
         return Group(Text(self.title, style="bold"), table, *(Text(sentence) for sentence in self.below))
-
-
-def command_line(program: str = "gear") -> str:
-    """The command that runs, so that its result can be made again."""
-    return " ".join([program, *sys.argv[1:]])
 
 
 def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: str = "gear") -> dict[str, Any]:
