@@ -1,7 +1,4 @@
-"""Is the teacher informed? From the log-probs of completions under three contexts to a verdict in words.
-
-Reads numbers; which model, data and contexts they come from it does not know.
-"""
+"""Is the teacher informed? From log-probs under three contexts to a verdict. Pure: numbers alone."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
 
 Word = Literal["informed", "weak", "not informed"]
+_RANK: tuple[Word, ...] = ("not informed", "weak", "informed")
 
 TWO_QUESTIONS = (1 + LEVEL) / 2
 """Level of the intervals of the two comparisons without a reward: either may say that a teacher reads."""
@@ -39,10 +37,9 @@ class Scored:
 
 
 class Share(NamedTuple):
-    """A share with its interval over prompts."""
+    """A share with its interval over prompts; None without a prompt."""
 
     share: float | None
-    """None without a prompt."""
     interval: Interval | None
     prompts: int
 
@@ -71,16 +68,13 @@ def verdict(scored: Sequence[Scored], success: float = 1.0) -> Verdict:
     """The shares with Student's intervals over prompts, and the word for them.
 
     Where enough prompts have right and wrong completions the reward decides: *informed* if the right ones clearly
-    gain more, *weak* if they do at all or if the teacher at least reads its context. Elsewhere reading decides:
-    by whichever of its two comparisons says more. What lies within chance is *not informed*. ``ValueError``
-    without a completion.
+    gain more, *weak* if they do at all or if the teacher at least reads its context. Elsewhere whichever of the
+    two comparisons says more decides. What lies within chance is *not informed*.
 
     >>> rows = [Scored(prompt=i, own=-1.0, other=-1.5, none=-1.2, stands_out=1.0, likelier=1.0) for i in range(9)]
     >>> verdict(rows).word, verdict(rows).reads.share
     ('informed', 1.0)
     """
-    if not scored:
-        raise ValueError("scored: no completion; sample at least one")
     groups: dict[int, list[Scored]] = {}
     for one in scored:
         groups.setdefault(one.prompt, []).append(one)
@@ -125,27 +119,22 @@ def sentences(found: Verdict) -> list[str]:
 
 def as_dict(found: Verdict) -> dict[str, Any]:
     """The same, ready for JSON."""
-
-    def of(share: Share) -> dict[str, Any]:
-        ends = None if share.interval is None else [round(end, 4) for end in share.interval]
-        mean = None if share.share is None else round(share.share, 4)
-        return {"share": mean, "interval": ends, "prompts": share.prompts}
-
-    return {
-        "verdict": found.word,
-        "reads": of(found.reads),
-        "likelier": of(found.likelier),
-        "knows": of(found.knows),
-        "gain": round(found.gain, 4),
-        "shift": round(found.shift, 4),
-    }
+    document: dict[str, Any] = {"verdict": found.word}
+    for name in ("reads", "likelier", "knows"):
+        share, interval, prompts = getattr(found, name)
+        document[name] = {
+            "share": None if share is None else round(share, 4),
+            "interval": None if interval is None else [round(end, 4) for end in interval],
+            "prompts": prompts,
+        }
+    return document | {"gain": round(found.gain, 4), "shift": round(found.shift, 4)}
 
 
 def _pairs(group: Sequence[Scored], success: float) -> list[float]:
     """For each right and wrong completion of a prompt whether the right one gains more from its own context."""
-    right = [one for one in group if one.reward is not None and one.reward >= success]
-    wrong = [one for one in group if one.reward is not None and one.reward < success]
-    return [_half((r.own - r.other) - (w.own - w.other)) for r in right for w in wrong]
+    gains = [(one.own - one.other, one.reward >= success) for one in group if one.reward is not None]
+    right, wrong = ([gain for gain, is_right in gains if is_right is one] for one in (True, False))
+    return [0.5 if r == w else float(r > w) for r in right for w in wrong]
 
 
 def _share(groups: Sequence[Sequence[float]], level: float = LEVEL) -> Share:
@@ -157,8 +146,7 @@ def _share(groups: Sequence[Sequence[float]], level: float = LEVEL) -> Share:
     means = [math.fsum(group) / len(group) for group in groups]
     if not means:
         return Share(None, None, 0)
-    least = 0.5 / max(len(group) for group in groups)
-    ends = mean_interval(means, level, least)
+    ends = mean_interval(means, level, least_spread=0.5 / max(len(group) for group in groups))
     within = None if ends is None else Interval(max(0.0, ends.low), min(1.0, ends.high))
     return Share(math.fsum(means) / len(means), within, len(means))
 
@@ -169,18 +157,11 @@ def _word(share: Share) -> Word:
     return "informed" if share.share >= CLEARLY else "weak"
 
 
-_RANK: tuple[Word, ...] = ("not informed", "weak", "informed")
-
-
 def _away_from_half(share: Share) -> Share:
     """The same share, or its complement where it lies below one half."""
     if share.share is None or share.interval is None or share.share >= 0.5:
         return share
     return Share(1 - share.share, Interval(1 - share.interval.high, 1 - share.interval.low), share.prompts)
-
-
-def _half(difference: float) -> float:
-    return 0.5 if difference == 0 else float(difference > 0)
 
 
 def _percent(share: Share) -> str:

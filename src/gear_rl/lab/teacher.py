@@ -18,7 +18,7 @@ from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.replay import sample
-from gear_rl.runs.config import RunConfig, build_method, load_config, trainer_settings
+from gear_rl.runs.config import RunConfig, build_method, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
 from gear_rl.tensor.lists import float_list
@@ -82,7 +82,16 @@ def examine(
             raise InputError(f"--{name}: {number}; give {least} or more")
     with tempfile.TemporaryDirectory(prefix="gear-teacher-") as folder:
         trainer = make_trainer(sampling_config(config, samples, folder))
-        rows = _rows(config, n)
+        rows = load_rows(
+            config.dataset,
+            split=config.dataset_split,
+            config=config.dataset_config,
+            columns=config.columns,
+            chat=config.chat,
+            stream=config.stream,
+            limit=n,
+        )
+        rows = [dict(row) for row in rows]
         total = 2 * samples * len(rows)
         sampled = list(_sampled(trainer, rows, seed, progress, total))
         scored = list(_scored(trainer, sampled, progress, total))
@@ -124,21 +133,7 @@ def sampling_config(config: RunConfig, samples: int, folder: str) -> RunConfig:
     }
     for name in ("generation_batch_size", "steps_per_generation", "num_generations_eval"):
         run.trainer.pop(name, None)
-    assert run.trainer.keys() <= trainer_settings().keys()
     return run
-
-
-def _rows(config: RunConfig, n: int) -> list[dict[str, Any]]:
-    rows = load_rows(
-        config.dataset,
-        split=config.dataset_split,
-        config=config.dataset_config,
-        columns=config.columns,
-        chat=config.chat,
-        stream=config.stream,
-        limit=n,
-    )
-    return [dict(row) for row in rows]
 
 
 def _sampled(
