@@ -1,6 +1,5 @@
 """Finding a planted fault: numbers by hand, a slow twin for every measure, what says nothing and is counted."""
 
-import inspect
 import json
 import math
 from dataclasses import asdict
@@ -200,28 +199,7 @@ def test_means_with_intervals():
     json.dumps(asdict(found), allow_nan=False)
 
 
-def test_the_seed_and_the_level_reach_the_intervals():
-    rows = [Located(auc=n / 30, share=n / 30, lift=1.0, rank=1.0, distance=None) for n in range(30)]
-    usual = localisation("gear", rows)
-    assert localisation("gear", rows, seed=1).auc.interval != usual.auc.interval
-    narrow = localisation("gear", rows, level=0.5).auc.interval
-    assert usual.auc.interval.low < narrow.low < narrow.high < usual.auc.interval.high
-
-
 def test_nothing_to_average():
     found = localisation("gear", ["no_fault"])
     assert (found.n, found.auc) == (0, (None, None, 0))
     json.dumps(asdict(found), allow_nan=False)
-
-
-@pytest.mark.parametrize("name", ["score", "fault", "onset"])
-def test_another_shape_is_named(name):
-    marks = {
-        "score": torch.zeros(2, 3),
-        "fault": bools("... ..."),
-        "mask": bools("xxx xxx"),
-        "onset": bools("... ..."),
-    }
-    marks[name] = marks[name][:, :2]
-    with pytest.raises(ValueError, match=rf"{name}: shape \(2, 2\), but mask has \(2, 3\)"):
-        inspect.unwrap(locate)(**marks)  # the tests' type checker would speak first

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.lab.statistics import LEVEL, Interval, bootstrap_interval
+from gear_rl.lab.statistics import Interval, bootstrap_interval
 from gear_rl.tensor.segments import segment_lengths, segment_starts
 
 Role = Literal["method", "floor", "control", "ceiling"]
@@ -49,15 +49,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Localisation:
-    """How well one method or signal finds the faults of many completions; means with bootstrap intervals.
-
-    >>> whole = Located(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=None)
-    >>> faults = localisation("gear", [whole, "no_fault"])
-    >>> faults.auc, faults.left_out
-    (Estimate(mean=1.0, interval=None, n=1), {'no_fault': 1, 'all_fault': 0, 'not_finite': 0, 'fallback': 0})
-    >>> faults.auc_choices
-    Estimate(mean=None, interval=None, n=0)
-    """
+    """How well one method or signal finds the faults of many completions; means with bootstrap intervals."""
 
     name: str
     role: Role
@@ -104,13 +96,8 @@ def locate(
 ) -> list[Located | str]:
     """Per completion how well ``score`` finds ``fault`` among the tokens of ``mask``, or why that says nothing.
 
-    ``score`` is larger where the fault is suspected: the absolute credit of a method, or a signal as it is. Only
-    tokens of the mask count; what the others hold, NaN included, is not read, and distances do not count them.
-    Scores that are all 0 put as much on each token, like scores that are all equal. Scores that differ by no more
-    than ``TIED`` of the largest are equal.
-
-    A completion is left out as ``no_fault`` if no trained token is faulty, ``all_fault`` if every one is,
-    ``not_finite`` if a score is NaN or infinite. ``ValueError`` if the shapes disagree.
+    ``score`` is larger where the fault is suspected. What stands outside of the mask is not read, NaN included.
+    Scores that differ by no more than ``TIED`` of the largest are equal; scores that are all 0 are even.
 
     >>> fault, mask = torch.tensor([[False, True, False]]), torch.ones(1, 3, dtype=torch.bool)
     >>> locate(torch.tensor([[1.0, 3.0, 0.0]]), fault, mask, onset=mask.triu(2))
@@ -118,11 +105,6 @@ def locate(
     """
     if onset is None:
         onset = torch.zeros_like(mask)
-    for name, value in (("score", score), ("fault", fault), ("onset", onset)):
-        if value.shape != mask.shape:
-            raise ValueError(
-                f"{name}: shape {tuple(value.shape)}, but mask has {tuple(mask.shape)}; make them equal"
-            )
     rows = zip(*(t.detach().cpu() for t in (score.to(torch.float64), fault, onset, mask)), strict=True)
     return [
         _found(*(row[counts].numpy() for row in (score_T, fault_T, onset_T)))
@@ -164,15 +146,13 @@ def localisation(
     name: str,
     located: Sequence[Located | str],
     role: Role = "method",
-    level: float = LEVEL,
-    seed: int = 0,
     *,
     among_choices: Sequence[Located | str] = (),
 ) -> Localisation:
     """What `locate` gave for many completions, as means with bootstrap intervals over the completions.
 
-    ``among_choices`` is what it gave with a mask of the decisions alone; empty where nobody knows them.
-    Completions count as independent: give one fault per problem. The same seed gives the same intervals.
+    ``among_choices`` is what it gave with a mask of the decisions alone. Completions count as independent: give
+    one fault per problem.
 
     >>> localisation("gear", ["no_fault"]).auc
     Estimate(mean=None, interval=None, n=0)
@@ -181,7 +161,7 @@ def localisation(
 
     def estimate(values: Sequence[float]) -> Estimate:
         mean = math.fsum(values) / len(values) if values else None
-        return Estimate(mean, bootstrap_interval(values, level, seed), len(values))
+        return Estimate(mean, bootstrap_interval(values), len(values))
 
     return Localisation(
         name=name,

@@ -20,8 +20,6 @@ from gear_rl.lab.verdict import Comparison
 FORMAT = 1
 """Version of the document; a reader refuses another."""
 
-_MINUS, _NONE = "\N{MINUS SIGN}", "\N{EN DASH}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
@@ -80,8 +78,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def save_report(document: Mapping[str, Any], out: str | Path) -> None:
     """The findings as one HTML file that opens anywhere, the verdicts in words first.
 
-    Every text in it is escaped. The same findings give the same bytes. The directory is made; ``ValueError`` for
-    a document of another format.
+    Every text in it is escaped. ``ValueError`` for a document of another format.
 
     >>> save_report({"format": 0}, "report.html")
     Traceback (most recent call last):
@@ -95,8 +92,8 @@ def save_report(document: Mapping[str, Any], out: str | Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    own: dict[str, Any] = {"number": _number, "signed": _signed, "span": _span, "p": _p, "plural": _plural}
-    pages.filters.update(own | {"percent": _percent, "percent_of": _percent_of})
+    filters = (_number, _signed, _span, _p, _percent, _plural)
+    pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"section": one.section, "label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
         for n, one in enumerate(drawings(document))
@@ -133,55 +130,31 @@ def _number(value: float | None, digits: int = 3) -> str:
     ('0.123', '0.000')
     """
     if value is None:
-        return _NONE
+        return "\N{EN DASH}"
     text = f"{value:.{digits}f}"
-    return (text[1:] if float(text) == 0 and text.startswith("-") else text).replace("-", _MINUS)
+    return text.removeprefix("-") if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def _signed(value: float | None, digits: int = 3) -> str:
-    """
-    >>> _signed(0.1), _signed(0.0), _signed(0.0001)
-    ('+0.100', '0.000', '0.000')
-    """
-    text = _number(value, digits)
+def _signed(value: float | None) -> str:
+    text = _number(value)
     return f"+{text}" if value is not None and value > 0 and float(text) > 0 else text
 
 
 def _span(interval: Sequence[float] | None, digits: int = 3) -> str:
-    """
-    >>> _span([0.1, 0.25])
-    '0.100 to 0.250'
-    """
-    return _NONE if interval is None else " to ".join(_number(end, digits) for end in interval)
+    return _number(None) if interval is None else " to ".join(_number(end, digits) for end in interval)
 
 
 def _p(value: float | None) -> str:
-    """
-    >>> _p(0.0004), _p(0.04)
-    ('< 0.001', '0.040')
-    """
     return "< 0.001" if value is not None and value < 0.001 else _number(value)
 
 
 def _percent(share: float) -> str:
     """
-    >>> _percent(0.95), _percent(0.995)
-    ('95 %', '99.5 %')
+    >>> _percent(0.95), _percent(0.995), _percent(0.4567)
+    ('95 %', '99.5 %', '45.7 %')
     """
-    return f"{100 * share:g} %"
-
-
-def _percent_of(share: float) -> str:
-    """
-    >>> _percent_of(0.4567)
-    '46 %'
-    """
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.3g} %"
 
 
 def _plural(number: int, noun: str) -> str:
-    """
-    >>> _plural(1, "seed"), _plural(2, "seed")
-    ('1 seed', '2 seeds')
-    """
     return f"{number} {noun}{'' if number == 1 else 's'}"
