@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
-from gear_rl.view.picture import drawable, figure_style, write_figure
-from gear_rl.view.terminal import shortened
+from gear_rl.view.picture import figure_style, write_figure
+from gear_rl.view.terminal import shortened, visible
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
 _LINES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
@@ -121,7 +121,7 @@ def _style() -> Generator[None]:
 
 
 def _name(name: str) -> str:
-    return shortened(drawable(name), 28) or "?"
+    return shortened(visible(name), 28) or "?"
 
 
 def _figure(width: float, height: float) -> Any:

@@ -1,14 +1,10 @@
-"""The picture of a method: completions as rows of tokens on the colour of their credit, segments outlined.
-
-Knows no method; what it draws is in the records. matplotlib is imported on the first call, since it is slow.
-"""
+"""The picture of a method: completions as rows of tokens on the colour of their credit, segments outlined."""
 
 import io
 import math
-import unicodedata
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from functools import cache
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -32,7 +28,6 @@ _TEXT, _QUIET, _TOOL, _KL, _ENTROPY = "#1a1a1a", "#6b6b6b", "#e9e9e9", "#404040"
 _TRIANGLE: dict[str, Any] = {"marker": "v", "ms": 4.5, "mec": "none", "color": _TEXT}
 _MONOSPACED: dict[str, Any] = {"family": "DejaVu Sans Mono", "va": "center_baseline"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_MISSING = "\N{WHITE SQUARE}"
 
 
 class _Placed(NamedTuple):
@@ -50,7 +45,7 @@ def save_picture(records: Sequence[Record], path: str | Path) -> None:
     blame, white none. Above it, where the record has the signals, a bar for the divergence and a line for the
     student's entropy, each to its own largest value in the picture. A segment of two tokens or more is
     outlined, its weight below, a triangle on its onset. Tool output is grey. Lines wrap after ``COLUMNS``
-    characters; a character that the font lacks is a square.
+    characters.
 
     The same records give the same bytes. The directory is made; ``ValueError`` for another number of records
     or another suffix.
@@ -77,13 +72,17 @@ def check_suffix(path: str | Path) -> None:
         raise ValueError(f"{path}: only .svg and .png can be drawn; change the suffix")
 
 
-def figure_style() -> AbstractContextManager[Any]:
+@contextmanager
+def figure_style() -> Generator[None]:
     """matplotlib's own defaults, whatever the user has set, and files that do not change from run to run."""
     from matplotlib import style
 
     files = {"svg.hashsalt": "gear", "svg.fonttype": "path"}
     looks = {"font.family": "DejaVu Sans", "figure.facecolor": "white", "text.color": _TEXT}
-    return cast(Any, style).context(["default", {**files, **looks}])
+    style_context = cast(Any, style).context(["default", {**files, **looks}])
+    # A missing glyph is drawn as a box, and is no reason for a warning.
+    with warnings.catch_warnings(action="ignore", category=UserWarning), style_context:
+        yield
 
 
 def write_figure(figure: Any, path: str | Path) -> None:
@@ -95,12 +94,6 @@ def write_figure(figure: Any, path: str | Path) -> None:
     replace_file(Path(path), content.getvalue())
 
 
-def drawable(text: str) -> str:
-    """``text`` without characters that steer, and a square for each that the font cannot draw."""
-    whole = unicodedata.normalize("NFC", visible(text))
-    return "".join(c if ord(c) in _glyphs() else _MISSING for c in whole)
-
-
 def lines_of(record: Record) -> list[list[_Placed]]:
     """The tokens in lines of at most ``COLUMNS`` characters; a newline in a token ends its line.
 
@@ -109,7 +102,7 @@ def lines_of(record: Record) -> list[list[_Placed]]:
     lines: list[list[_Placed]] = [[]]
     column = 0
     for t, token in enumerate(record.tokens):
-        text = drawable(token)
+        text = visible(token)
         text = text if len(text) <= COLUMNS else text[: COLUMNS - 1] + "…"
         if column + len(text) > COLUMNS:
             lines.append([])
@@ -120,15 +113,6 @@ def lines_of(record: Record) -> list[list[_Placed]]:
             lines.append([])
             column = 0
     return [line for line in lines if line]
-
-
-@cache
-def _glyphs() -> frozenset[int]:
-    from matplotlib import font_manager
-
-    fonts = cast(Any, font_manager)  # partly untyped
-    mono, sans = (fonts.get_font(fonts.findfont(name)) for name in ("DejaVu Sans Mono", "DejaVu Sans"))
-    return frozenset(mono.get_charmap()) & frozenset(sans.get_charmap())
 
 
 def _figure(records: Sequence[Record]) -> Any:
@@ -186,12 +170,12 @@ def _write(axes: Any, x: float, y: float, text: str, size: float = 7.5, **more: 
 def _header(axes: Any, y: float, record: Record, omitted: int) -> float:
     reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
     facts = f"{reward}, advantage {number(record.advantage):+.2f}".replace("-", "\N{MINUS SIGN}")
-    facts += f"  ·  {drawable(record.method)}, step {record.step}"
+    facts += f"  ·  {visible(record.method)}, step {record.step}"
     if record.fallback is not None:
-        facts += f", GRPO's advantage kept: {drawable(record.fallback)}"
+        facts += f", GRPO's advantage kept: {visible(record.fallback)}"
     if omitted:
         facts += f"  ·  {omitted} of {len(record.tokens)} tokens not shown"
-    _write(axes, _LEFT, y + 6, shortened(drawable(record.prompt), COLUMNS + 10), color=_QUIET, size=8.0)
+    _write(axes, _LEFT, y + 6, shortened(visible(record.prompt), COLUMNS + 10), color=_QUIET, size=8.0)
     _write(axes, _LEFT, y + 19, facts, size=8.5, weight="bold")
     return y + 28
 
