@@ -13,7 +13,6 @@ from rich.text import Text
 
 from gear_rl.records import Record
 from gear_rl.view.terminal import choose, credit_text, rollout_panel, runs, shade, strengths, visible
-from gear_rl.view.turns import by_turn
 
 
 def make(
@@ -222,7 +221,7 @@ def test_turns_and_answers_have_lines_of_their_own():
         context="sibling",
         truncated=True,
     )
-    lines = credit_text(by_turn(record), turns=True).plain.split("\n")
+    lines = credit_text(record).plain.split("\n")
     assert lines == [
         " turn 1  ⟦<tool_call>⏎{look}⏎⟧⟨2.0⟩<|im_end|>⏎",
         " answer  «a <b>␛⏎»",

@@ -32,6 +32,7 @@ from gear_rl.view.terminal import (
     shortened,
     strengths,
     visible,
+    visible_lines,
 )
 from gear_rl.view.turns import by_turn, has_turns, last_user_text
 
@@ -130,12 +131,12 @@ def pack(laid: Laid) -> bytes:
     record, shown, position, boxes = laid
     words: dict[tuple[str, int], int] = {}
     word = [words.setdefault(pair, len(words)) for pair in zip(shown.tokens, shown.ids, strict=True)]
-    prompt, whole = _lines(shown.prompt), _lines(record.prompt)
+    prompt, whole = visible_lines(shown.prompt), visible_lines(record.prompt)
     header: dict[str, Any] = {
         "length": len(shown.tokens),
         "prompt": prompt,
         "whole": whole if whole != prompt else "",
-        "words": [_lines(text) for text, _ in words],
+        "words": [visible_lines(text) for text, _ in words],
         "ids": [token_id for _, token_id in words],
         "boxes": [(run.start, run.stop, int(run.onset)) for run in boxes],
         "turns": has_turns(record),
@@ -143,7 +144,7 @@ def pack(laid: Laid) -> bytes:
         "full": full_strength(strengths(record)),
         "fallback": record.fallback and visible(record.fallback),
         "context": record.context and visible(record.context),
-        "teacher": _lines(record.teacher_prompt or ""),
+        "teacher": visible_lines(record.teacher_prompt or ""),
         "tools": {visible(kind): count for kind, count in record.tools.items()},
         "truncated": record.truncated,
     }
@@ -225,11 +226,6 @@ def _hash(text: str) -> str:
 
 def _block(name: str, data: bytes) -> str:
     return f'<script type="text/plain" id="{name}">{base64.b64encode(data).decode()}</script>\n'
-
-
-def _lines(text: str) -> str:
-    """``visible``, but line breaks stay: the page breaks its lines there."""
-    return "\n".join(map(visible, text.split("\n")))
 
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:

@@ -48,7 +48,7 @@ class Run(NamedTuple):
         return self.trained and self.stop - self.start > 1
 
 
-def credit_text(record: Record, turns: bool = False) -> Text:
+def credit_text(record: Record) -> Text:
     """The completion with each token on the colour of its credit.
 
     Blue is positive, orange negative; the depth is the credit relative to the completion's advantage: white at 0,
@@ -56,8 +56,8 @@ def credit_text(record: Record, turns: bool = False) -> Text:
 
     The same text says it without colours. A segment of two tokens or more stands in ``⟦ ⟧`` with its weight
     behind it, its first token (the onset) bold and underlined. Any other token bears ``⟨weight⟩`` where that is
-    ``CLEARLY`` off the median; signed credit where the advantage is 0. With ``turns`` each turn and answer is
-    named, for a record that ``by_turn`` laid out.
+    ``CLEARLY`` off the median; signed credit where the advantage is 0. Turns and tool answers have lines of their
+    own.
 
     >>> print(credit_text(Record(
     ...     step=1, group=0, method="gear", prompt="7-3-5", tokens=["7-3", "=", "3", "!"], ids=[1, 2, 3, 4],
@@ -66,6 +66,7 @@ def credit_text(record: Record, turns: bool = False) -> Text:
     ... )).plain)
     7-3⟨0.6⟩⟦=3⟧⟨1.2⟩«!»
     """
+    record, turns = by_turn(record), has_turns(record)
     strength = strengths(record)
     full = full_strength(strength)
     typical = _typical(record)
@@ -118,15 +119,14 @@ def rollout_panel(record: Record, prompts: bool = False) -> Panel:
         facts += f", failed: {visible(', '.join(failures))}" if failures else ""
     if record.truncated:
         facts += " · cut off"
-    shown = by_turn(record)
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
-    asked = [Text(shortened(visible(shown.prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold")]
+    asked = [Text(shortened(visible(by_turn(record).prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold")]
     if prompts:
         asked = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
     body = Group(
         *asked,
         Text(),
-        credit_text(shown, turns=has_turns(record)),
+        credit_text(record),
         Text(),
         _legend(record),
         Text(facts),
@@ -135,11 +135,9 @@ def rollout_panel(record: Record, prompts: bool = False) -> Panel:
 
 
 def _whole(who: str, prompt: str | None) -> list[Text]:
-    """All that somebody was shown, with its own line breaks."""
     if prompt is None:
         return [Text(f"the {who} was shown nothing of its own")]
-    lines = "\n".join(map(visible, prompt.split("\n")))
-    return [Text(f"the {who} was shown:"), Text(lines, _QUIET, overflow="fold")]
+    return [Text(f"the {who} was shown:"), Text(visible_lines(prompt), _QUIET, overflow="fold")]
 
 
 def choose(records: Iterable[Record]) -> Record:
@@ -166,9 +164,14 @@ def visible(text: str) -> str:
     >>> visible("a\\n\\x1b[31m")
     'a⏎␛[31m'
     """
-    # Whole lines at a time where nothing is to be shown: prompts may be megabytes.
-    lines = (line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n"))
-    return "⏎".join(lines)
+    return visible_lines(text).replace("\n", "⏎")
+
+
+def visible_lines(text: str) -> str:
+    """``visible``, but line breaks stay."""
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n")
+    )
 
 
 def shortened(text: str, characters: int) -> str:
@@ -260,10 +263,10 @@ def _instructive(record: Record) -> tuple[bool, bool, float]:
 
 def _visible(character: str) -> str:
     code = ord(character)
-    if character in "\n\t":
-        return "⏎" if character == "\n" else "⇥"
-    if code < 0x20 or code == 0x7F:
-        return chr(0x2400 + code) if code < 0x20 else "␡"
+    if code < 0x20:
+        return "⇥" if character == "\t" else chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d":
         return f"\\u{code:04x}"
     return character
