@@ -146,7 +146,7 @@ def test_toolsets_that_keep_state_are_refused(vf):
         async def setup(self):
             pass
 
-    for kind, why in ((Game, "it keeps state"), (Served, "it has setup")):
+    for kind, why in ((Game, "it has state"), (Served, "it has setup")):
 
         class Play(vf.Task[vf.TaskData]):
             @classmethod

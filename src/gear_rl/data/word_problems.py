@@ -1,42 +1,30 @@
-"""Word problems in a few steps, each with its worked solution: for trying a pretrained model without a hub.
-
-Made from templates and a seed. Choosing and reporting have seeds and prompts of their own: what a default was
-chosen on must not be what it is reported on. Knows no model.
-"""
+"""Word problems in a few steps with worked solutions, made from templates and a seed: a dataset without a hub."""
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Sequence
+from itertools import cycle, zip_longest
 from typing import Any
 
 from gear_rl.data.rewards.text import Completion, final_text
 from gear_rl.data.rows import checksum
 
 SEEDS = {"train": 1_000_003, "test": 2_000_003}
-"""Of the problems to choose (and train) on, and of those to report."""
 _TEST_SHARE = 0.25
-"""Part of all prompts, by checksum, that only the second may have: two seeds alone draw some problem twice."""
+"""Part of all prompts, by checksum, that only ``test`` has: two seeds alone draw some problem twice."""
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
 _THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
-_BARE = "bare"
 _ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
 
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    text: str
-    steps: tuple[tuple[int, str, int], ...]
-    """First number, sign, second number."""
+_Problem = tuple[str, tuple[tuple[int, str, int], ...]]
+"""The text, and its steps: first number, sign, second number."""
 
 
 def word_problems(split: str = "train", num: int = 4096, kind: str | None = None) -> list[dict[str, Any]]:
     """Rows with ``prompt``, ``solution`` (the steps), ``answer`` and ``template``; no prompt stands there twice.
 
-    ``kind`` names a template (``changes``), ``bare`` for prompts without an example of the form (shorter, for
-    models that know it), or both (``changes/bare``); by itself every template has its turn. The same split gives
-    the same rows, and fewer of them are the first. ``ValueError`` for a kind that is none, or a split.
+    ``kind`` names a template (``changes``), ``bare`` for prompts without an example of the form, or both
+    (``changes/bare``). The same split gives the same rows. ``ValueError`` for an unknown kind or split.
 
     >>> row = word_problems(num=1)[0]
     >>> row["solution"]
@@ -44,27 +32,24 @@ def word_problems(split: str = "train", num: int = 4096, kind: str | None = None
     >>> word_problems(num=1, kind="prices/bare")[0]["prompt"][:33]
     'Finn buys 6 shells for 4 dollars '
     """
-    template, bare = _kind(kind or "")
+    name, _, form = f"/{kind}".rpartition("/") if kind == "bare" else (kind or "").partition("/")
+    if form not in ("", "bare") or (name and name not in _TEMPLATES):
+        raise ValueError(
+            f"{kind!r} is no kind of word problems; choose from {', '.join(_TEMPLATES)}, alone or with /bare, "
+            "or bare"
+        )
     if split not in SEEDS:
         raise ValueError(f"{split!r} is no split of word problems; choose from {', '.join(SEEDS)}")
-    rows: dict[str, dict[str, Any]] = {}
-    for name, problem in _endless(random.Random(SEEDS[split]), template):
+    rng, rows = random.Random(SEEDS[split]), dict[str, dict[str, Any]]()
+    for template in cycle([name] if name else _TEMPLATES):
         if len(rows) == num:
             break
-        if (checksum(problem.text) < _TEST_SHARE) == (split == "test"):
-            rows.setdefault(problem.text, _row(name, problem, bare))
+        make, example = _TEMPLATES[template]
+        text, steps = make(rng)
+        if (checksum(text) < _TEST_SHARE) == (split == "test"):
+            prompt = text if form else f"{example}\n\nQuestion: {text}\nAnswer:"
+            rows.setdefault(text, {"prompt": prompt, **_worked(steps), "template": template})
     return list(rows.values())
-
-
-def _kind(text: str) -> tuple[str | None, bool]:
-    """The template, None for all of them, and whether prompts have no example."""
-    name, _, form = (text if text != _BARE else f"/{_BARE}").partition("/")
-    if (name and name not in _TEMPLATES) or form not in ("", _BARE):
-        raise ValueError(
-            f"{text!r} is no kind of word problems; choose from {', '.join(_TEMPLATES)}, alone or with /{_BARE}, "
-            f"or {_BARE}"
-        )
-    return name or None, form == _BARE
 
 
 def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -77,19 +62,10 @@ def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -
     return [float(bool(said) and said[-1] == str(right)) for said, right in zip(found, answer, strict=True)]
 
 
-def _endless(rng: random.Random, template: str | None) -> Iterator[tuple[str, _Problem]]:
-    names = [template] if template is not None else list(_TEMPLATES)
-    while True:
-        for name in names:
-            yield name, _TEMPLATES[name](rng)
-
-
 def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None:
-    """Where the first number leaves the solution's, in characters; None where nobody can say.
+    """The character where the first number leaves the solution's; None where none does, or words differ.
 
-    That is where no number differs, or where the completion has other words (a minus sign is one). Marked is one
-    character, as digits are decided one after the other: the first that differs, or of a number that ends too
-    early what stands in place of the next digit.
+    Of a number that ends too early, it is what stands in place of the next digit.
 
     >>> first_wrong_number("7 + 8 = 16. The answer is 16.", "7 + 8 = 15. The answer is 15.")
     (9, 10)
@@ -112,17 +88,12 @@ def results(completion: str) -> list[tuple[int, int]]:
     return [match.span(1) for match in re.finditer(r"=\s*(\d+)", completion)]
 
 
-def _row(name: str, problem: _Problem, bare: bool) -> dict[str, Any]:
-    result, written = 0, list[str]()
-    for first, sign, second in problem.steps:
+def _worked(steps: Sequence[tuple[int, str, int]]) -> dict[str, str]:
+    result, written = 0, ""
+    for first, sign, second in steps:
         result = {"+": first + second, "-": first - second, "*": first * second}[sign]
-        written.append(f"{first} {sign} {second} = {result}.")
-    return {
-        "prompt": problem.text if bare else f"{_EXAMPLES[name]}\n\nQuestion: {problem.text}\nAnswer:",
-        "solution": f"{' '.join(written)} The answer is {result}.",
-        "answer": str(result),
-        "template": name,
-    }
+        written += f"{first} {sign} {second} = {result}. "
+    return {"solution": f"{written}The answer is {result}.", "answer": str(result)}
 
 
 def _changes(rng: random.Random) -> _Problem:
@@ -136,7 +107,7 @@ def _changes(rng: random.Random) -> _Problem:
         text += f" {who} {done} {other}."
         steps.append((has, sign, count))
         has = has + count if sign == "+" else has - count
-    return _Problem(f"{text} How many {what} does {who} have now?", tuple(steps))
+    return f"{text} How many {what} does {who} have now?", tuple(steps)
 
 
 def _prices(rng: random.Random) -> _Problem:
@@ -148,7 +119,7 @@ def _prices(rng: random.Random) -> _Problem:
         f"{who} buys {m} {one} for {a} dollars each and {n} {two} for {b} dollars each. "
         "How many dollars is that together?"
     )
-    return _Problem(text, ((m, "*", a), (n, "*", b), (m * a, "+", n * b)))
+    return text, ((m, "*", a), (n, "*", b), (m * a, "+", n * b))
 
 
 def _together(rng: random.Random) -> _Problem:
@@ -159,20 +130,24 @@ def _together(rng: random.Random) -> _Problem:
         f"{who} has {a} {what}. {other} has {b} more than {who}. {third} brings {c}. "
         f"How many {what} do {other} and {third} have together?"
     )
-    return _Problem(text, ((a, "+", b), (a + b, "+", c)))
+    return text, ((a, "+", b), (a + b, "+", c))
 
 
-_EXAMPLES = {
-    "changes": "Question: Tom has 15 cards. Tom gets 8 more from Sue. Tom gives 4 to Kim. How many cards does "
-    "Tom have now?\nAnswer: 15 + 8 = 23. 23 - 4 = 19. The answer is 19.",
-    "prices": "Question: Tom buys 3 cards for 5 dollars each and 2 maps for 7 dollars each. How many dollars is "
-    "that together?\nAnswer: 3 * 5 = 15. 2 * 7 = 14. 15 + 14 = 29. The answer is 29.",
-    "together": "Question: Tom has 15 cards. Sue has 8 more than Tom. Kim brings 4. How many cards do Sue and "
-    "Kim have together?\nAnswer: 15 + 8 = 23. 23 + 4 = 27. The answer is 27.",
+_TEMPLATES = {
+    "changes": (
+        _changes,
+        "Question: Tom has 15 cards. Tom gets 8 more from Sue. Tom gives 4 to Kim. How many cards does Tom have "
+        "now?\nAnswer: 15 + 8 = 23. 23 - 4 = 19. The answer is 19.",
+    ),
+    "prices": (
+        _prices,
+        "Question: Tom buys 3 cards for 5 dollars each and 2 maps for 7 dollars each. How many dollars is that "
+        "together?\nAnswer: 3 * 5 = 15. 2 * 7 = 14. 15 + 14 = 29. The answer is 29.",
+    ),
+    "together": (
+        _together,
+        "Question: Tom has 15 cards. Sue has 8 more than Tom. Kim brings 4. How many cards do Sue and Kim have "
+        "together?\nAnswer: 15 + 8 = 23. 23 + 4 = 27. The answer is 27.",
+    ),
 }
-"""Shows the form; as text of the same message, so that a teacher's context stands behind it."""
-_TEMPLATES: dict[str, Callable[[random.Random], _Problem]] = {
-    "changes": _changes,
-    "prices": _prices,
-    "together": _together,
-}
+"""Each with an example of the form; as text of the same message, so that a teacher's context stands behind it."""

@@ -11,9 +11,7 @@ from typing import Any, Literal, cast
 
 from gear_rl.environments import RESERVED_METHODS
 
-_HIDDEN_FIELDS = frozenset({"metadata"})
-"""Fields of every OpenEnv action that the model does not fill in."""
-_HIDDEN_OBSERVATIONS = frozenset({"metadata", "reward", "done"})
+_HIDDEN = ("metadata", "reward", "done")
 """Fields of every OpenEnv observation that the model does not see: the reward is not for the policy to read."""
 
 
@@ -80,40 +78,31 @@ def environment(
 
 def _tool(name: str, action: type[Any]) -> Callable[..., str]:
     """The method that makes the action of its arguments: typed and documented, for the tool's JSON schema."""
-    fields = {key: field for key, field in _fields(action).items() if key not in _HIDDEN_FIELDS}
-    taken = [key for key in fields if key in ("self",) or not key.isidentifier()]
-    if taken:
-        raise ValueError(f"actions.{name}: {taken} cannot be arguments of a tool")
+    every: Mapping[str, Any] | None = getattr(action, "model_fields", None)
+    if every is None:
+        raise ValueError(f"actions: {action.__name__} is no pydantic model, as OpenEnv's actions are")
+    fields = {key: field for key, field in every.items() if key != "metadata"}
 
     def tool(self: Any, **arguments: Any) -> str:
         return self._step(action(**arguments))
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for key, field in fields.items():
-        default = (
-            inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
-        )
+        required = field.is_required()
+        default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(key, keyword, default=default, annotation=field.annotation))
     signature = inspect.Signature(parameters, return_annotation=str)
     tool.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     tool.__annotations__ = {key: field.annotation for key, field in fields.items()} | {"return": str}
     tool.__name__ = name
     tool.__qualname__ = f"OpenEnvEnvironment.{name}"
-    summary = (
-        inspect.cleandoc(action.__doc__ or "").partition("\n")[0] or f"Take the action {action.__name__}."
-    )
-    said = {key: field.description or f"The {key.replace('_', ' ')}." for key, field in fields.items()}
-    texts = "\n".join(f"    {key}: {text}" for key, text in said.items())
-    tool.__doc__ = f"{summary}\n\nArgs:\n{texts}\n" if texts else summary
+    own = inspect.cleandoc(action.__doc__ or "").partition("\n")[0]
+    tool.__doc__ = own or f"Take the action {action.__name__}."
+    if fields:
+        texts = {key: field.description or f"The {key.replace('_', ' ')}." for key, field in fields.items()}
+        tool.__doc__ += "\n\nArgs:\n" + "".join(f"    {key}: {text}\n" for key, text in texts.items())
     return tool
-
-
-def _fields(action: type[Any]) -> Mapping[str, Any]:
-    fields: Any = getattr(action, "model_fields", None)
-    if fields is None:
-        raise ValueError(f"actions: {action.__name__} is no pydantic model, as OpenEnv's actions are")
-    return cast(Mapping[str, Any], fields)
 
 
 def _text(observation: Any, show: Callable[[Any], str] | None) -> str:
@@ -124,5 +113,5 @@ def _text(observation: Any, show: Callable[[Any], str] | None) -> str:
     fields: Any = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else observation
     if isinstance(fields, Mapping):
         named = cast(Mapping[str, Any], fields).items()
-        fields = {key: value for key, value in named if key not in _HIDDEN_OBSERVATIONS}
+        fields = {key: value for key, value in named if key not in _HIDDEN}
     return json.dumps(fields, ensure_ascii=False)

@@ -80,7 +80,7 @@ class TasksetReward:
 def tools(taskset: Any) -> list[Callable[..., Any]]:
     """The tools of the taskset as functions for TRL's ``tools``, under the names that its servers would give.
 
-    Raises ``ValueError`` for a toolset that keeps state, sets itself up, or is served elsewhere.
+    ``ValueError`` for a toolset that keeps state, sets itself up, or is served elsewhere.
     """
     _package()
     from verifiers.v1.mcp import Toolset
@@ -91,17 +91,17 @@ def tools(taskset: Any) -> list[Callable[..., Any]]:
     functions: list[Callable[..., Any]] = []
     for toolset in [*taskset.toolsets(config), *taskset.task_type().toolsets(config.task)]:
         kind = type(toolset)
-        own = [hook for hook in ("setup", "setup_task") if getattr(kind, hook) is not getattr(Toolset, hook)]
-        if own or state_cls(kind) is not State or getattr(toolset.config, "url", None):
-            why = f"it has {' and '.join(own)}" if own else "it keeps state or is served elsewhere"
+        why = [hook for hook in ("setup", "setup_task") if getattr(kind, hook) is not getattr(Toolset, hook)]
+        why += ["state"] if state_cls(kind) is not State else []
+        why += ["a server"] if getattr(toolset.config, "url", None) else []
+        if why:
             raise ValueError(
-                f"{kind.__name__}: not a toolset for this process: {why}; serve it with verifiers"
+                f"{kind.__name__}: not a toolset for this process: it has {' and '.join(why)}; serve it with "
+                "verifiers"
             )
         prefix = f"{toolset.server_name}_" if toolset.server_name else ""
-        functions += [
-            _as_function(tool, prefix + (getattr(tool, "tool_name", None) or tool.__name__))
-            for tool in discover_decorated(toolset, "tool")
-        ]
+        for tool in discover_decorated(toolset, "tool"):
+            functions.append(_as_function(tool, prefix + (getattr(tool, "tool_name", None) or tool.__name__)))
     return functions
 
 
@@ -120,9 +120,7 @@ def _row(task: Any) -> dict[str, Any]:
         raise ValueError(
             f"{type(task).__name__} {data.idx}: no prompt; a user who opens the chat is not supported"
         )
-    messages: list[dict[str, Any]] = []
-    if data.system_prompt is not None:
-        messages.append({"role": "system", "content": data.system_prompt})
+    messages = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     if isinstance(data.prompt, str):
         messages.append({"role": "user", "content": data.prompt})
     else:
