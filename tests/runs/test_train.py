@@ -185,18 +185,11 @@ def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
 def test_a_file_that_is_read_is_not_written(used):
     folder, call = used
     rows = (folder / "rows.jsonl").read_bytes()
-    (folder / "rows").mkdir(exist_ok=True)
-    (folder / "held.jsonl").write_bytes(rows)
     (folder / "linked.jsonl").symlink_to("rows.jsonl")
     for words, message in (
-        (("--record_file", "../rows.jsonl"), "rows.jsonl is read here too; name another file"),
-        (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl is read here too"),
-        (("--record_file", str(folder / "run.yaml")), "run.yaml is read here too"),
-        (("--record_file", "../held.jsonl", "--eval_dataset", "{small: held.jsonl}"), "held.jsonl is read"),
-        (
-            ("--dataset", "rows", "--record_file", "../rows/more/records.jsonl"),
-            "record_file: out/../rows/more/records.jsonl is in rows, which is read here too",
-        ),
+        (("--record_file", "../rows.jsonl"), "rows.jsonl holds records already"),
+        (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl holds records already"),
+        (("--record_file", str(folder / "run.yaml")), "run.yaml holds records already"),
     ):
         one_line(call("--overwrite", *words), message)
     assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()

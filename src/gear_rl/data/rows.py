@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from gear_rl.data.rewards.text import content_text, dotted
+from gear_rl.data.rewards.text import dotted
 from gear_rl.data.sources import is_generated, read, splits_of
+from gear_rl.environments import texts_of
 from gear_rl.errors import InputError, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ def checksum(prompt: Any) -> float:
     """
     messages: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     parts = [
-        [message["role"], " ".join(content_text(message.get("content")).split())] for message in messages
+        [message["role"], " ".join("".join(texts_of(message.get("content"))).split())] for message in messages
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48  # 48 bits: the quotient is exact, and below 1

@@ -30,10 +30,9 @@ def run_folder(config: RunConfig) -> RunFolder:
 
 
 def resolved(config: RunConfig, trainer: Any) -> dict[str, Any]:
-    """The configuration with all settings of the method, and those of the engine that it brought.
+    """The configuration with all settings of the method, and those of the engine that it brought, as plain data.
 
-    Defaults of TRL are left to TRL. Values are as YAML and JSON have them: a tuple is a list. A record file in
-    the folder is named relative to it, so that another ``output_dir`` gets its own.
+    A record file in the folder is named relative to it, so that another ``output_dir`` gets its own.
     """
     own = config.model_dump(exclude_none=True)
     name = config.credit if isinstance(config.credit, str) else config.credit.get("name", trainer.credit.name)
@@ -49,7 +48,7 @@ def resolved(config: RunConfig, trainer: Any) -> dict[str, Any]:
 
 
 def how_to_go_on(config: RunConfig) -> str:
-    """What to say where the run was stopped: the command that resumes it, if a checkpoint is there.
+    """The command that resumes the run, if a checkpoint is there.
 
     >>> how_to_go_on(RunConfig(model="arena", dataset="arena", trainer={"output_dir": "nowhere"}))
     'nowhere has no checkpoint yet, so it begins anew; a smaller save_steps saves more often'

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from gear_rl.environments import texts_of
+
 Completion = str | Sequence[Mapping[str, Any]]
 """What TRL hands to a reward: plain text, or the messages after the prompt."""
 
@@ -18,29 +20,14 @@ def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
     return [message for message in completion if message.get("role") == "assistant"]
 
 
-def content_text(content: Any) -> str:
-    """The text of a message's content: a string, a list of blocks, or nothing.
-
-    >>> content_text([{"type": "text", "text": "4"}, {"type": "image"}]), content_text(None)
-    ('4', '')
-    """
-    if isinstance(content, str):
-        return content
-    blocks: list[Any] = [*cast(list[Any], content)] if isinstance(content, list) else []
-    texts = [cast(Mapping[str, Any], block).get("text") for block in blocks if isinstance(block, Mapping)]
-    return "".join(str(text or "") for text in texts)
-
-
 def final_text(completion: Completion) -> str:
     """The last assistant message without its reasoning; empty if the reasoning was never closed.
-
-    A completion that was cut inside ``<think>`` has given no answer, whatever stands in its reasoning.
 
     >>> final_text("<think>5?</think>4"), final_text("<think>5"), final_text("6")
     ('4', '', '6')
     """
     messages = assistant_messages(completion)
-    text = content_text(messages[-1].get("content")) if messages else ""
+    text = "".join(texts_of(messages[-1].get("content"))) if messages else ""
     _, closed, answer = text.rpartition("</think>")
     if "<think>" in answer:
         return ""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gear_rl.data.rewards.text import Completion, assistant_messages, content_text
+from gear_rl.data.rewards.text import Completion, assistant_messages
+from gear_rl.environments import texts_of
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def made_calls(completion: Completion) -> list[Call | None]:
     for message in assistant_messages(completion):
         given: Any = message.get("tool_calls")
         if not given:
-            given = [_json(block) for block in _BLOCK.findall(content_text(message.get("content")))]
+            given = [_json(block) for block in _BLOCK.findall("".join(texts_of(message.get("content"))))]
         calls += [_call(item) for item in given]
     return calls
 
