@@ -154,7 +154,7 @@ ECHO = Task(
     generate=lambda seed, tier: Number(f"{seed:05d}"),
     checkpoint=Path("nowhere"),
     answer_pattern=r"\d\d",
-    faults={"digit": "a wrong digit"},
+    fault="digit",
     reward=_echo_reward,
     rewards=("arena", "math"),
 )
@@ -187,8 +187,6 @@ def test_another_task_is_one_line(echo: Task) -> None:
     assert plan_of([], task="echo", tier="default", seeds=1, n_eval=7).steps == 7
     with pytest.raises(InputError, match="--n-eval: 769; there are 768 held-out problems to report on"):
         plan_of([], task="echo", tier="default", seeds=1, n_eval=769)
-    with pytest.raises(InputError, match="--fault: 'code' is not one of digit"):
-        arena_material("echo", "default", 4, "code")
     assert arena_material("echo", "default", 4).about()["fault"] == "digit"
     with pytest.raises(InputError, match="no task 'ecko'; did you mean echo"):
         known_task("ecko")

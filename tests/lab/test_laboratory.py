@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gear_rl.arena.model import load
-from gear_rl.arena.task import Task, get_task
+from gear_rl.arena.task import Task
 from gear_rl.cli.compare import verdict_table
 from gear_rl.cli.score import score_table
 from gear_rl.errors import InputError
@@ -35,26 +35,6 @@ from gear_rl.versions import versions
 from support.commands import gear, untouched
 
 # --- score ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("task", "fault"), [("chain", "result"), ("codebook", "code"), ("errands", "code")])
-def test_a_case_has_one_fault_and_a_right_completion_beside_it(task, fault):
-    _, tokenizer = load(task=task)
-    for case in get_task(task).cases(tokenizer, "easy", 5, fault=fault):
-        assert len(case.fault) == 1
-        if task == "chain":
-            [wrong], [right] = case.faulty, case.right
-            place = case.fault.start
-            assert wrong[:place] == right[:place] and wrong[place] != right[place]
-        else:
-            differing = [k for k, (a, b) in enumerate(zip(case.faulty, case.right, strict=False)) if a != b]
-            assert differing, "some turn is another"
-
-
-def test_more_faults_than_problems_are_refused():
-    _, tokenizer = load()
-    with pytest.raises(ValueError, match="n: 5000 is not possible; faults fit into 1024"):
-        get_task("chain").cases(tokenizer, "easy", 5000)
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +358,6 @@ def test_the_comparison_hangs_on_the_runs_alone(comparison):
         (["compare", "--methods", ","], "--methods: empty"),
         (["score", "--tier", "harder"], "no tier 'harder'; did you mean hard?"),
         (["score", "--n", "0"], "--n: 0 is not possible"),
-        (["score", "--fault", "typo"], "--fault: 'typo' is not one of result, the faults of chain"),
         (["score", "--tsak", "chain"], "--tsak: no such option; did you mean --task"),
         (["score", "--model", "arena"], "--model: goes with --data"),
         (["score", "--max-tokens", "9"], "--max-tokens: goes with --data"),

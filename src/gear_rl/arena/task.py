@@ -130,8 +130,8 @@ class Task:
     """The folder with the shipped model."""
     answer_pattern: str
     """A regular expression: where the answer of a rollout stands."""
-    faults: Mapping[str, str]
-    """The kind of fault that a problem plants, and what it is in words."""
+    fault: str
+    """What is wrong where a fault is planted, in one word."""
     reward: Reward | None = None
     """Judges completions; None for an agent, whose environment does."""
     environment: type[Any] | None = None

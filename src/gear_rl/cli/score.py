@@ -24,9 +24,6 @@ TASK_HELP = " or ".join(task.name for task in TASKS) + "."
 TIER_HELP = "How hard it is: easy, default or hard. By itself " + ", ".join(
     f"{task.laboratory_tier} for {task.name}" for task in TASKS
 )
-_FAULT_HELP = "; ".join(
-    f"{task.name}: " + ", ".join(f"{kind} ({what})" for kind, what in task.faults.items()) for task in TASKS
-)
 _ROLES = ("method", "floor", "control", "ceiling")
 """The order of the rows."""
 
@@ -39,9 +36,6 @@ def score(
     ] = "gear,rlsd",
     task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
     tier: Annotated[str | None, typer.Option(help=f"{TIER_HELP}.")] = None,
-    fault: Annotated[
-        str | None, typer.Option(help=f"What is planted, by itself the first of a task. {_FAULT_HELP}.")
-    ] = None,
     n: Annotated[
         int | None,
         typer.Option(help="Problems, one fault in each: 256 held-out ones; of a file the first, else all."),
@@ -75,7 +69,7 @@ def score(
     """
     from gear_rl.lab.compare import parse_methods, split_methods
 
-    refuse(context, ("task", "tier", "fault") if data is not None else ("model", "max_tokens"), data)
+    refuse(context, ("task", "tier") if data is not None else ("model", "max_tokens"), data)
     if data is not None and report is not None:
         try:
             check_output(report, [data], "--report")
@@ -87,7 +81,7 @@ def score(
     from gear_rl.lab.score import score as run
 
     if data is None:
-        material = arena_material(task, tier or tier_of(task), 256 if n is None else n, fault)
+        material = arena_material(task, tier or tier_of(task), 256 if n is None else n)
     else:
         from gear_rl.lab.marked import marked_material
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case, get_task
+from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case
 from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.passes import ModelPasses
 from gear_rl.errors import InputError
@@ -68,20 +68,15 @@ class Material:
     """Further columns of the faulty completion's row, and of the other one's."""
 
 
-def arena_material(
-    task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 256, fault: str | None = None
-) -> Material:
+def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 256) -> Material:
     """Held-out problems of the arena, each with the right completion beside the one with the planted fault.
 
-    ``fault`` is one of the task's kinds, None its usual one. ``InputError`` for what there is not.
+    Raises ``InputError`` for what there is not.
 
     >>> arena_material("errands", "easy", n=8).about()["fault"]
     'code'
     """
     of = task_of(task, tier)
-    kind = next(iter(of.faults)) if fault is None else fault
-    if kind not in of.faults:
-        raise InputError(f"--fault: {kind!r} is not one of {', '.join(of.faults)}, the faults of {of.name}")
     if not 1 <= n <= 1024:
         raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems")
 
@@ -96,7 +91,7 @@ def arena_material(
         "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
         "task": of.name,
         "tier": tier,
-        "fault": kind,
+        "fault": of.fault,
         "n": n,
     }
     return Material(n=n, config=config, cases=chosen, about=lambda: about)
@@ -200,7 +195,7 @@ def places_of(document: dict[str, Any], rows: Sequence[Localisation]) -> Places:
         return Places(
             task=document["data"], tier=document["model"], fault="a span that was marked", rows=rows
         )
-    fault = get_task(document["task"]).faults[document["fault"]]
+    fault = f"a wrong {document['fault']}"
     return Places(task=document["task"], tier=document["tier"], fault=fault, rows=rows)
 
 

@@ -23,7 +23,7 @@ TASK = Task(
     generate=generate,
     checkpoint=Path(__file__).parent / "checkpoint",
     answer_pattern=ANSWER_PATTERN,
-    faults={"result": "a wrong result"},
+    fault="result",
     reward=chain_reward,
     truth=truth,
     is_choice=lambda before, text: before.endswith("= "),  # the result of a step

@@ -27,7 +27,7 @@ TASK = Task(
     generate=generate,
     checkpoint=Path(__file__).parent / "checkpoint",
     answer_pattern=ANSWER_PATTERN,
-    faults={"code": "a wrong code, drawn as the student errs"},
+    fault="code",
     reward=codebook_reward,
     truth=truth,
     # No reward depends on the irrelevant words, but the student finds its place in the list by them.

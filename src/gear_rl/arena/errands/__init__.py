@@ -31,7 +31,7 @@ TASK = Task(
     generate=generate,
     checkpoint=Path(__file__).parent / "checkpoint",
     answer_pattern=ANSWER_PATTERN,
-    faults={"code": "a wrong code, drawn as the student errs"},
+    fault="code",
     environment=ErrandsEnv,
     truth=truth,
 )
