@@ -48,6 +48,7 @@ def test_cells_of_a_csv_file_are_text(tmp_path, stream):
         ("a.csv", b"prompt,answer\na,1\nb\nc,3\n", "not as many values as columns"),
         ("a.csv", b'prompt,answer\na,1\n"b"x,2\nc,3\n', "expected after"),
         ("a.csv", b"prompt,answer\na,1\nb,\xff\nc,3\n", "codec can't decode"),
+        ("a.csv", b'prompt,"x\n\n",prompt\na,1,b\n', "two columns have the same name"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":NaN}\n', "NaN is no JSON value"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b"\n', "Expecting ','"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":-Infinity}\n', "-Infinity is no JSON"),

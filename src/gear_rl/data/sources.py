@@ -107,6 +107,8 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             if path.suffix == ".csv":
                 rows: Iterator[Any] = csv.DictReader(lines(), strict=True)
+                if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
+                    raise ValueError("two columns have the same name")
             elif path.suffix == ".json" and file.read(4).lstrip(b"\xef\xbb\xbf \n").startswith(b"["):
                 rows = iter(_parsed(path.read_text(encoding="utf-8-sig")))
             else:
