@@ -253,7 +253,7 @@ def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
 @contextmanager
 def _passes_timed(clock: _Clock) -> Generator[None]:
     """The passes of the credit, of whatever trainer: GRPO has none."""
-    from gear_rl.engines.trl.loss import LateCredit
+    from gear_rl.engines.trl.late import LateCredit
     from gear_rl.signals.score import _Scorer
 
     places = (

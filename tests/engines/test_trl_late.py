@@ -11,7 +11,7 @@ from torch import nn
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.credit.passes import ModelPasses
-from gear_rl.engines.trl import engine, loss
+from gear_rl.engines.trl import late
 from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
@@ -23,13 +23,13 @@ from gear_rl.signals.forwards import backbone_of
 def waited(monkeypatch):
     """Every batch whose credit was left to the loss."""
     made = []
-    original = loss.LateCredit.__init__
+    original = late.LateCredit.__init__
 
     def watched(self, *args):
         made.append(self)
         original(self, *args)
 
-    monkeypatch.setattr(loss.LateCredit, "__init__", watched)
+    monkeypatch.setattr(late.LateCredit, "__init__", watched)
     return made
 
 
@@ -326,7 +326,7 @@ def test_what_is_asked_for_outside_of_a_training_does_not_wait(tiny_model, tmp_p
     trainer.model.train()
     rows = [dict(row) for row in list(tiny.rows(2)) for _ in range(4)]
     output = trainer._generate_and_score_completions(rows)
-    assert output["advantages"].dim() == 2 and loss.ROW not in output
+    assert output["advantages"].dim() == 2 and late.ROW not in output
     assert len(waited) == 1
 
 
@@ -341,7 +341,7 @@ def test_dropout_has_a_pass_of_its_own(tiny_model, tmp_path, waited):
 def test_the_model_is_looked_at_once_in_a_training(tiny_model, tmp_path, waited, monkeypatch):
     """And again in the next one, before which dropout may have been set."""
     looks = []
-    original = engine.is_deterministic
+    original = late.is_deterministic
     monkeypatch.setattr(trl_trainer, "is_deterministic", lambda m: looks.append(m) or original(m))
     trainer = trained(tmp_path, tiny_model, Gear(), max_steps=3)
     assert len(looks) == 1 and len(waited) == 3
@@ -363,8 +363,8 @@ def test_the_model_is_looked_at_once_in_a_training(tiny_model, tmp_path, waited,
 def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
     module = nn.Linear(1, 1)
     setattr(module, name, value)
-    assert engine.is_deterministic(nn.Sequential(module)) is quiet
-    assert not engine.is_deterministic(nn.Sequential(module, nn.BatchNorm1d(1)))
+    assert late.is_deterministic(nn.Sequential(module)) is quiet
+    assert not late.is_deterministic(nn.Sequential(module, nn.BatchNorm1d(1)))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_what_was_never_run_keeps_a_pass_of_its_own(change):
 
 def test_what_was_not_heard_is_computed(tiny_model, tmp_path, monkeypatch, waited):
     """A backbone that TRL reaches some other way: the student then has a pass of its own, in the loss."""
-    monkeypatch.setattr(engine.StudentPass, "whole", property(lambda self: False))
+    monkeypatch.setattr(late.StudentPass, "whole", property(lambda self: False))
     agree(*both(tmp_path, monkeypatch, tiny_model, Gear()))
     agree(*both(tmp_path / "own", monkeypatch, tiny_model, Gear(), steps_per_generation=4))
     assert len(waited) == 2
@@ -412,14 +412,14 @@ def test_the_pass_of_another_model_is_not_taken(tiny_model, tmp_path):
     """With an adapter TRL's reference is the same model; only what is the old log-probabilities' counts."""
     trainer = trained(tmp_path, tiny_model, Gear(), max_steps=1)
     awaited = []
-    trainer.rollouts.on_student_pass = awaited.append
+    trainer.student_forwards.receive = awaited.append
     ids = torch.ones(2, 5, dtype=torch.long)
     other = tiny.model(len(trainer._tokenizer))
     with suppress(Exception):  # TRL 1.16 did not patch it: it knows no fused head. 1.14 asks for none
         trainer._get_per_token_logps_and_entropies(other, ids, ids, 2)
-    assert not awaited and trainer.rollouts.on_student_pass is not None
+    assert not awaited and trainer.student_forwards.receive is not None
     trainer._get_per_token_logps_and_entropies(trainer.model, ids, ids, 2)
-    assert len(awaited) == 1 and awaited[0].whole and trainer.rollouts.on_student_pass is None
+    assert len(awaited) == 1 and awaited[0].whole and trainer.student_forwards.receive is None
 
 
 def test_a_student_pass_that_is_none_of_these_is_named(tmp_path):

@@ -13,7 +13,7 @@ from engines.positions import made
 from engines.probing import Probe
 from engines.test_trl_distill import gradients, own_loss, ready
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.trl.loss import LateCredit
+from gear_rl.engines.trl.late import LateCredit
 from gear_rl.methods import Opsd
 from gear_rl.records import read_records
 from gear_rl.signals import prefix

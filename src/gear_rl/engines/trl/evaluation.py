@@ -13,18 +13,15 @@ if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
 
 
-def evaluate(
-    trainer: "GEARTrainer", own_loop: Callable[..., Any], arguments: tuple[Any, str, bool | None, Any, str]
-) -> Any:
-    """What TRL's ``own_loop`` returns for its ``arguments``, with our metrics among its own."""
-    dataloader, prefix = arguments[0], arguments[4]
+def evaluate(trainer: "GEARTrainer", own_loop: Callable[..., Any], dataloader: Any, prefix: str) -> Any:
+    """What TRL's ``own_loop`` returns, with our metrics among its own."""
     trainer.rollouts.evaluated = []
     try:
         device = trainer.accelerator.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
             # In the loop's own metrics, callbacks see ours (early stopping), and all is logged once.
-            output = own_loop(*arguments)
+            output = own_loop(metric_key_prefix=prefix)
     finally:
         rewards, trainer.rollouts.evaluated = trainer.rollouts.evaluated, None
     chosen: Any = dataloader.dataset

@@ -1,136 +1,21 @@
-"""What is added to TRL's loss: credit computed in it, the distillation term, and a look at whether it is finite.
+"""What is added to TRL's loss: the distillation term, and a look at whether it is finite. Knows no method."""
 
-Knows no method: only whether the one it is given judges every completion alone, and what it distils.
-"""
-
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
-from gear_rl.credit.passes import shares_prompts
-from gear_rl.credit.plan import CreditPlan, CreditResult
-from gear_rl.credit.step import assign, for_loss, report
-from gear_rl.engines.trl.config import GEARConfig
-from gear_rl.engines.trl.engine import StudentPass, TRLEngine
+from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.rollouts import completions_of
 from gear_rl.signals.forwards import capturing, hidden_states
-from gear_rl.signals.score import Prompts, TeacherStates, needs_student
+from gear_rl.signals.score import Prompts
 from gear_rl.tensor.logits import predicting_positions
-from gear_rl.traits import Distillation, distillation_of, is_per_completion
-from gear_rl.types import Credit, TokenSignals, signal_of
-
-# --- credit in the loss --------------------------------------------------------------------------------------
-
-ROW = "gear_row"
-"""The column that says which rollout of the batch a shuffled row is."""
-
-
-def may_wait(plan: CreditPlan) -> bool:
-    """Whether the method judges every completion by signals of its own, so that micro-batches can be credited."""
-    method = plan.method
-    return (
-        is_per_completion(method)
-        and distillation_of(method) is None
-        and needs_student(method.needs)
-        and all(signal_of(name).late for name in method.needs)
-        and len(plan.teachers) <= 1
-    )
-
-
-class LateCredit:
-    """The credit of a batch of rollouts that TRL trains on once, made in the losses of its micro-batches.
-
-    TRL shuffles the rollouts and splits them; the column ``ROW`` says which rollout a row is. In each loss the
-    teacher goes first; then TRL's forward of the student is captured, and the advantages are there before TRL
-    reads them. ``engine_of`` makes the engine of a credit step.
-    """
-
-    def __init__(
-        self,
-        plan: CreditPlan,
-        output: dict[str, Any],
-        config: GEARConfig,
-        engine_of: Callable[..., TRLEngine],
-        begin: float,
-    ) -> None:
-        self._plan, self._config, self._engine_of = plan, config, engine_of
-        self._rows: list[Tensor] = []
-        self._results: list[CreditResult] = []
-        self._teacher_states: TeacherStates | None = None
-        request = _request(plan)
-        if len(plan.scored_B) > config.per_device_train_batch_size and shares_prompts(request):
-            # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
-            self._teacher_states = engine_of().passes.teacher_pass(request)
-        self._seconds = time.perf_counter() - begin
-        output[ROW] = torch.arange(len(plan.scored_B), device=plan.scored_B.device)
-
-    def waiting(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[StudentPass | None], None]]:
-        """The micro-batch for TRL's loss, and what gets the student's pass before the advantages are read."""
-        rows = cast(Tensor, inputs[ROW])
-        # Without advantages: a loss that read them too early must not find the plain ones.
-        waiting = {name: value for name, value in inputs.items() if name not in (ROW, "advantages")}
-        plan = self._plan.take(rows)
-        teacher = self.teacher_states(rows, plan)
-
-        def receive(student: StudentPass | None) -> None:
-            waiting["advantages"] = self.assign(rows, plan, teacher, student)
-
-        return waiting, receive
-
-    def teacher_states(self, rows: Int[Tensor, " N"], plan: CreditPlan) -> TeacherStates | None:
-        """The teacher's pass, before the student's forward: lending weights writes into what its graph saves."""
-        begin = time.perf_counter()
-        if self._teacher_states is None:
-            states = self._engine_of(in_loss=True).passes.teacher_pass(_request(plan))
-        else:
-            states = self._teacher_states.rows(rows)
-        self._seconds += time.perf_counter() - begin
-        return states
-
-    @torch.no_grad()
-    def assign(
-        self,
-        rows: Int[Tensor, " N"],
-        plan: CreditPlan,
-        teacher: TeacherStates | None,
-        student: StudentPass | None,
-    ) -> Tensor:
-        """The advantages of a micro-batch; with the last one all is logged and recorded."""
-        begin = time.perf_counter()
-        # What was not captured as expected is computed once more.
-        states = None if student is None else student.states
-        engine = self._engine_of(student_states=states, teacher_states=teacher, in_loss=True)
-        result = assign(plan, engine, self._config)
-        self._rows.append(rows)
-        self._results.append(result)
-        self._seconds += time.perf_counter() - begin
-        if sum(map(len, self._rows)) == len(self._plan.scored_B):
-            whole = CreditResult.joined(self._results, self._rows)
-            report(self._plan, whole, self._engine_of(), self._seconds)
-            self._teacher_states = None
-        return for_loss(plan.batch, result.credit)
-
-
-def _request(plan: CreditPlan) -> ForwardRequest:
-    """The signals of the plan, all of which are made by the student's and the teacher's passes here."""
-    return ForwardRequest(
-        needs=tuple(plan.method.needs),
-        step=plan.batch.step,
-        completions=plan.batch.completions,
-        student=plan.batch.student,
-        teachers=plan.teachers,
-        scored_B=plan.scored_B,
-    )
-
-
-# --- the distillation term -----------------------------------------------------------------------------------
+from gear_rl.traits import Distillation
+from gear_rl.types import Credit, TokenSignals
 
 WEIGHT, REFERENCE = "gear_distill_weight", "gear_reference_logprob"
 TEACHER_IDS, TEACHER_ATTENTION = "gear_teacher_ids", "gear_teacher_attention"

@@ -1,6 +1,6 @@
 """The batch of rollouts under way: TRL's hooks show it piece by piece, the credit step gets it whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gear_rl.credit.batch import RolloutBatch
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.engines.trl.engine import StudentPass
 from gear_rl.signals.score import Completions, Prompts
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
@@ -39,18 +38,10 @@ class Rollouts:
         """What reward functions logged for each rollout, by name."""
         self.evaluated: list[list[float | None]] | None = None
         """During an evaluation: the rewards of every problem's tries."""
-        self.on_student_pass: Callable[[StudentPass | None], None] | None = None
-        """Gets the hidden states of TRL's next forward of the student."""
-        self.old_pass: StudentPass | None = None
-        """The student's forward in which TRL computed its old log-probabilities."""
 
     def begin(self, rows: list[dict[str, Any]]) -> None:
         """A new batch of rollouts of these rows."""
         self.rows, self.logged = rows, {}
-
-    def keep_old_pass(self, student: StudentPass | None) -> None:
-        """TRL's pass for its old log-probabilities went by."""
-        self.old_pass = student
 
     def judge(self, per_function: Tensor, weights: Tensor, num_tries: int) -> None:
         """Keep the rewards of a batch, (rollouts, functions); NaN is a function that abstained.

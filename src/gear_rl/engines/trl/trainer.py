@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,17 +43,17 @@ from gear_rl.engines.trl.checkpoints import (
 )
 from gear_rl.engines.trl.checks import SHARDED, check_setup, checked_arguments
 from gear_rl.engines.trl.config import GEARConfig
-from gear_rl.engines.trl.engine import TRLEngine, captured, is_deterministic, makes_old_pass
+from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.evaluation import evaluate, solve
-from gear_rl.engines.trl.loss import (
+from gear_rl.engines.trl.late import (
     ROW,
-    WEIGHT,
-    FiniteSteps,
     LateCredit,
-    attach,
-    loss_with_distillation,
+    StudentForwards,
+    is_deterministic,
+    makes_old_pass,
     may_wait,
 )
+from gear_rl.engines.trl.loss import WEIGHT, FiniteSteps, attach, loss_with_distillation
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.engines.trl.tools import parse_tool_calls
 from gear_rl.records import Record, RecordWriter
@@ -61,7 +61,7 @@ from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.score import needs_student
-from gear_rl.signals.teacher import CopyTeacher, LiveTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.traits import distillation_of, method_settings
 from gear_rl.types import CreditAssigner
 
@@ -91,11 +91,6 @@ class GEARTrainer(GRPOTrainer):
     model: Any  # pyright: ignore[reportIncompatibleVariableOverride]
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
     _tag_names = ["trl", "gear"]  # noqa: RUF012
-    _name = "GEAR"
-    _paper = {  # noqa: RUF012
-        "title": "GEAR: Granularity-Adaptive Advantage Reweighting for LLM Agents via Self-Distillation",
-        "id": "2605.11853",
-    }
 
     def __init__(
         self,
@@ -115,7 +110,7 @@ class GEARTrainer(GRPOTrainer):
         self.continues_adapter = hasattr(model, "peft_config")
         self.reference: Teacher | None = None
         self.truth: Truth | None = None
-        self.rollouts = Rollouts()
+        self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.segment_check = SegmentCheck()
@@ -171,19 +166,16 @@ class GEARTrainer(GRPOTrainer):
             shown = [{name: value for name, value in row.items() if name not in hidden} for row in inputs]
         self.rollouts.begin(inputs)
         self.tool_guard.begin()
-        if (
+        keep_old = (
             self.model.training
             and needs_student(self.credit.needs)
             and self._makes_old_pass
             and self.shares_passes
-        ):
-            self.rollouts.on_student_pass = self.rollouts.keep_old_pass
-        try:
+        )
+        with self.student_forwards.for_rollouts(keep_old):
             output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
             if self.model.training:
                 output["advantages"] = self._spread(inputs, output)
-        finally:
-            self.rollouts.on_student_pass = self.rollouts.old_pass = None
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -195,14 +187,10 @@ class GEARTrainer(GRPOTrainer):
             self._fetches = False
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
-        call, receive = super()._get_per_token_logps_and_entropies, self.rollouts.on_student_pass
-        if receive is None or unwrapped(model) is not unwrapped(self.model):
+        call = super()._get_per_token_logps_and_entropies
+        if unwrapped(model) is not unwrapped(self.model):
             return call(model, *args, **options)
-        # The first is the student's; one with the adapter off may follow.
-        self.rollouts.on_student_pass = None
-        result, student = captured(call, model, args, options)
-        receive(student)
-        return result
+        return self.student_forwards.run(call, model, args, options)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> Any:
         # TRL renders an answer and tokenises the whole: `<|im_end|>` in it would become a real end of turn.
@@ -225,40 +213,31 @@ class GEARTrainer(GRPOTrainer):
 
     def _count_infinite(self, per_function: Tensor) -> None:
         # NaN is no reward: TRL takes it, as it takes None, for a function that abstained.
-        each = per_function.isinf().sum(0)
-        count = int(each.sum())
-        self._metrics["train"]["gear/rewards/non_finite"].append(float(count))
-        if count:
-            names = [name for name, some in zip(self.reward_func_names, each.tolist(), strict=True) if some]
-            self._warn_once(
-                "rewards",
+        counts = dict(zip(self.reward_func_names, per_function.isinf().sum(0).tolist(), strict=True))
+        total, names = sum(counts.values()), ", ".join(name for name, count in counts.items() if count)
+        self._metrics["train"]["gear/rewards/non_finite"].append(float(total))
+        if total:
+            message = (
                 "step %d: %d rewards are infinite (%s); all completions of such a group get no advantage. "
-                "gear/rewards/non_finite counts them from here on",
-                self.state.global_step,
-                count,
-                ", ".join(names),
+                "gear/rewards/non_finite counts them from here on"
             )
+            self._warn_once("rewards", message, self.state.global_step, total, names)
 
     def _warn_once(self, about: str, *message: Any) -> None:
         if about not in self._warned_of and self.accelerator.is_main_process:
             logger.warning(*message)
         self._warned_of.add(about)
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: Any = None,
-        metric_key_prefix: str = "eval",
+    def evaluation_loop(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, dataloader: Any, *more: Any, metric_key_prefix: str = "eval", **named: Any
     ) -> Any:
         """TRL's evaluation, and pass@1 and pass@k (k = ``num_generations_eval``) with 95 % intervals.
 
         ``eval_dataset={"easy": ..., "hard": ...}`` is evaluated tier by tier. With ``eval_greedy`` every problem
         is solved once more without sampling. The random state of the training is left as it was.
         """
-        arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        return evaluate(self, super().evaluation_loop, arguments)
+        own_loop = partial(super().evaluation_loop, dataloader, *more, **named)
+        return evaluate(self, own_loop, dataloader, metric_key_prefix)
 
     def solve(
         self,
@@ -298,7 +277,7 @@ class GEARTrainer(GRPOTrainer):
         if self._may_wait(plan):
             self.late = LateCredit(plan, output, self.args, self.credit_engine, begin)
             return output["advantages"]
-        old = self.rollouts.old_pass
+        old = self.student_forwards.old
         if old is not None and old.logprob is output.get("old_per_token_logps"):
             engine.student_states = old.states
         result = assign(plan, engine, self.args)
@@ -340,11 +319,9 @@ class GEARTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.late is not None and ROW in inputs:
-            inputs, self.rollouts.on_student_pass = self.late.waiting(inputs)
-            try:
+            inputs, receive = self.late.waiting(inputs)
+            with self.student_forwards.going_to(receive):
                 return super()._compute_loss(model, inputs)
-            finally:
-                self.rollouts.on_student_pass = None
         distillation = distillation_of(self.credit) if WEIGHT in inputs else None
         if distillation is None:
             return super()._compute_loss(model, inputs)
@@ -361,30 +338,26 @@ class GEARTrainer(GRPOTrainer):
     def ready_teacher(self) -> Teacher:
         """The teacher's weights, made on first use: before the first step."""
         if self.teacher is None:
-            if needs_context(self.credit) and self.teacher_model is None:
-                kind = cast(TeacherKind, self.args.teacher_model_kind)
-                rate = cast(float, self.args.teacher_update_rate)
-                steps = cast(int, self.args.teacher_sync_steps)
-                if kind == "base" and self.continues_adapter and self.sharding not in SHARDED:
-                    # Without the adapter it would be another model than the one that the run began with.
-                    self.teacher = CopyTeacher(self.model)
-                else:
-                    self.teacher = make_teacher(kind, self.model, rate, steps)
-            else:
-                self.teacher = LiveTeacher()  # a copy of the weights that nobody reads would only cost memory
+            kind = cast(TeacherKind, self.args.teacher_model_kind)
+            if not needs_context(self.credit) or self.teacher_model is not None:
+                kind = "live"  # a copy of the weights that nobody reads would only cost memory
+            # Without an adapter that goes on being trained, it would be another model than the run began with.
+            self.teacher = self._lender(kind, copy=self.continues_adapter)
         return self.teacher
 
     def ready_reference(self) -> Teacher:
         """The weights that the run began with, for a method that needs them; made on first use."""
         if self.reference is None:
-            if "reference_logprob" not in self.credit.needs:
-                self.reference = LiveTeacher()
-            elif self.sharding in SHARDED:
-                self.reference = make_teacher("base", self.model)
-            else:
-                # Under PEFT too: without its adapter the model is the first one only if that began as nothing.
-                self.reference = CopyTeacher(self.model)
+            # A copy under PEFT too: without its adapter the model is the first one only if that began as nothing.
+            kind = "base" if "reference_logprob" in self.credit.needs else "live"
+            self.reference = self._lender(kind, copy=True)
         return self.reference
+
+    def _lender(self, kind: TeacherKind, copy: bool) -> Teacher:
+        if kind == "base" and copy and self.sharding not in SHARDED:
+            return CopyTeacher(self.model)
+        rate, steps = cast(float, self.args.teacher_update_rate), cast(int, self.args.teacher_sync_steps)
+        return make_teacher(kind, self.model, rate, steps)
 
     @cached_property
     def padding_moves(self) -> bool:
@@ -424,16 +397,14 @@ class GEARTrainer(GRPOTrainer):
         if "positions" in self._warned_of or not self.padding_moves:
             return
         if cast(Tensor, self.accelerator.gather((attention_BP == 0).any().long()[None])).any():
-            self._warn_once(
-                "positions",
+            message = (
                 "model: %s has absolute positions, and prompts of this batch are padded on the left. TRL's loss "
                 "counts positions from the first padding token on, the signals of %r are made at the positions "
                 "of the sampling, and the log-probabilities of the two differ. Prompts of one length avoid this, "
                 "or one prompt per process and batch of rollouts (per_device_train_batch_size * "
-                "steps_per_generation = num_generations), or a model with rotary positions",
-                self.model.config.model_type,
-                self.credit.name,
+                "steps_per_generation = num_generations), or a model with rotary positions"
             )
+            self._warn_once("positions", message, self.model.config.model_type, self.credit.name)
 
     def _write_records(self, records: list[Record]) -> None:
         if self._record_writer is None:
@@ -511,22 +482,17 @@ class GEARTrainer(GRPOTrainer):
         skip_epochs(self._sampler, epochs)
         if self.state.global_step >= max_steps:
             # Transformers would train one step more before it looks.
-            logger.warning(
+            message = (
                 "resume_from_checkpoint: the run is finished (step %d of %d), so nothing is trained; raise "
-                "max_steps or num_train_epochs to go on",
-                self.state.global_step,
-                max_steps,
+                "max_steps or num_train_epochs to go on"
             )
+            logger.warning(message, self.state.global_step, max_steps)
             return self.state.num_train_epochs, 0
         return epochs, steps
 
     def create_model_card(self, *names: Any, **named: Any) -> None:
         """TRL's draft of ``README.md`` in ``output_dir``, with the method's settings and the engine's for it."""
-        # TRL names the method of `_paper`, whatever credit was assigned.
-        self._name, self._paper = (
-            f"GRPO with the credit method `{self.credit.name}` ({self.credit.source})",
-            {},
-        )
+        self._name = f"GRPO with the credit method `{self.credit.name}` ({self.credit.source})"
         super().create_model_card(*names, **named)
         if self.is_world_process_zero():
             file = Path(cast(str, self.args.output_dir)) / "README.md"

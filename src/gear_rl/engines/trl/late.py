@@ -1,0 +1,245 @@
+"""The student's hidden states out of forwards that TRL runs anyway, so that its own pass is not needed.
+
+TRL calls ``_get_per_token_logps_and_entropies`` after the rollouts where it needs old log-probabilities, and in
+every loss. Where each rollout is trained on once before any weight changes, the whole credit waits for the loss;
+a step of SmolLM2-135M with a pass of our own takes 1.10 of such a step. Knows no method.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from gear_rl.credit.batch import ForwardRequest
+from gear_rl.credit.passes import shares_prompts
+from gear_rl.credit.plan import CreditPlan, CreditResult
+from gear_rl.credit.step import assign, for_loss, report
+from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.engine import TRLEngine
+from gear_rl.signals.forwards import capturing
+from gear_rl.signals.score import KeptStates, TeacherStates, needs_student
+from gear_rl.tensor.logits import predicting_positions
+from gear_rl.traits import distillation_of, is_per_completion
+from gear_rl.types import signal_of
+
+
+class StudentPass:
+    """The hidden states that predict each token of some completions, collected from TRL's forwards.
+
+    >>> student = StudentPass(torch.ones(2, 3, dtype=torch.bool))
+    >>> student.take(torch.zeros(1, 5, 8))  # one row: two tokens of the prompt, three of the completion
+    >>> student.whole
+    False
+    """
+
+    def __init__(self, attention: Bool[Tensor, "B T"]) -> None:
+        self.states = KeptStates(attention)
+        self.logprob: Tensor | None = None
+        """What TRL made of the same forwards."""
+        self._rows, self._sound = 0, True
+
+    @torch.no_grad()
+    def take(self, hidden_BSD: Float[Tensor, "n S D"]) -> None:
+        """The next rows' last hidden states, prompt included."""
+        attention, end = self.states.mask, self._rows + len(hidden_BSD)
+        self._sound &= end <= len(attention) and hidden_BSD.shape[1] > attention.shape[1]
+        if self._sound:
+            batch = torch.arange(self._rows, end, device=attention.device)
+            part = predicting_positions(hidden_BSD.detach(), attention.shape[1])
+            self.states.take(batch, attention[batch], part[attention[batch]])
+        self._rows = end
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row was seen, once."""
+        return self._sound and self._rows == len(self.states.mask)
+
+
+class StudentForwards:
+    """TRL's forwards of the student, the next of which is captured where somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.receive: Callable[[StudentPass | None], None] | None = None
+        """Gets the next pass; None where it was not captured as expected."""
+        self.old: StudentPass | None = None
+        """The pass in which TRL computed the old log-probabilities of the rollouts under way."""
+
+    @contextmanager
+    def for_rollouts(self, keep_old: bool) -> Generator[None]:
+        """Around a batch of rollouts and its credit, also one that is sampled inside of another's."""
+        before = self.receive, self.old
+        self.receive, self.old = self._keep if keep_old else None, None
+        try:
+            yield
+        finally:
+            self.receive, self.old = before
+
+    @contextmanager
+    def going_to(self, receive: Callable[[StudentPass | None], None]) -> Generator[None]:
+        """Around a loss: its forward goes to ``receive``."""
+        self.receive = receive
+        try:
+            yield
+        finally:
+            self.receive = None
+
+    def _keep(self, student: StudentPass | None) -> None:
+        self.old = student
+
+    def run(
+        self, call: Callable[..., Any], model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """What TRL's ``call`` returns for the student."""
+        # The first is the student's; one with the adapter off may follow.
+        receive, self.receive = self.receive, None
+        if receive is None:
+            return call(model, *args, **options)
+        if len(args) < 3:  # ids, attention mask, tokens to keep: another TRL may name them
+            receive(None)
+            return call(model, *args, **options)
+        student = StudentPass(args[1][:, -int(args[2]) :].bool())
+        with capturing(model, student.take):
+            result = call(model, *args, **options)
+        student.logprob = result[0]
+        receive(student if student.whole else None)
+        return result
+
+
+def makes_old_pass(args: Any, use_vllm: bool = False) -> bool:
+    """Whether TRL computes the log-probabilities of its rollouts before it trains on them.
+
+    >>> from types import SimpleNamespace
+    >>> args = SimpleNamespace(gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=1)
+    >>> makes_old_pass(args)  # the weights change between the two halves of the rollouts
+    True
+    """
+    if use_vllm and args.vllm_importance_sampling_correction:
+        return True
+    return bool(args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations))
+
+
+def is_deterministic(model: nn.Module) -> bool:
+    """Whether a forward in training mode is the same as in evaluation: no dropout, noise or batch statistics.
+
+    >>> is_deterministic(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.0)))
+    True
+    >>> is_deterministic(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1)))
+    False
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return False
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return False
+        # transformers keeps the rate of a functional dropout, or of a router's noise, as a plain number.
+        for name, value in vars(module).items():
+            noisy = any(word in name for word in ("drop", "jitter", "noise"))
+            if noisy and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                return False
+    return True
+
+
+ROW = "gear_row"
+"""The column that says which rollout of the batch a shuffled row is."""
+
+
+def may_wait(plan: CreditPlan) -> bool:
+    """Whether the method judges every completion by signals of its own, so that micro-batches can be credited."""
+    method = plan.method
+    return (
+        is_per_completion(method)
+        and distillation_of(method) is None
+        and needs_student(method.needs)
+        and all(signal_of(name).late for name in method.needs)
+        and len(plan.teachers) <= 1
+    )
+
+
+class LateCredit:
+    """The credit of a batch of rollouts that TRL trains on once, made in the losses of its micro-batches.
+
+    TRL shuffles the rollouts and splits them; the column ``ROW`` says which rollout a row is. In each loss the
+    teacher goes first; then TRL's forward of the student is captured, and the advantages are there before TRL
+    reads them. ``engine_of`` makes the engine of a credit step.
+    """
+
+    def __init__(
+        self,
+        plan: CreditPlan,
+        output: dict[str, Any],
+        config: GEARConfig,
+        engine_of: Callable[..., TRLEngine],
+        begin: float,
+    ) -> None:
+        self._plan, self._config, self._engine_of = plan, config, engine_of
+        self._rows: list[Tensor] = []
+        self._results: list[CreditResult] = []
+        self._teacher_states: TeacherStates | None = None
+        request = _request(plan)
+        if len(plan.scored_B) > config.per_device_train_batch_size and shares_prompts(request):
+            # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
+            self._teacher_states = engine_of().passes.teacher_pass(request)
+        self._seconds = time.perf_counter() - begin
+        output[ROW] = torch.arange(len(plan.scored_B), device=plan.scored_B.device)
+
+    def waiting(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[StudentPass | None], None]]:
+        """The micro-batch for TRL's loss, and what gets the student's pass before the advantages are read."""
+        rows = cast(Tensor, inputs[ROW])
+        # Without advantages: a loss that read them too early must not find the plain ones.
+        waiting = {name: value for name, value in inputs.items() if name not in (ROW, "advantages")}
+        plan = self._plan.take(rows)
+        teacher = self.teacher_states(rows, plan)
+
+        def receive(student: StudentPass | None) -> None:
+            waiting["advantages"] = self.assign(rows, plan, teacher, student)
+
+        return waiting, receive
+
+    def teacher_states(self, rows: Int[Tensor, " N"], plan: CreditPlan) -> TeacherStates | None:
+        """The teacher's pass, before the student's forward: lending weights writes into what its graph saves."""
+        begin = time.perf_counter()
+        if self._teacher_states is None:
+            states = self._engine_of(in_loss=True).passes.teacher_pass(_request(plan))
+        else:
+            states = self._teacher_states.rows(rows)
+        self._seconds += time.perf_counter() - begin
+        return states
+
+    @torch.no_grad()
+    def assign(
+        self,
+        rows: Int[Tensor, " N"],
+        plan: CreditPlan,
+        teacher: TeacherStates | None,
+        student: StudentPass | None,
+    ) -> Tensor:
+        """The advantages of a micro-batch; with the last one all is logged and recorded."""
+        begin = time.perf_counter()
+        # What was not captured as expected is computed once more.
+        states = None if student is None else student.states
+        engine = self._engine_of(student_states=states, teacher_states=teacher, in_loss=True)
+        result = assign(plan, engine, self._config)
+        self._rows.append(rows)
+        self._results.append(result)
+        self._seconds += time.perf_counter() - begin
+        if sum(map(len, self._rows)) == len(self._plan.scored_B):
+            whole = CreditResult.joined(self._results, self._rows)
+            report(self._plan, whole, self._engine_of(), self._seconds)
+            self._teacher_states = None
+        return for_loss(plan.batch, result.credit)
+
+
+def _request(plan: CreditPlan) -> ForwardRequest:
+    """The signals of the plan, all of which are made by the student's and the teacher's passes here."""
+    return ForwardRequest(
+        needs=tuple(plan.method.needs),
+        step=plan.batch.step,
+        completions=plan.batch.completions,
+        student=plan.batch.student,
+        teachers=plan.teachers,
+        scored_B=plan.scored_B,
+    )
