@@ -186,8 +186,8 @@ def test_an_environment_is_found_or_the_error_says_how_to_name_one():
     assert environment_factory("arena", row) is environment_factory("arena/errands/easy", {})
     for path, message in (
         (None, "missing"),
-        ("some.module", "no package.module:Class"),
-        ("arena/chain/easy", "has no environment"),
+        ("some.module", "names no object"),
+        ("arena/chain/easy", "needs the dataset"),
     ):
         with pytest.raises(InputError, match=message):
             environment_factory(path, {})

@@ -38,16 +38,14 @@ def verl(
     """
     from gear_rl.runs.verl.export import export, read_run
 
+    def say(text: str) -> None:
+        error_console.print(escape(text), highlight=False, soft_wrap=True)
+
     show_log()
-    run = read_run(config, context.args)
-    done = export(run, out, gpus=gpus, prompt_tokens=prompt_tokens, say=_say)
+    done = export(read_run(config, context.args), out, gpus=gpus, prompt_tokens=prompt_tokens, say=say)
     for name, rows in done.rows.items():
         out_console.print(f"wrote {out / name}.parquet ({rows} rows)", highlight=False, soft_wrap=True)
     for note in done.notes:
-        error_console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        say(f"note: {note}")
     start = f"start it, where verl is installed, with: bash {out.resolve() / 'launch.sh'}"
     out_console.print(start, highlight=False, soft_wrap=True)
-
-
-def _say(text: str) -> None:
-    error_console.print(escape(text), highlight=False, soft_wrap=True)

@@ -209,11 +209,12 @@ def load_environment(config: RunConfig) -> Any:
     """
     named = config.environment
     if isinstance(named, dict):
-        return {name: _environment(path, config.dataset) for name, path in named.items()}
-    return None if named is None else _environment(named, config.dataset)
+        return {name: environment_of(path, config.dataset) for name, path in named.items()}
+    return None if named is None else environment_of(named, config.dataset)
 
 
-def _environment(path: str, dataset: str) -> Any:
+def environment_of(path: str, dataset: str) -> Any:
+    """The environment that a path names; ``arena`` is that of the arena's dataset."""
     if path == "arena":
         task, _ = dataset_task(dataset)
         environment = get_task(task).environment

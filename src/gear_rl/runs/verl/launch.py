@@ -5,17 +5,15 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.credit.config import CreditConfig
 from gear_rl.engines.verl.checks import TRAINERS, check_method
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.resolved import OUTPUT_DIR
-from gear_rl.runs.verl.settings import SECTION, group_of, read_settings
+from gear_rl.runs.verl.settings import SECTION, STEP, group_of, read_settings
 
 Overrides = dict[str, Any]
 """Hydra's keys, with a plus sign where verl's configuration has no such key, and their values."""
@@ -78,7 +76,6 @@ _CHOICES = {
     "scale_rewards": ("group", "none", "True", "False"),
 }
 _NO_NEED = {"use_vllm", "vllm_mode", "bf16", "fp16", "logging_steps", "use_cpu", "output_dir"}
-_STEP = {field.name for field in fields(CreditConfig)}
 _LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclude_modules": None}
 """The settings of an adapter that verl has too, with peft's defaults: verl's are others."""
 
@@ -158,7 +155,7 @@ def overrides_of(
 
 def notes_on(given: Mapping[str, Any]) -> list[str]:
     """What of the trainer's settings does not come along."""
-    left = sorted(set(given) - set(DEFAULTS) - _STEP - _NO_NEED)
+    left = sorted(set(given) - set(DEFAULTS) - STEP - _NO_NEED)
     notes = [f"left to verl's own settings: {', '.join(left)}"] if left else []
     if given.get("lr_scheduler_type", "linear") == "linear":
         notes.append("lr_scheduler_type: verl has no linear schedule, so the learning rate stays constant")
@@ -201,7 +198,7 @@ def _credit(
     """The section ``gear``, checked as verl's run would."""
     section = {"name": config.credit} if isinstance(config.credit, str) else dict(config.credit)
     name = str(section.pop("name"))
-    section |= {key: value for key, value in given.items() if key in _STEP}
+    section |= {key: value for key, value in given.items() if key in STEP}
     if config.privileged is not None:
         section["privileged"] = config.privileged
     if environment is not None:

@@ -8,7 +8,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.objects import import_object
 from gear_rl.engines.verl.batch import AGENT_NAME
@@ -21,7 +20,7 @@ SECTION = "gear"
 """The key of verl's configuration."""
 _BATCH_SIZE = 8
 """Completions in a forward pass, where verl's own setting says nothing."""
-_STEP = {field.name for field in dataclasses.fields(CreditConfig)}
+STEP = {field.name for field in dataclasses.fields(CreditConfig)}
 _OWN = ("environment", "tool_time_limit", "tool_max_chars")
 
 
@@ -53,12 +52,12 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")
         given["teacher_model_kind"] = kind
     of_method = _method_settings(name)
-    known = [*sorted(of_method), *sorted(_STEP), "credit", "teacher", "privileged", *_OWN]
+    known = [*sorted(of_method), *sorted(STEP), "credit", "teacher", "privileged", *_OWN]
     for key in set(given) - set(known):
         hint = did_you_mean(key, known)
         raise InputError(f"gear.{key}: no such setting of method {name!r} or of the credit step; {hint}")
     method = build_method({"name": name, **{k: v for k, v in given.items() if k in of_method}}, SECTION)
-    step = _checked(given, _STEP, CreditConfig)
+    step = _checked(given, STEP, CreditConfig)
     if step.get("credit_batch_size") is None:
         step["credit_batch_size"] = batch_size or _BATCH_SIZE
     try:
@@ -90,20 +89,15 @@ def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[]
     >>> environment_factory("arena/errands/easy", {})().__class__.__name__
     'ErrandsEnv'
     """
+    from gear_rl.runs.trainer import environment_of
+
     if path is None:
         raise InputError(
             f"gear.environment: missing, but a row has agent_name={AGENT_NAME}; give package.module:Class"
         )
-    if ":" in path:
-        return cast(Callable[[], Any], import_object(path, "gear.environment"))
-    if path.partition("/")[0] != "arena":
-        raise InputError(f"gear.environment: {path!r} is no package.module:Class and no arena/TASK/TIER")
-    source = path if "/" in path else str(row.get("data_source", path))
-    task, _ = dataset_task(source)
-    environment = get_task(task).environment
-    if environment is None:
-        raise InputError(f"gear.environment: {source!r} has no environment; its completions are judged")
-    return environment
+    if path.partition("/")[0] == "arena":
+        return environment_of("arena", path if "/" in path else str(row.get("data_source", path)))
+    return environment_of(path, "")
 
 
 def _method_settings(name: str) -> set[str]:
