@@ -69,9 +69,15 @@ _AGGREGATION = {
     "dr_grpo": "seq-mean-token-sum-norm",
 }
 """TRL's losses that verl has too, and how verl calls their mean."""
+_SCHEDULE = {
+    "constant_with_warmup": "constant",
+    "constant": "constant",
+    "cosine": "cosine",
+    "linear": "constant",
+}
 _CHOICES = {
     "loss_type": tuple(_AGGREGATION),
-    "lr_scheduler_type": ("constant", "constant_with_warmup", "cosine", "linear"),
+    "lr_scheduler_type": tuple(_SCHEDULE),
     "importance_sampling_level": ("token",),
     "scale_rewards": ("group", "none", "True", "False"),
 }
@@ -134,9 +140,7 @@ def overrides_of(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
-        f"{ACTOR}.optim.lr_scheduler_type": settings["lr_scheduler_type"]
-        .split("_")[0]
-        .replace("linear", "constant"),
+        f"{ACTOR}.optim.lr_scheduler_type": _SCHEDULE[settings["lr_scheduler_type"]],
         **_loss(settings),
         **(_turns(settings) if environment else {"reward.custom_reward_function.path": files["reward"]}),
         **_adapter(config.lora),
