@@ -1,8 +1,4 @@
-"""What an environment may offer beside its tools: the one list that engine, smoke run, arena and adapters read.
-
-Knows no engine and imports neither torch nor anything of ours, since an environment's own process must start
-without.
-"""
+"""What an environment may offer beside its tools. Imports nothing heavy: an environment has its own process."""
 
 from collections.abc import Mapping
 from typing import Any, cast

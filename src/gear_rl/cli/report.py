@@ -8,7 +8,6 @@ import typer
 
 from gear_rl.cli.console import out_console, user_errors
 from gear_rl.errors import InputError
-from gear_rl.files import check_output
 
 
 @user_errors
@@ -28,7 +27,6 @@ def report(
             comparison = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(comparison, dict):
                 raise ValueError("holds no JSON object")
-            check_output(page, [file], "report.html")
             save_report(cast(dict[str, Any], comparison), page)
         except (OSError, ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
             # A document that somebody edited may lack anything.

@@ -65,8 +65,6 @@ def load_splits(
     [32, 8]
     """
     stream = stream and not is_generated(name)
-    if limit is not None and limit < 1:
-        raise InputError(f"limit: {limit} must be 1 or more; leave it out for all rows")
     rows = _with_columns(read(name, config, split, stream=stream, limit=limit), name, columns or {})
     rows = _filtered(rows, name, prompt_fault)
     if held_out is None:

@@ -229,24 +229,15 @@ def _checked(trainer: Any) -> str:
             )
         parts.append(f"{scored} completions scored for {trainer.credit.name}")
         parts += [f"{without} without a privileged context"] if without else []
-    return ", ".join([*parts, *(_tool_facts(trainer) if trainer.tools else [])])
+    if trainer.tools:
+        logs: list[dict[str, Any]] = trainer.state.log_history
+        calls = round(BATCH * sum(entry.get("tools/call_frequency", 0.0) for entry in logs))
+        kinds = sorted({key for entry in logs for key in entry if key.startswith("gear/tools/")})
+        failed = [f"{_total(trainer, key)} {key.rpartition('/')[2]}" for key in kinds if _total(trainer, key)]
+        failures = f" (failed: {', '.join(failed)})" if failed else ""
+        parts.append(f"{calls} tool calls with made-up arguments{failures}")
+    return ", ".join(parts)
 
 
 def _total(trainer: Any, key: str) -> int:
     return int(sum(entry.get(key, 0.0) for entry in trainer.state.log_history))
-
-
-def _tool_facts(trainer: Any) -> list[str]:
-    logs: list[dict[str, Any]] = trainer.state.log_history
-    calls = round(BATCH * sum(entry.get("tools/call_frequency", 0.0) for entry in logs))
-    kinds = sorted({key for entry in logs for key in entry if key.startswith("gear/tools/")})
-    totals = {key.rpartition("/")[2]: _total(trainer, key) for key in kinds}
-    failed = ", ".join(f"{total} {kind}" for kind, total in totals.items() if total)
-    facts = [f"{calls} tool calls with made-up arguments" + (f" (failed: {failed})" if failed else "")]
-    answers = [
-        str(message["content"])
-        for messages in trainer._logs["completion"]
-        for message in (messages if isinstance(messages, list) else ())
-        if message["role"] == "tool"
-    ]
-    return [*facts, f"a tool's answer: {answers[0][:100]}"] if answers else facts
