@@ -225,6 +225,12 @@ def test_a_column_whose_name_has_dots_is_meant_first(tmp_path):
     assert load_rows(file, columns={"prompt": "q.text"}, chat=False)["prompt"] == ["dotted"]
 
 
+def test_one_column_may_have_two_names(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", [{"q": "a"}])
+    found = load_rows(file, columns={"prompt": "q", "answer": "q"}, chat=False)
+    assert [dict(row) for row in found] == [{"prompt": "a", "answer": "a"}]
+
+
 def test_a_place_that_one_row_lacks_is_empty_there(tmp_path):
     file = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "m": {"g": "1"}}, {"prompt": "b"}])
     assert load_rows(file, columns={"answer": "m.g"}, chat=False)["answer"] == ["1", None]

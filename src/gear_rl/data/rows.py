@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from gear_rl.data.rewards.text import dotted
-from gear_rl.data.sources import is_generated, read, splits_of
+from gear_rl.data.sources import as_dataset, is_generated, read, splits_of
 from gear_rl.environments import texts_of
 from gear_rl.errors import InputError, did_you_mean
 
@@ -125,13 +125,9 @@ def prompt_fault(prompt: Any) -> str | None:
     messages = cast(list[Any], prompt)
     if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
         return "prompt holds a message without a role"
-    contents = [message.get("content") for message in messages]
-    # A list holds blocks, and an image is content too.
-    return (
-        None
-        if any(each.strip() if isinstance(each, str) else each for each in contents)
-        else "prompt is empty"
-    )
+    contents = [message.get("content") for message in messages]  # text, or blocks: an image is content too
+    said = any(each.strip() if isinstance(each, str) else each for each in contents)
+    return None if said else "prompt is empty"
 
 
 def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
@@ -157,7 +153,7 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
         inner, key = first.get(top), rest.partition(".")[0]
         if old not in present and isinstance(inner, Mapping) and key not in inner:
             raise InputError(f"columns.{new}: {top!r} of {name} has no {key!r}; {did_you_mean(key, inner)}")
-        (renamed if old in present else nested)[new] = old
+        (renamed if old in present and old not in renamed.values() else nested)[new] = old
     if nested:
         rows = rows.map(lambda row: {new: dotted(row, old) for new, old in nested.items()})
     moves = {old: new for new, old in renamed.items() if old != new}
@@ -220,7 +216,7 @@ def _finished(rows: Any, chat: bool, limit: int | None) -> Any:
     if limit is not None:
         rows = rows.take(limit)
         if isinstance(rows, datasets.IterableDataset):
-            rows = datasets.Dataset.from_list(list(rows))
+            rows = as_dataset(list(rows), "the stream")
     first = next(iter(rows), None)
     if not chat or first is None or not isinstance(first["prompt"], str):
         return rows

@@ -150,18 +150,24 @@ def _rows_of(paths: list[Path]) -> Iterator[dict[str, Any]]:
 
 def _text_files(paths: list[Path], stream: bool) -> Any:
     import datasets
-    import pyarrow as pa
 
     if stream:
         return datasets.IterableDataset.from_generator(_rows_of, gen_kwargs={"paths": paths})
-    rows = list(_rows_of(paths))
+    return as_dataset(list(_rows_of(paths)), str(paths[0]))
+
+
+def as_dataset(rows: list[dict[str, Any]], name: str) -> Any:
+    """The rows as a dataset with the columns of all of them; ``InputError`` for a column of several kinds."""
+    import datasets
+    import pyarrow as pa
+
     arrays: dict[str, Any] = {}
-    for column in dict.fromkeys(name for row in rows for name in row):  # the first row need not have all
+    for column in dict.fromkeys(key for row in rows for key in row):  # the first row need not have all
         try:
             arrays[column] = pa.array([row.get(column) for row in rows])
         except (ValueError, TypeError, OverflowError) as error:
             raise InputError(
-                f"dataset: {paths[0]}: column {column!r}: {_first_line(error)}; write all its values alike, "
+                f"dataset: {name}: column {column!r}: {_first_line(error)}; write all its values alike, "
                 "best as text"
             ) from None
     return datasets.Dataset(pa.table(arrays))
