@@ -19,8 +19,6 @@ from gear_rl.versions import versions
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Version of the manifest's format; a reader refuses a newer one."""
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
 """Beside the checkpoints: where one is written before it is moved into place, and moved to be deleted."""
@@ -56,7 +54,6 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=versions)
     files: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     """Size in bytes and SHA-256 by path inside the folder; filled in by ``seal``."""
-    format: int = FORMAT
 
 
 def seal(folder: Path, manifest: Manifest) -> None:
@@ -82,11 +79,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(body, dict) or cast(dict[str, Any], body).pop("sha256", None) != _own_hash(body):
         raise BrokenCheckpointError(f"its {MANIFEST} is not what was written")
     values = cast(dict[str, Any], body)
-    if values["format"] > FORMAT:
-        raise BrokenCheckpointError(
-            f"its {MANIFEST} has format {values['format']}, this version reads {FORMAT}"
-        )
     files = {name: (size, digest) for name, (size, digest) in values.pop("files").items()}
+    values.pop("format", None)  # of a version that numbered its manifests
     return Manifest(files=files, **values)
 
 
@@ -96,9 +90,6 @@ def checked(folder: Path) -> Manifest:
     Every file is read once. Files that the manifest does not list are not looked at.
     """
     manifest = read_manifest(folder)
-    named = _NAME.fullmatch(folder.name)
-    if named is not None and int(named[1]) != manifest.step:
-        raise BrokenCheckpointError(f"it is of step {manifest.step}")
     if not manifest.resumable:
         raise BrokenCheckpointError(
             "it was saved with save_only_model, so the optimizer's state is not in it"

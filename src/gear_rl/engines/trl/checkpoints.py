@@ -118,8 +118,9 @@ class SyncedReference:
         return {name: p.detach() for name, p in self.model.named_parameters()}  # a tied one once
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        own = self.state_dict()
         for name, value in state.items():
-            self.state_dict()[name].copy_(value)
+            own[name].copy_(value)
 
 
 @dataclass
