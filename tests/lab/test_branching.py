@@ -14,8 +14,7 @@ from gear_rl.arena.errands.problem import Call
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.credit.batch import RolloutBatch
-from gear_rl.lab.branches import Begun, Continuations, SharedNoise
-from gear_rl.lab.branching import branched
+from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.oracle import Oracle, estimated, told_by
 from gear_rl.lab.replay import serving

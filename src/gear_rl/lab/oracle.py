@@ -29,11 +29,9 @@ ORACLE = {"name": f"{__name__}:Oracle"}
 class Oracle:
     """Every token gets its own true advantage in place of the completion's.
 
-    The true advantage of a token is the expected reward after it less that before it, under the policy as it is.
-    Where the task has a formula (`Truth`) it is exact; elsewhere branching rollouts estimate it (VinePPO,
-    arXiv:2410.01679). It is in units of the reward, so a completion's credit is smaller than GRPO's, which is in
-    standard deviations of the group: AdamW does not see such a factor. Completions whose group has no spread are
-    credited too.
+    That is the expected reward after it less that before it, under the policy as it is: exact where the task has
+    a formula (`Truth`), elsewhere estimated by branching rollouts. It is in units of the reward, not in standard
+    deviations of the group: AdamW does not see such a factor.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True]]), true_advantage=torch.tensor([[0.5, -0.25]]))
     >>> Oracle()(torch.tensor([1.0]), signals).advantage
@@ -61,25 +59,23 @@ class Oracle:
 
 
 def told(task: Task, tier: str, trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
-    """What gives a trainer the true advantages of its rollouts: the task's formula, else branching rollouts."""
+    """Gives a trainer the true advantages of its rollouts, by the task's formula or by branching rollouts."""
     truth_of = task.truth_of(tier)
     return estimated(trainer) if truth_of is None else told_by(truth_of)
 
 
 def estimated(trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
     """The same by branching rollouts, as many as ``trainer.credit`` says if it is the oracle."""
-    from gear_rl.lab.branches import Continuations
-    from gear_rl.lab.branching import branched
+    from gear_rl.lab.branching import Continuations, branched
 
     oracle = trainer.credit if isinstance(trainer.credit, Oracle) else Oracle()
     return branched(trainer, Continuations(trainer), oracle.branches)
 
 
 def told_by(truth_of: TruthOf) -> Callable[[RolloutBatch, Engine], Tensor]:
-    """What tells a trainer the true advantages of its rollouts on a task: one more pass of the student.
+    """The same by a task's formula, from one more pass of the student.
 
-    The pass asks, in the place of every decision, for the probability of the token that would have been right
-    there, after the tokens that really came before.
+    It gives, in the place of every decision, the probability of the token that would have been right there.
     """
 
     def told(batch: RolloutBatch, engine: Engine) -> Tensor:

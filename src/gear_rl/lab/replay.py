@@ -40,17 +40,10 @@ def replay(
 
     ``batch`` rollouts go through the engine at a time (a multiple of the group). ``passes`` may know some of the
     signals already. The trainer's metrics and random state are left as they were. A teacher that follows the
-    student is what it is before the first step: the student. ``ValueError`` if the rows do not divide into
-    groups, or if a rollout calls a tool after its last turn.
+    student is what it is before the first step: the student. ``ValueError`` if a rollout calls a tool after its
+    last turn.
     """
     group = int(trainer.num_generations)
-    if len(rows) != len(turns) or len(rows) % group:
-        raise ValueError(
-            f"rows: {len(rows)} rows and {len(turns)} completions; give one completion for each row, in groups "
-            f"of {group}"
-        )
-    if trainer.accelerator.num_processes > 1:
-        raise ValueError("replay: runs in one process; start it without accelerate")
     batch = max(group, batch - batch % group)
     records: list[Record] = []
     for begin in range(0, len(rows), batch):

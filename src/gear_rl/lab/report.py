@@ -92,7 +92,7 @@ def save_report(document: Mapping[str, Any], out: str | Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    filters = (_number, _signed, _span, _p, _percent, _plural)
+    filters: tuple[Any, ...] = (_number, _signed, _span, _p, _percent, _plural)
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"section": one.section, "label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
