@@ -59,5 +59,5 @@ def test_the_shipped_student_errs_as_it_was_taught(name: str) -> None:
     facts = check(task, task.checkpoint, ["easy"], n=16)
     assert facts["beliefs"]["correlation"] > 0.95 and facts["beliefs"]["mean_gap"] < 0.07
     assert 0.2 < facts["beliefs"]["wrong_on_top"] < 0.6
-    assert facts["easy"]["sampled"] < 0.75 < facts["easy"]["sampled_trace"]
-    assert facts["easy"]["sampled_shuffled"] < 0.75
+    assert facts["easy"]["alone"] < 0.75 < facts["easy"]["trace"]
+    assert facts["easy"]["shuffled"] < 0.75

@@ -6,10 +6,11 @@ How well signals find a planted fault is `gear score`'s to say.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import correlation, fmean
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from gear_rl.arena.codebook import problem as codebook
 from gear_rl.arena.codes import Belief
 from gear_rl.arena.errands import problem as errands
-from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load, sample, tokens
+from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load, tokens
 from gear_rl.arena.task import TEMPLATE, Reference, Task
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.trainer import make_trainer
@@ -25,8 +26,6 @@ from gear_rl.signals.privileged import render
 from tools.arena.errands import tools
 
 REFERENCES: tuple[Reference, ...] = ("trace", "answer", "shuffled")
-Solve = Callable[[list[dict[str, Any]], bool], Sequence[float | None]]
-"""Rows, and whether the likeliest token is always taken -> the reward of one rollout each."""
 
 
 def check(task: Task, folder: Path, tiers: Sequence[str], n: int) -> dict[str, Any]:
@@ -35,32 +34,22 @@ def check(task: Task, folder: Path, tiers: Sequence[str], n: int) -> dict[str, A
     facts: dict[str, Any] = {}
     for tier in tiers:
         with tempfile.TemporaryDirectory(prefix="gear-arena-") as scratch:
-            solve = _solver(task, tier, model, tokenizer, scratch)
+            solver: Any = SimpleNamespace(model=model, processing_class=tokenizer)
+            if task.agent:  # its rollouts go through TRL's loop of tools
+                config = arena_config(task.name, tier, "uniform", seed=0, steps=1, output_dir=scratch)
+                solver = make_trainer(config)
+                solver.model.load_state_dict(model.state_dict())
             rows = task.rows(tier, num=n, first_seed=0)
-            facts[tier] = {"sampled": _mean(solve(rows, False)), "greedy": _mean(solve(rows, True))}
+            facts[tier] = {"alone": _solved(task, solver, rows)}
             for kind in REFERENCES:
-                facts[tier][f"sampled_{kind}"] = _mean(solve(_informed(task, tier, rows, kind), False))
+                facts[tier][kind] = _solved(task, solver, _informed(task, tier, rows, kind))
     if task.name in _TAUGHT:
         facts["beliefs"] = believed(task, model, tokenizer, n)
     return facts
 
 
-def _mean(rewards: Sequence[float | None]) -> float:
-    return fmean(reward or 0.0 for reward in rewards)
-
-
-def _solver(task: Task, tier: str, model: Any, tokenizer: Any, scratch: str) -> Solve:
-    """How rollouts are made: of one turn without a trainer, an agent's through TRL's loop of tools."""
-    reward = task.reward
-    if reward is None:
-        trainer = make_trainer(arena_config(task.name, tier, "uniform", seed=0, steps=1, output_dir=scratch))
-        trainer.model.load_state_dict(model.state_dict())
-        return lambda rows, greedy: trainer.solve(rows, greedy=greedy, seed=0)
-
-    def solve(rows: list[dict[str, Any]], greedy: bool) -> list[float]:
-        return reward(sample(model, tokenizer, rows, greedy=greedy), answer=[row["answer"] for row in rows])
-
-    return solve
+def _solved(task: Task, solver: Any, rows: list[dict[str, Any]]) -> float:
+    return fmean(reward or 0.0 for reward in task.solve(solver, rows, seed=0))
 
 
 def _informed(task: Task, tier: str, rows: list[dict[str, Any]], kind: Reference) -> list[dict[str, Any]]:

@@ -76,10 +76,12 @@ def build(recipe: Recipe, out: Path, seed: int) -> None:
         rng = random.Random(seed)
         tokenizer = build_tokenizer(recipe.texts(rng), recipe.atoms, recipe.vocab_size)
         model = build_model(tokenizer, seed, circles=recipe.circles)
-        hidden, rest = _split(model)
+        # Muon is for hidden matrices; AdamW alone takes several times as long.
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
         muon = torch.optim.Muon(
-            hidden, lr=3e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        )  # AdamW alone takes several times as long
+            matrices, lr=3e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        )
         adamw = torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
         _train(model, _learning(recipe, tokenizer, rng), [muon, adamw], recipe.steps, recipe.fall_steps)
         adamw = torch.optim.AdamW(
@@ -173,15 +175,6 @@ def build_model(tokenizer: Any, seed: int, *, circles: bool) -> Any:
             embedding[first : first + 100, :64] = 0.16 * torch.cat([angles.cos(), angles.sin()], dim=1)
         model.model.norm.weight.fill_(0.25)
     return model
-
-
-def _split(model: Any) -> tuple[list[Any], list[Any]]:
-    """Hidden matrices, and everything else (embeddings, norms): Muon is made for the former only."""
-    hidden: list[Any] = []
-    rest: list[Any] = []
-    for name, parameter in model.named_parameters():
-        (hidden if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
-    return hidden, rest
 
 
 def _learning(recipe: Recipe, tokenizer: Any, rng: random.Random) -> Iterator[Batch]:
