@@ -378,16 +378,16 @@ def test_anchor_penalty_by_hand(anchor, value, slope):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given",
     [
-        ({"sharding": "FSDP"}, "never run with FSDP; take one process, DDP or ZeRO-2"),
-        ({"sharding": "DEEPSPEED", "zero_stage": 3}, "never run with DeepSpeed ZeRO-3"),
-        ({"use_liger_kernel": True}, "never run with Liger's kernels"),
-        ({"sharding": "FSDP", "use_liger_kernel": True}, "FSDP and Liger's kernels"),
+        {"sharding": "FSDP"},
+        {"sharding": "DEEPSPEED", "zero_stage": 3},
+        {"use_liger_kernel": True},
+        {"sharding": "FSDP", "use_liger_kernel": True},
     ],
 )
-def test_what_was_never_run_is_refused(plain, given, message):
-    with pytest.raises(ValueError, match=f"'sdpo' distils, .* {message}"):
+def test_what_was_never_run_is_refused(plain, given):
+    with pytest.raises(ValueError, match=r"'sdpo' distils, .* never run with FSDP"):
         checked_setup(plain, **given)
 
 

@@ -155,54 +155,53 @@ def check_setup(
     >>> check_setup(Sdpo(), args, num_generations=8, sharding="MULTI_GPU")
     >>> check_setup(Sdpo(), args, num_generations=8, sharding="FSDP")
     Traceback (most recent call last):
-    ValueError: credit: 'sdpo' distils, which needs the whole head at each loss and was never run with FSDP; ...
+    ValueError: credit: 'sdpo' distils, which needs the whole head at each loss and was never run with FSDP, ...
     """
     name, kind, deepspeed = credit.name, args.teacher_model_kind, sharding == "DEEPSPEED"
-    never = f"which was never run under {sharding}"
-    if images and needs_passes(credit):
-        raise ValueError(
-            f"model: images cannot be scored yet, and {name!r} needs passes of the model; train a language "
-            "model, or use credit 'uniform'"
-        )
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
-    if "transport_distance" in credit.needs and rows % num_generations:
-        raise ValueError(
+    partial = sharding == "FSDP" or (deepspeed and zero_stage == 3)
+    never = f"which was never run under {sharding}"
+    refusals = (
+        (
+            images and needs_passes(credit),
+            f"model: images cannot be scored yet, and {name!r} needs passes of the model; train a language "
+            "model, or use credit 'uniform'",
+        ),
+        (
+            "transport_distance" in credit.needs and rows % num_generations > 0,
             f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
-            f"num_generations ({num_generations}), but {name!r} compares hidden states of a whole group"
-        )
-    if fsdp_version == 1:
-        raise ValueError("fsdp_version: 1 hides the head's weights outside of forward; set it to 2")
-    if distillation_of(credit) is not None:
-        where = {
-            "FSDP": sharding == "FSDP",
-            "DeepSpeed ZeRO-3": deepspeed and zero_stage == 3,
-            "Liger's kernels (use_liger_kernel)": bool(args.use_liger_kernel),
-        }
-        if found := [word for word, there in where.items() if there]:
-            raise ValueError(
-                f"credit: {name!r} distils, which needs the whole head at each loss and was never run with "
-                f"{' and '.join(found)}; take one process, DDP or ZeRO-2, without Liger"
-            )
-    if args.teacher_model is not None and sharding in SHARDED:
-        raise ValueError(
+            f"num_generations ({num_generations}), but {name!r} compares hidden states of a whole group",
+        ),
+        (fsdp_version == 1, "fsdp_version: 1 hides the head's weights outside of forward; set it to 2"),
+        (
+            distillation_of(credit) is not None and (partial or args.use_liger_kernel),
+            f"credit: {name!r} distils, which needs the whole head at each loss and was never run with FSDP, "
+            "DeepSpeed ZeRO-3 or Liger's kernels; use one process, DDP or ZeRO-2, and no use_liger_kernel",
+        ),
+        (
+            args.teacher_model is not None and sharding in SHARDED,
             f"teacher_model: {args.teacher_model!r} stands whole on every process, {never}; use one process or "
-            "DDP, or leave it out"
-        )
-    if deepspeed and (kind in ("ema", "sync") or (kind == "base" and not peft)):
-        raise ValueError(
+            "DDP, or leave it out",
+        ),
+        (
+            deepspeed and (kind in ("ema", "sync") or (kind == "base" and not peft)),
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, {never}; use 'live', or 'base' with a "
-            "PEFT adapter"
-        )
-    if deepspeed and not peft and "reference_logprob" in credit.needs:
-        raise ValueError(
+            "PEFT adapter",
+        ),
+        (
+            deepspeed and not peft and "reference_logprob" in credit.needs,
             f"credit: {name!r} needs reference_logprob, for which a copy of the first weights is kept, {never}; "
-            "train a PEFT adapter, or take one process or DDP"
-        )
-    if args.sync_ref_model and sharding in SHARDED and args.save_strategy != "no":
-        raise ValueError(
+            "train a PEFT adapter, or take one process or DDP",
+        ),
+        (
+            args.sync_ref_model and sharding in SHARDED and args.save_strategy != "no",
             f"sync_ref_model: a checkpoint holds a whole copy of the synced reference, {never}; set it to False, "
-            "or save_strategy to 'no'"
-        )
+            "or save_strategy to 'no'",
+        ),
+    )
+    for refused, message in refusals:
+        if refused:
+            raise ValueError(message)
 
 
 def _report_contexts(
@@ -227,43 +226,39 @@ def _report_contexts(
     others = [name for name in sources if name != "row" and (name != "environment" or offers)]
     if others:
         logger.info("privileged context: %s", ", ".join(others))
+    elif "row" not in sources:
+        raise ValueError(
+            f"privileged_sources: {', '.join(sources)} gives method {method!r} no privileged context, since no "
+            "environment has privileged_context(); add a source, or use credit 'uniform'"
+        )
     if "row" not in sources:
-        if not others:
-            raise ValueError(
-                f"privileged_sources: {', '.join(sources)} gives method {method!r} no privileged context, since "
-                "no environment has privileged_context(); add a source, or use credit 'uniform'"
-            )
         if column is not None:
-            logger.warning(
-                "privileged_column: %r is not read, since privileged_sources is %s; add row there, or leave the "
-                "column out",
-                column,
-                ", ".join(sources),
+            message = (
+                "privileged_column: %r is not read, since privileged_sources is %s; add row, or leave it out"
             )
+            logger.warning(message, column, ", ".join(sources))
         return
     wanted = (column,) if column is not None else (*PRIVILEGED_COLUMNS, "reward_model")
     present = [name for name in wanted if name in names]
-    if not present:
-        if others:
-            return
+    if not present and not others:
         choice = f"{column!r}" if column is not None else f"any of {', '.join(PRIVILEGED_COLUMNS)}"
         raise ValueError(
             f"train_dataset: method {method!r} compares the student with a teacher that sees the ground truth, "
             f"but the columns are {columns}, without {choice}; add one, name it with privileged_column, take "
             "another of privileged_sources, or use credit 'uniform'"
         )
-    if not hasattr(dataset, "__len__"):
+    if not present or not hasattr(dataset, "__len__"):
         return
     looked_at = min(len(dataset), COUNTED_ROWS)
     counts = source_counts(list(dataset.select_columns(present).select(range(looked_at))), column)
     without = counts.pop("none", 0)
-    if not counts and not others:
+    if counts:
+        shown = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
+        logger.info("privileged context: %s%s", shown, "" if looked_at == len(dataset) else " (of the first)")
+    elif not others:
         raise ValueError(
             f"train_dataset: all {without} rows of {', '.join(present)} are empty, so the teacher would see "
             "nothing; fill the column or use credit 'uniform'"
         )
-    if counts:
-        shown = ", ".join(f"{name} for {count} rows" for name, count in counts.items())
-        logger.info("privileged context: %s%s", shown, "" if looked_at == len(dataset) else " (of the first)")
     if without and not others:
         logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)
