@@ -89,6 +89,9 @@ def test_a_missing_value_changes_no_other_and_two_kinds_are_refused(tmp_path):
     file = written(tmp_path, "b.jsonl", "\n".join(map(json.dumps, [*rows, {"prompt": "d", "x": "2"}])))
     with pytest.raises(InputError, match=r"b\.jsonl: column 'x': .*; write all its values alike"):
         load_rows(file, chat=False)
+    file = written(tmp_path, "c.jsonl", '{"prompt": "a", "x": 3}\n{"prompt": "b", "x": 2.5}')
+    with pytest.raises(InputError, match=r"column 'x': whole numbers and decimals"):
+        load_rows(file, chat=False)
 
 
 # --- configurations and the command line ---------------------------------------------------------------------

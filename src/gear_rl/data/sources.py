@@ -157,14 +157,17 @@ def _text_files(paths: list[Path], stream: bool) -> Any:
 
 
 def as_dataset(rows: list[dict[str, Any]], name: str) -> Any:
-    """The rows as a dataset with the columns of all of them; ``InputError`` for a column of several kinds."""
+    """The rows as a dataset with the columns of all of them; ``InputError`` for a column of several kinds of values."""
     import datasets
     import pyarrow as pa
 
     arrays: dict[str, Any] = {}
     for column in dict.fromkeys(key for row in rows for key in row):  # the first row need not have all
+        values = [row.get(column) for row in rows]
         try:
-            arrays[column] = pa.array([row.get(column) for row in rows])
+            if {int, float} <= set(map(type, values)):
+                raise ValueError("whole numbers and decimals, and 3 would become 3.0")
+            arrays[column] = pa.array(values)
         except (ValueError, TypeError, OverflowError) as error:
             raise InputError(
                 f"dataset: {name}: column {column!r}: {_first_line(error)}; write all its values alike, "
