@@ -10,8 +10,10 @@ from torch.nn.functional import pad
 
 import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import SIGNALS
 from gear_rl.traits import Distilling, Scheduled, distillation_of, is_additive, is_even, is_per_completion
-from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, CreditAssigner, TokenSignals
+from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
 """The others add to the advantage or distil: a sign may flip inside a completion; their docstring says so."""
@@ -52,7 +54,7 @@ CAN_BE_OFF = [name for name in METHODS if switched_off(name) is not None]
 def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
     """Every signal with values of its kind: nats, log-probabilities, shares, numbers of sentences."""
     B, T = mask.shape
-    values = {name: torch.rand(B, T, generator=g) * 3 for name in SIGNAL_NAMES if name not in ROW_SIGNALS}
+    values = {name: torch.rand(B, T, generator=g) * 3 for name in SIGNALS if not is_per_row(name)}
     for name in ("student_logprob", "teacher_logprob", "reference_logprob"):
         values[name] *= -1
     values["answer_confidence"] /= 3
@@ -83,12 +85,8 @@ def example(num_rows=7, num_tokens=13, seed=0) -> tuple[torch.Tensor, TokenSigna
 
 def altered(signals: TokenSignals, change, change_rows=lambda x: x) -> TokenSignals:
     """The signals with every (B, T) tensor put through ``change``, and every other through ``change_rows``."""
-    new = {}
-    for field in dataclasses.fields(signals):
-        value = getattr(signals, field.name)
-        if value is not None:
-            new[field.name] = change_rows(value) if field.name in ROW_SIGNALS else change(value)
-    return TokenSignals(**new)
+    new = {name: change_rows(x) if is_per_row(name) else change(x) for name, x in signals.values.items()}
+    return TokenSignals(mask=change(signals.mask), values=new)
 
 
 def chosen(signals: TokenSignals, rows) -> TokenSignals:
@@ -180,7 +178,7 @@ def test_what_a_masked_token_holds_changes_nothing(method, fill):
 def test_other_completions_change_nothing(method, rows):
     if method.name in COMPARES:
         method = dataclasses.replace(method, **COMPARES[method.name])
-    if set(method.needs) & set(ROW_SIGNALS):
+    if any(map(is_per_row, names_of(method.needs))):
         pytest.skip(f"{method.name} compares the completions of a group")
     advantage_B, signals = example()
     credit, other = method(advantage_B, signals), method(advantage_B[rows], chosen(signals, rows))
@@ -195,7 +193,7 @@ def test_who_says_per_completion_looks_at_no_other(method):
     assert not is_per_completion(method) or alone == method, f"{method.name} is in COMPARES"
     if not is_per_completion(alone):
         pytest.skip(f"{method.name} does not say so")
-    assert not set(alone.needs) & set(ROW_SIGNALS)
+    assert not any(map(is_per_row, names_of(alone.needs)))
     advantage_B, signals = example()
     credit = alone(advantage_B, signals)
     for row in range(len(advantage_B)):
@@ -207,15 +205,15 @@ def test_who_says_per_completion_looks_at_no_other(method):
 @every_method
 def test_reads_only_what_it_needs(method):
     advantage_B, signals = example()
-    assert set(method.needs) <= set(SIGNAL_NAMES)
-    bare = dataclasses.replace(signals, **{name: None for name in SIGNAL_NAMES if name not in method.needs})
+    needed = names_of(method.needs)
+    bare = TokenSignals(mask=signals.mask, values={name: signals.get(name) for name in needed})
     assert torch.equal(method(advantage_B, bare).advantage, method(advantage_B, signals).advantage)
 
 
 @every_method
 def test_says_which_signal_is_missing(method):
     advantage_B, signals = example()
-    for name in method.needs:
+    for name in names_of(method.needs):
         with pytest.raises(ValueError, match=repr(name)):
             method(advantage_B, dataclasses.replace(signals, **{name: None}))
 
@@ -247,7 +245,7 @@ def test_the_signals_and_the_advantage_are_left_as_they_were(method):
     copy_B, copies = advantage_B.clone(), altered(signals, torch.clone)
     method(advantage_B, signals)
     assert torch.equal(advantage_B, copy_B)
-    for name in ("mask", *SIGNAL_NAMES):
+    for name in ("mask", *SIGNALS):
         assert torch.equal(getattr(signals, name), getattr(copies, name))
 
 

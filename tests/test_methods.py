@@ -10,13 +10,14 @@ from gear_rl.records import read_records
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.machine import quiet_libraries
 from gear_rl.runs.trainer import make_trainer
+from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
 from support.commands import untouched
 
 pytestmark = pytest.mark.methods
 STEPS = 2
 TURNS = {"turn_reward", "anchor_id", "answer_confidence"}
-AGENTS = {name for name, cls in METHODS.items() if TURNS & set(cls().needs)} | {"serl"}
+AGENTS = {name for name, cls in METHODS.items() if TURNS & set(names_of(cls().needs))} | {"serl"}
 """Methods that tell turns apart: they train the task with tools."""
 SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
 """A completion of this tier is shorter than a span of the default length."""

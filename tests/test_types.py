@@ -1,5 +1,6 @@
 """The nouns of the house refuse what does not fit them, each in one sentence."""
 
+import copy
 import dataclasses
 import math
 
@@ -7,23 +8,25 @@ import pytest
 import torch
 
 from gear_rl.methods import METHODS, Gear, Igpo, Opsd, Sdpg, Shuffled, Uniform
+from gear_rl.signals.signal import signals_of
+from gear_rl.signals.table import SIGNALS
 from gear_rl.traits import Distillation, distillation_of, is_additive
-from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
+from gear_rl.types import Credit, TokenSignals, is_per_row
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["turn_id", *SIGNAL_NAMES])
+@pytest.mark.parametrize("name", ["turn_id", "one_of_ones_own", *SIGNALS])
 def test_a_signal_has_the_masks_shape_or_one_entry_for_each_completion(name):
     shapes = {"rewards_BR": (2, 5), **dict.fromkeys(("group_B", "reward_B"), (2,))}
     wrong = [(3, 3), (2, 4), (2,), ()]
-    if name in ROW_SIGNALS:
+    if is_per_row(name):
         wrong = [(3, 5), (2,), (2, 3, 1)] if name == "rewards_BR" else [(3,), (2, 3), ()]
     right = torch.zeros(shapes.get(name, (2, 3)))
     assert getattr(TokenSignals(mask=MASK, **{name: right}), name) is right
     for shape in wrong:
-        kind = "completion" if name in ROW_SIGNALS else "completion token"
+        kind = "completion" if is_per_row(name) else "completion token"
         with pytest.raises(
             ValueError, match=rf"^{name}: shape .* has shape \(2, 3\); give one number per {kind}$"
         ):
@@ -35,13 +38,19 @@ def test_a_signal_has_the_masks_shape_or_one_entry_for_each_completion(name):
 def test_a_signal_is_there_or_is_named():
     signals = TokenSignals(mask=MASK, reward_B=torch.tensor([1.0, 2.0]))
     assert signals.get("reward_B").tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match="signal 'divergence' was not computed; list it in `needs`, or give"):
+    assert "reward_B" in signals and "divergence" not in signals
+    absent = "signal 'divergence' was not computed; list it in `needs`, or give"
+    with pytest.raises(ValueError, match=absent):
         signals.get("divergence")
+    with pytest.raises(AttributeError, match=absent):
+        _ = signals.divergence
+    changed = dataclasses.replace(signals, reward_B=None, divergence=torch.zeros(2, 3))
+    assert [*changed.values] == ["divergence"] and torch.equal(copy.deepcopy(changed).mask, MASK)
     for name in ("mask", "turn_id", "entropy"):
         with pytest.raises(
             ValueError, match=f"no signal is called '{name}'; the signals are student_logprob, "
         ):
-            signals.get(name)
+            signals_of([name])
 
 
 @pytest.mark.usefixtures("unchecked")

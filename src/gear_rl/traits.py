@@ -196,7 +196,7 @@ def method_settings(method: CreditAssigner) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"name": method.name}
     if is_dataclass(method) and not isinstance(method, type):
-        for field in fields(method):
+        for field in filter(lambda field: field.repr, fields(method)):
             value = getattr(method, field.name)
             found[field.name] = method_settings(value) if isinstance(value, CreditAssigner) else value
     return found

@@ -1,162 +1,87 @@
-"""The three central types: what a method reads, what it returns, and the method itself; and the table of signals.
+"""The central types: what a method reads, what it returns, and the method itself.
 
 Shapes, once for the whole package: ``B`` completions, ``T`` completion tokens, ``V`` vocabulary, ``S`` prompt
 plus completion, ``D`` width, ``N`` tokens gathered from a mask. ``(B, T)`` is the default and bears no suffix.
 Every ``(B, T)`` tensor is indexed by the token that was *emitted*: ``x[b, t]`` speaks of completion token
 ``t``, never of the position that predicted it.
 
-Knows no model, no trainer and no method.
+Knows no model, no trainer, no method and no signal by name.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Source = Literal["passes", "reference", "saliency", "confidence", "transport", "text", "turns", "rollout"]
-"""What a signal is made from: the student's and teacher's forward passes; a pass at the first weights; passes
-for the model's answer (saliency, confidence); hidden states of siblings (transport); the completion's text; its
-turns; or what a rollout has without any pass."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """How a signal is made and shaped: one entry of the table ``SIGNALS``.
+    """What a signal is called and what it is made from; ``signals.signal`` and ``signals.passes`` have
+    the three kinds that compute one.
 
-    >>> Signal(made_by="passes", teacher=True).costs_passes, Signal(made_by="text").costs_passes
-    (True, False)
+    A method names it in ``needs``: by its name, or as an object that carries settings.
     """
 
-    made_by: Source
-    student: bool = False
-    """Whether it needs the student's pass (of ``passes`` only)."""
+    name: str
+    """Its shape too: (B, T), or one entry per completion where the name ends in ``_B`` or ``_BR``."""
     teacher: bool = False
-    """Whether it needs a teacher, and so a privileged context."""
+    """Whether it needs the teacher's pass, and so a privileged context."""
+    context: bool = False
+    """Whether it reads the privileged context as text."""
     late: bool = False
-    """Whether it is the same whatever other completions it is computed with, so that an engine may compute it for
-    some completions at a time, inside the loss."""
-    per: Literal["token", "completion", "reward"] = "token"
-    """Shape: (B, T), (B,), or (B, R) with one number for each reward function."""
-
-    @property
-    def costs_passes(self) -> bool:
-        """Whether a forward pass of the model is needed."""
-        return self.made_by in ("passes", "reference", "saliency", "confidence", "transport")
+    """Whether it does not depend on what other completions it is computed with, so that an engine may compute it
+    for some completions at a time, inside the loss."""
+    whole_groups: bool = False
+    """Whether the completions of a group must be in one process."""
 
 
-def _signal(made_by: Source, **kind: Any) -> Any:
-    """A field of ``TokenSignals`` that is None unless it was computed; the arguments are its ``Signal``."""
-    return field(default=None, metadata={"signal": Signal(made_by=made_by, **kind)})
+def is_per_row(name: str) -> bool:
+    """Whether a signal has one entry per completion instead of one per token.
+
+    >>> is_per_row("rewards_BR"), is_per_row("divergence")
+    (True, False)
+    """
+    return name.rpartition("_")[2].startswith("B")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class TokenSignals:
-    """What the forward passes saw, one number per emitted token. Float32, detached.
+    """The signals that a method reads, one number per emitted token each. Detached.
 
     Only ``mask`` is always there. A method names the others in ``needs``; an engine computes no signal that
     nobody needs. Raises ``ValueError`` for a signal whose shape is not the mask's or that carries a gradient.
 
-    >>> mask = torch.ones(1, 2, dtype=torch.bool)
-    >>> TokenSignals(mask=mask, divergence=torch.zeros(1, 2, requires_grad=True))
-    Traceback (most recent call last):
-    ValueError: divergence carries a gradient; detach it: signals are constants of the loss
+    >>> signals = TokenSignals(mask=torch.ones(1, 2, dtype=torch.bool), divergence=torch.tensor([[0.5, 0.0]]))
+    >>> signals.divergence, "student_entropy" in signals
+    (tensor([[0.5000, 0.0000]]), False)
     """
 
     mask: Bool[Tensor, "B T"]
     """True on tokens the policy sampled and is trained on; False on tool output and padding."""
-    turn_id: Int[Tensor, "B T"] | None = None
+    turn_id: Int[Tensor, "B T"] | None
     """Which turn of the rollout emitted the token: 0, 1, 2, ...; -1 where the mask is False. It belongs to the
-    mask, not to a forward pass, so no method names it in ``needs``; None means the maximal runs of the mask."""
+    mask, so no method names it in ``needs``; None means the maximal runs of the mask."""
+    values: Mapping[str, Tensor]
+    """The signals by name."""
 
-    # One forward pass of the student, and one of the teacher where the name says so or two are compared.
-    student_logprob: Float[Tensor, "B T"] | None = _signal("passes", student=True, late=True)
-    """log pi(y_t | x, y_<t), nats."""
-    teacher_logprob: Float[Tensor, "B T"] | None = _signal("passes", teacher=True, late=True)
-    """log pi(y_t | x, privileged context, y_<t), nats."""
-    student_entropy: Float[Tensor, "B T"] | None = _signal("passes", student=True, late=True)
-    """Entropy of the student's next-token distribution before y_t was drawn, nats."""
-    divergence: Float[Tensor, "B T"] | None = _signal("passes", student=True, teacher=True, late=True)
-    """KL(student || teacher) over the vocabulary at y_t (reverse KL), nats."""
-    forward_divergence: Float[Tensor, "B T"] | None = _signal(
-        made_by="passes", student=True, teacher=True, late=True
-    )
-    """KL(teacher || student) over the vocabulary at y_t (forward KL), nats."""
-    js_divergence: Float[Tensor, "B T"] | None = _signal(
-        made_by="passes", student=True, teacher=True, late=True
-    )
-    """Jensen-Shannon divergence of student and teacher at y_t, nats, at most log 2."""
-    teacher_entropy: Float[Tensor, "B T"] | None = _signal("passes", teacher=True, late=True)
-    """Entropy of the teacher's next-token distribution before y_t, nats."""
-    student_varentropy: Float[Tensor, "B T"] | None = _signal("passes", student=True, late=True)
-    """Variance of -log p under the student's next-token distribution before y_t, nats squared."""
-    reference_logprob: Float[Tensor, "B T"] | None = _signal("reference")
-    """log pi_ref(y_t | x, y_<t) at the weights that the run began with, nats."""
+    def __init__(
+        self,
+        *,
+        mask: Bool[Tensor, "B T"],
+        turn_id: Int[Tensor, "B T"] | None = None,
+        values: Mapping[str, Tensor] | None = None,
+        **signals: Tensor | None,
+    ) -> None:
+        named = {name: value for name, value in {**(values or {}), **signals}.items() if value is not None}
+        for name, value in named.items() if turn_id is None else [("turn_id", turn_id), *named.items()]:
+            _check_signal(name, value, mask)
+        for name, value in (("mask", mask), ("turn_id", turn_id), ("values", named)):
+            object.__setattr__(self, name, value)
 
-    # What the student's own answer depends on.
-    answer_region: Int[Tensor, "B T"] | None = _signal("text")
-    """0 before the completion's final answer, 1 on the answer's content, 2 on its delimiters and after it; -1
-    where the mask is False. A row without a 1 has no answer."""
-    answer_occlusion: Float[Tensor, "B T"] | None = _signal("saliency")
-    """How far the student's answer distribution moves (KL, nats) when y_t is replaced by padding; 0 outside
-    region 0."""
-    answer_gradient: Float[Tensor, "B T"] | None = _signal("saliency")
-    """|<gradient of the answer's change under noise, embedding>| at y_t's own embedding; 0 outside region 0."""
-    answer_activation: Float[Tensor, "B T"] | None = _signal("saliency")
-    """Length of (gradient of the answer's loss * activation) at the position that predicts y_t."""
-
-    # Completions of a group beside each other.
-    group_B: Int[Tensor, " B"] | None = _signal("rollout", per="completion")
-    """Which prompt's group the completion belongs to; only for methods that compare siblings. A completion that
-    falls back, or that nobody judged where rewards are read, has no siblings: its number is no prompt's."""
-    reward_B: Float[Tensor, " B"] | None = _signal("rollout", per="completion")
-    """The completion's reward, as the trainer weighs and sums it; 0 where nobody judged."""
-    rewards_BR: Float[Tensor, "B R"] | None = _signal("rollout", per="reward")
-    """What each reward function gave, times its weight; 0 where it abstained."""
-    transport_distance: Float[Tensor, "B T"] | None = _signal("transport")
-    """How far (Wasserstein) the hidden states around y_t are from those of the group's completions with the
-    opposite outcome, in mean lengths of a hidden state; 0 where there is none."""
-
-    # What only a laboratory has.
-    true_advantage: Float[Tensor, "B T"] | None = _signal("rollout")
-    """What y_t is worth under the current policy: the expected reward after it less that before it. No pass of a
-    model gives it: it is for the laboratory's controls."""
-
-    # Turns and text.
-    token_id: Int[Tensor, "B T"] | None = _signal("rollout", late=True)
-    """The sampled token's number in the vocabulary; -1 where the mask is False. The same on every processor, so
-    placebos draw their places from it."""
-    turn_reward: Float[Tensor, "B T"] | None = _signal("turns")
-    """The environment's reward for the turn that emitted y_t, on every token of the turn; the completion's own
-    reward is not among them."""
-    anchor_id: Int[Tensor, "B T"] | None = _signal("turns")
-    """Which state the turn of y_t began in: turns of a group that began alike share the number; -1 outside."""
-    answer_confidence: Float[Tensor, "B T"] | None = _signal("confidence")
-    """Geometric mean of the student's probabilities of the ground truth's tokens, had it to answer before the
-    turn of y_t; from 0 to 1, the same on every token of the turn."""
-    sentence_id: Int[Tensor, "B T"] | None = _signal("text", late=True)
-    """Which sentence of the completion y_t belongs to: 0, 1, 2, ...; -1 where the mask is False."""
-    line_id: Int[Tensor, "B T"] | None = _signal("text", late=True)
-    """Which line of the completion y_t belongs to: 0, 1, 2, ...; -1 where the mask is False."""
-
-    def __post_init__(self) -> None:
-        for name in ("turn_id", *SIGNAL_NAMES):
-            value: Tensor | None = getattr(self, name)
-            if value is None:
-                continue
-            per = SIGNALS[name].per if name in SIGNALS else "token"
-            per_row = per != "token"
-            expected = self.mask.shape[:1] if per_row else self.mask.shape
-            num_dims = 1 if per == "completion" else 2
-            if value.shape[: len(expected)] != expected or value.dim() != num_dims:
-                raise ValueError(
-                    f"{name}: shape {tuple(value.shape)}, but mask has shape {tuple(self.mask.shape)}; "
-                    f"give one number per {'completion' if per_row else 'completion token'}"
-                )
-            if value.requires_grad:
-                raise ValueError(f"{name} carries a gradient; detach it: signals are constants of the loss")
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
 
     def get(self, name: str) -> Tensor:
         """The signal ``name``; ``ValueError`` if it is not there.
@@ -165,44 +90,31 @@ class TokenSignals:
         Traceback (most recent call last):
         ValueError: signal 'divergence' was not computed; list it in `needs`, or give TokenSignals(divergence=...)
         """
-        signal_of(name)
-        value: Tensor | None = getattr(self, name)
-        if value is None:
-            raise ValueError(
-                f"signal {name!r} was not computed; list it in `needs`, or give TokenSignals({name}=...)"
-            )
-        return value
+        if name not in self.values:
+            raise ValueError(_absent(name))
+        return self.values[name]
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_") or name == "values" or name not in self.values:
+            raise AttributeError(_absent(name))
+        return self.values[name]
 
 
-SIGNALS: dict[str, Signal] = {f.name: f.metadata["signal"] for f in fields(TokenSignals) if f.metadata}
-"""The table of all signals that a method may name in ``needs``: how each is made, and its shape. No other file
-lists them: an engine, a check or a metric that concerns some of them selects them here."""
-SIGNAL_NAMES: tuple[str, ...] = tuple(SIGNALS)
-"""Every signal's name."""
+def _absent(name: str) -> str:
+    return f"signal {name!r} was not computed; list it in `needs`, or give TokenSignals({name}=...)"
 
 
-def signal_of(name: str) -> Signal:
-    """The entry of the table; ``ValueError`` that lists the signals if there is none of that name.
-
-    >>> signal_of("divergence").teacher, signal_of("token_id").costs_passes
-    (True, False)
-    """
-    if name not in SIGNALS:
-        raise ValueError(f"no signal is called {name!r}; the signals are {', '.join(SIGNALS)}")
-    return SIGNALS[name]
-
-
-def signals_where(select: Callable[[Signal], bool]) -> tuple[str, ...]:
-    """The names of the signals that ``select`` is True for, in the order of the table.
-
-    >>> signals_where(lambda signal: signal.made_by == "saliency")
-    ('answer_occlusion', 'answer_gradient', 'answer_activation')
-    """
-    return tuple(name for name, signal in SIGNALS.items() if select(signal))
-
-
-ROW_SIGNALS: tuple[str, ...] = signals_where(lambda signal: signal.per != "token")
-"""The signals with one entry per completion instead of one per token."""
+def _check_signal(name: str, value: Tensor, mask: Tensor) -> None:
+    per_row = is_per_row(name)
+    expected = mask.shape[:1] if per_row else mask.shape
+    num_dims = len(name.rpartition("_")[2]) if per_row else 2
+    if value.shape[: len(expected)] != expected or value.dim() != num_dims:
+        raise ValueError(
+            f"{name}: shape {tuple(value.shape)}, but mask has shape {tuple(mask.shape)}; "
+            f"give one number per {'completion' if per_row else 'completion token'}"
+        )
+    if value.requires_grad:
+        raise ValueError(f"{name} carries a gradient; detach it: signals are constants of the loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,8 +220,8 @@ class CreditAssigner(Protocol):
     """Where the method comes from: an arXiv id, or what it is a control for."""
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        """The ``TokenSignals`` fields that are read; nothing else may be. May depend on the settings."""
+    def needs(self) -> tuple[str | Signal, ...]:
+        """The signals that are read, by name or as objects; nothing else may be. May depend on the settings."""
         ...
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:

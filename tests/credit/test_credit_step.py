@@ -13,12 +13,16 @@ from engines import tiny
 from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import too_long, warn_of_long
-from gear_rl.credit.engine import Engine
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import assign, for_loss, prepare, step
-from gear_rl.methods import Sdpg
+from gear_rl.methods import Sdpg, Shuffled
+from gear_rl.signals.batch import left_padded
+from gear_rl.signals.engine import Engine
+from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import left_padded, score
+from gear_rl.signals.score import score
+from gear_rl.signals.signal import BatchSignal, names_of
+from gear_rl.types import Signal
 from support.batches import PlainEngine, batch_of
 
 COMPLETIONS = ["1 plus 2 is 3", "4", "it is 7 or 8", "no, it is 9"]
@@ -173,13 +177,61 @@ def test_parts_of_a_batch_joined_are_the_whole(model, tokenizer):
 class Blind(PlainEngine):
     """It has no forward passes at all."""
 
-    signals = frozenset[str]()
+    def forward(self, request):
+        raise AssertionError("never called")
 
 
-def test_an_engine_without_the_signal_is_refused_before_anything_is_computed(tokenizer):
-    config = CreditConfig().resolved(Gear())
-    with pytest.raises(ValueError, match=r"credit: 'gear' needs '\w+', which this engine cannot compute"):
-        step(batch(tokenizer), Gear(), Blind(tokenizer), config)
+@dataclass(frozen=True)
+class Place(BatchSignal):
+    name = "place"
+    start: int = 0
+
+    def compute(self, batch, engine):
+        return torch.where(batch.completions.mask, batch.completions.mask.cumsum(-1) - 1 + self.start, -1)
+
+
+@dataclass(frozen=True)
+class NextPlace(PassSignal):
+    name = "next_place"
+
+    @property
+    def reads(self):
+        return (Place(start=1),)
+
+    def compute(self, passes, request):
+        assert isinstance(passes, ModelPasses)
+        return request.inputs["place"].float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    name: ClassVar[str] = "counts"
+    source: ClassVar[str] = "test"
+    needs: tuple[str | Signal, ...] = (Place(), "token_id")
+
+    def __call__(self, advantage_B, signals) -> Credit:
+        assert {*signals.values} >= {*names_of(self.needs)}
+        ids = torch.where(signals.mask, 0, -1)
+        return Credit.from_weights(advantage_B, 1.0 + signals.get(names_of(self.needs)[0]), ids)
+
+
+def test_anybodys_signal_is_an_object_in_needs(model, tokenizer):
+    rollouts = batch(tokenizer)
+    mask, base = rollouts.completions.mask, rollouts.advantage_B[:, None]
+    config = CreditConfig().resolved(Counts())
+    plain = step(rollouts, Counts(), Blind(tokenizer), config).credit.advantage
+    assert torch.equal(plain, torch.where(mask, base * mask.cumsum(-1), 0.0))
+    method, engine = Counts(needs=(NextPlace(),)), PlainEngine(tokenizer, model, config)
+    passed = step(rollouts, method, engine, config).credit.advantage
+    assert torch.equal(passed, torch.where(mask, base * (mask.cumsum(-1) + 1), 0.0))
+    assert set(step(rollouts, Shuffled(of=method), engine, config).signals.values) == {
+        "next_place",
+        "token_id",
+    }
+    with pytest.raises(
+        ValueError, match=r"needs: Place\(start=1\) and Place\(start=0\); a method may need one"
+    ):
+        step(rollouts, Counts(needs=(Place(), Place(start=1))), engine, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,11 +260,6 @@ def test_what_distils_gets_its_weights_where_the_teacher_has_a_context(model, to
 def test_a_wrong_setting_is_named():
     for settings, message in (
         ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout' is not one of render, splice"),
-        ({"saliency_readout": "median"}, "saliency_readout: 'median' is not one of"),
-        (
-            {"transport_stride_tokens": 200},
-            "transport_stride_tokens: 200 is more than transport_window_tokens",
-        ),
         ({"credit_batch_size": 0}, "credit_batch_size: 0; give 1 or more"),
     ):
         with pytest.raises(ValueError, match=message):

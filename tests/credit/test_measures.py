@@ -1,6 +1,5 @@
 """The numbers of the `gear/*` metrics, worked by hand."""
 
-import dataclasses
 import math
 
 import pytest
@@ -9,7 +8,8 @@ import torch
 from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
 from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured
 from gear_rl.methods import FixedSpans, Gear, RandomOnsets, Rlsd, Uniform
-from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, Credit, TokenSignals
+from gear_rl.signals.table import SIGNALS
+from gear_rl.types import Credit, TokenSignals, is_per_row
 
 
 def test_two_completions_by_hand():
@@ -72,10 +72,10 @@ TOKEN_ONLY = Gear(onset_rule="never")
 )
 def test_a_run_without_segments_warns_once(method, share, warns, caplog):
     check = SegmentCheck()
-    batch = {"tokens": 100.0, "segment_tokens": 100 * share}
+    batch = {"gear/segments/token_share": share}
     for _ in range(BATCHES_TO_JUDGE - 1):
         check(method, batch, rank=0)
-        check(method, {"tokens": 0.0, "segment_tokens": 0.0}, rank=0)  # nothing scored says nothing
+        check(method, {"gear/scored": 0.0}, rank=0)  # nothing scored says nothing
     assert not caplog.records
     for _ in range(30):
         check(method, batch, rank=0)
@@ -85,8 +85,8 @@ def test_a_run_without_segments_warns_once(method, share, warns, caplog):
 def test_only_the_main_process_warns_of_segments(caplog):
     check = SegmentCheck()
     for _ in range(BATCHES_TO_JUDGE):
-        check(Gear(), {"tokens": 1.0, "segment_tokens": 0.0}, rank=1)
-    assert check.batches == BATCHES_TO_JUDGE and not caplog.records
+        check(Gear(), {"gear/segments/token_share": 0.0}, rank=1)
+    assert len(check.shares) == BATCHES_TO_JUDGE and not caplog.records
 
 
 def every_signal(num_rows=4, num_tokens=3):
@@ -95,23 +95,23 @@ def every_signal(num_rows=4, num_tokens=3):
     kinds = dict.fromkeys(
         ("group_B", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"), torch.int64
     )
-    values = {name: torch.ones(num_rows, num_tokens, dtype=kinds.get(name)) for name in SIGNAL_NAMES}
+    values = {name: torch.ones(num_rows, num_tokens, dtype=kinds.get(name)) for name in SIGNALS}
     values |= {name: torch.ones(num_rows, dtype=kinds.get(name)) for name in ("group_B", "reward_B")}
     values["rewards_BR"] = torch.ones(num_rows, 2)
     return TokenSignals(mask=mask, turn_id=torch.where(mask, 0, -1), **values)
 
 
 def floats(signals):
-    return [name for name in SIGNAL_NAMES if getattr(signals, name).is_floating_point()]
+    return [name for name in SIGNALS if getattr(signals, name).is_floating_point()]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
-    assert len(floats(every_signal())) == len(SIGNAL_NAMES) - 6
+    assert len(floats(every_signal())) == len(SIGNALS) - 6
     for name in floats(every_signal()):
         signals = every_signal()
         getattr(signals, name)[(1,) if name == "reward_B" else (1, 1)] = value
-        if name not in ROW_SIGNALS:
+        if not is_per_row(name):
             getattr(signals, name)[2, 2] = value  # masked
         assert finite_rows(signals).tolist() == [True, False, True, True], name
     assert finite_rows(TokenSignals(mask=torch.ones(2, 0, dtype=torch.bool))).tolist() == [True, True]
@@ -121,7 +121,7 @@ def test_cleaned_rows_hold_0_and_others_are_as_they_were():
     signals, keep_B = every_signal(), torch.tensor([True, False, True, True])
     signals.divergence[1] = math.nan
     found = cleaned(signals, keep_B)
-    for name in SIGNAL_NAMES:
+    for name in SIGNALS:
         value = getattr(found, name)
         whole = name not in floats(signals)
         assert value.flatten(1).amax(-1).tolist() == [1, int(whole), 1, 1] if value.dim() > 1 else True, name
@@ -134,12 +134,12 @@ def test_without_a_row_the_others_have_no_such_sibling():
     signals.divergence[1] = math.nan
     found = without(signals, absent_B, alone=9)
     kept = [0, 2]
-    for field in dataclasses.fields(signals):
-        assert torch.equal(getattr(found, field.name)[kept], getattr(signals, field.name)[kept])
+    for name in ("mask", "turn_id", *signals.values):
+        assert torch.equal(getattr(found, name)[kept], getattr(signals, name)[kept])
     for name in ("mask", *floats(signals)):
         assert not getattr(found, name)[absent_B].any(), name
     for name in ("turn_id", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"):
         assert (getattr(found, name)[absent_B] == -1).all(), name
     assert found.group_B.tolist() == [1, 9, 1, 9]
     bare = without(TokenSignals(mask=signals.mask), absent_B, alone=9)
-    assert bare.turn_id is None and bare.group_B is None and bare.mask.any(-1).tolist() == [True, False] * 2
+    assert bare.turn_id is None and not bare.values and bare.mask.any(-1).tolist() == [True, False] * 2

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from gear_rl.credit.turns import anchor_ids, anchor_texts, turn_reward_values, turns_of
 from gear_rl.engines.tools import ToolGuard
+from gear_rl.signals.turns import anchor_ids, anchor_texts, turn_reward_values, turns_of
 
 
 def call(count: int = 1) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from engines import probing, resuming, sharding, tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
-from gear_rl.credit import passes as engine
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
+from gear_rl.signals import passes as engine
 
 
 def lopsided(completions, prompts, **kwargs):

@@ -8,10 +8,10 @@ from accelerate import Accelerator
 
 from engines import tiny
 from engines.scripted import END, call, scripted
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.batch import Completions, Prompts
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import ROW_SIGNALS, Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals, is_per_row
 
 WEIGHTS = [1.0, 0.5]
 LOOK = call("look", '{"place": "a"}')
@@ -36,7 +36,7 @@ REWARDS: list[list[float | None]] = [
 class Probe:
     """Gives every token its advantage, and ``bonus`` on top."""
 
-    needs: tuple[str, ...] = ()
+    needs: tuple[str | Signal, ...] = ()
     additive: bool = False
     bonus: float = 0.0
     name: str = "probe"
@@ -151,10 +151,9 @@ def torn() -> tuple[torch.Tensor, TokenSignals]:
 def part(signals: TokenSignals, rows: slice) -> TokenSignals:
     """Some rows, as wide as the longest of them."""
     width = int(signals.mask[rows].any(0).nonzero().max()) + 1
-    values = {field.name: getattr(signals, field.name) for field in dataclasses.fields(signals)}
-    return TokenSignals(
-        **{n: x[rows] if n in ROW_SIGNALS else x[rows, :width] for n, x in values.items() if x is not None}
-    )
+    values = {n: x[rows] if is_per_row(n) else x[rows, :width] for n, x in signals.values.items()}
+    turn_id = None if signals.turn_id is None else signals.turn_id[rows, :width]
+    return TokenSignals(mask=signals.mask[rows, :width], turn_id=turn_id, values=values)
 
 
 def shop(folder, model, *, tools: bool = True, rows: Any = None, **changes: Any):
@@ -180,8 +179,6 @@ def shop(folder, model, *, tools: bool = True, rows: Any = None, **changes: Any)
         environment_factory=Shop if tools else None,
     )
     trainer.judgement, trainer.logs = REWARDS, None
-    # As a laboratory would tell it; what is said of a tool's answer is not read.
-    trainer.truth = lambda batch, engine: torch.full(batch.completions.mask.shape, 0.25)
     return trainer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.credit import passes as engine
+from gear_rl.signals import passes as engine
 
 END = "<|im_end|>"
 

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-import gear_rl.credit.passes as engine
+import gear_rl.signals.passes as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.credit import metrics

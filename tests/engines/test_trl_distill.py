@@ -13,7 +13,7 @@ from gear_rl.credit.distillation import anchor_penalty, importance_ratio
 from gear_rl.engines.trl.checks import check_setup
 from gear_rl.engines.trl.loss import attach
 from gear_rl.methods import Sdpo
-from gear_rl.signals.score import Prompts
+from gear_rl.signals.batch import Prompts
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals
 

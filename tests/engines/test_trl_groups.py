@@ -13,19 +13,19 @@ from engines import tiny
 from engines.probing import REWARDS, SCRIPTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer, Shuffled
-from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.turns import anchor_ids, turn_signals
 from gear_rl.engines.trl.checks import check_setup
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.methods import METHODS, Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
+from gear_rl.signals.table import SIGNALS
+from gear_rl.signals.turns import AnchorId, anchor_ids
 from gear_rl.traits import distillation_of
-from gear_rl.types import SIGNAL_NAMES, TokenSignals
+from gear_rl.types import Signal, TokenSignals
 from support.batches import PlainEngine
 from test_contract import switched_off
 
 FLOATS = [
     name
-    for name in SIGNAL_NAMES
+    for name in SIGNALS
     if not name.endswith("_id") and name not in ("group_B", "answer_region", "answer_occlusion")
 ]
 
@@ -59,9 +59,9 @@ def poisoning(monkeypatch, row: int, name: str, value: float = math.nan):
 
 
 def rows_of(signals: TokenSignals, rows: list[int]) -> TokenSignals:
-    names = [field.name for field in dataclasses.fields(signals)]
-    values = {name: getattr(signals, name) for name in names}
-    return TokenSignals(**{name: x[rows] for name, x in values.items() if x is not None})
+    values = {name: x[rows] for name, x in signals.values.items()}
+    turn_id = None if signals.turn_id is None else signals.turn_id[rows]
+    return TokenSignals(mask=signals.mask[rows], turn_id=turn_id, values=values)
 
 
 def alone(method, found: Pass, signals: TokenSignals, rows: list[int]):
@@ -69,7 +69,7 @@ def alone(method, found: Pass, signals: TokenSignals, rows: list[int]):
     return method(found.base_B[rows], rows_of(signals, rows)).advantage
 
 
-def signals_of(desk, *needs: str) -> TokenSignals:
+def signals_of(desk, *needs: str | Signal) -> TokenSignals:
     return passed(desk, Probe(needs=needs, additive=True)).shown[1]
 
 
@@ -212,7 +212,7 @@ def test_a_weight_of_0_is_no_reward(desk, monkeypatch):
 
 def test_where_no_completion_has_a_token_nothing_happens(desk, monkeypatch):
     monkeypatch.setattr(desk, "mask_truncated_completions", True)
-    needs = tuple(name for name in SIGNAL_NAMES if name not in ("answer_occlusion", "transport_distance"))
+    needs = tuple(name for name in SIGNALS if name not in ("answer_occlusion", "transport_distance"))
     found = passed(desk, Probe(needs=needs, additive=True, bonus=0.5))
     assert found.metrics["gear/fallback/no_token"] == [1.0], "the seventh was cut off"
     assert not found.advantage[6].any() and found.shown[1].group_B.tolist() == [0] * 4 + [1] * 4
@@ -242,7 +242,7 @@ def test_groups_and_anchors_are_numbered_over_all_processes(desk, monkeypatch, r
     def anchors(index: int, size: int, gather: Any):
         alone = PlainEngine(desk.processing_class)
         alone.gather_objects = gather
-        return turn_signals(["anchor_id"], batch(index, size), alone, CreditConfig())["anchor_id"]
+        return AnchorId().compute(batch(index, size), alone)
 
     for size in (8, 2):
         assert batch(rank, size).group == [(4 * rank + b) // size for b in range(4)]

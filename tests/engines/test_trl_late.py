@@ -10,13 +10,13 @@ from torch import nn
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
-from gear_rl.credit.passes import ModelPasses
 from gear_rl.engines.trl import late
 from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
 from gear_rl.signals import prefix
 from gear_rl.signals.forwards import backbone_of
+from gear_rl.signals.passes import ModelPasses
 
 
 @pytest.fixture

@@ -12,14 +12,16 @@ from engines import tiny
 from engines.probing import SCRIPTS, WEIGHTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.credit.turns import anchor_ids
+from gear_rl.methods import Gigpo, Grail, Igpo, OarG, OarP, Shear
 from gear_rl.signals.answers import answer_regions
-from gear_rl.signals.confidence import answer_confidence
-from gear_rl.signals.saliency import SALIENCY_SIGNALS, saliency
+from gear_rl.signals.confidence import AnswerConfidence, answer_confidence
+from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.signals.text_units import line_ids, sentence_ids
-from gear_rl.signals.transport import transport_distances
+from gear_rl.signals.transport import TransportDistance, transport_distances
+from gear_rl.signals.turns import AnchorId, anchor_ids
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES
+from gear_rl.types import Signal, is_per_row
+from signals.saliency_loops import saliency
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def plain(tiny_model, tmp_path_factory):
     return trainer
 
 
-def asked(trainer, *needs: str, rows=None, additive=True, **settings) -> Pass:
+def asked(trainer, *needs: str | Signal, rows=None, additive=True, **settings) -> Pass:
     """A pass for a method that sees every completion, so that no row is left out by its advantage."""
     return passed(trainer, Probe(needs=needs, additive=additive), rows, **settings)
 
@@ -93,39 +95,32 @@ def test_a_pattern_of_the_users_finds_the_answer(desk):
 # --- what the answer depends on --------------------------------------------------------------------------------
 
 SALIENCY = {
-    "default": {},
-    "other": {
-        "saliency_readout": "joint",
-        "saliency_layer": "last",
-        "saliency_span": "content",
-        "saliency_noise": 0.02,
-        "credit_batch_size": 3,
-        "seed": 5,
-    },
+    "default": ((AnswerOcclusion(), AnswerGradient(), AnswerActivation()), {}),
+    "other": (
+        (AnswerOcclusion("joint"), AnswerGradient("joint", 0.02), AnswerActivation("last", "content")),
+        {"credit_batch_size": 3, "seed": 5},
+    ),
 }
 
 
-@pytest.mark.parametrize("settings", SALIENCY.values(), ids=SALIENCY)
-def test_saliency(plain, settings):
-    found = asked(plain, *SALIENCY_SIGNALS, answer_pattern=r"\[(.*)\]", **settings)
+@pytest.mark.parametrize(("signals", "settings"), SALIENCY.values(), ids=SALIENCY)
+def test_saliency(plain, signals, settings):
+    found = asked(plain, *signals, answer_pattern=r"\[(.*)\]", **settings)
     texts = texts_of(plain, found.completions.ids)
     region = answer_regions(texts, found.mask, r"\[(.*)\]")
     assert (region == 1).any(-1).tolist() == [True, True, False, True, True, True, True, False]
-    options = {"noise_std": 1e-3, "seed": 42} if not settings else {
-        "readout": "joint", "layer": "last", "loss_span": "content", "noise_std": 0.02, "seed": 5
-    }  # fmt: skip
     own = saliency(
         plain.model,
         found.completions,
         found.student,
         region,
-        needs=SALIENCY_SIGNALS,
+        signals,
         pad_id=plain.processing_class.pad_token_id,
         temperature=0.9,
         batch_size=3 if settings else 4,
-        **options,
+        seed=settings.get("seed", 42),
     )
-    for name in SALIENCY_SIGNALS:
+    for name in own:
         value = getattr(found.shown[1], name)
         assert torch.equal(value, own[name]), name
         assert value.any(-1).tolist()[:3] == [True, True, False], name
@@ -145,7 +140,7 @@ def test_the_noise_is_another_at_every_step(plain):
 
 
 def test_the_confidence_is_of_the_ground_truth_as_the_template_writes_it(desk):
-    found = asked(desk, "answer_confidence", answer_template="= {privileged_context}<|im_end|>")
+    found = asked(desk, AnswerConfidence("= {privileged_context}<|im_end|>"))
     rows = list(tiny.rows(2))
     # `<|im_end|>` is text in an answer: it ends no turn.
     tokenizer = desk.processing_class
@@ -193,8 +188,7 @@ def test_rewards_as_the_trainer_weighs_and_sums_them(desk):
 
 def test_transport_distances_between_right_and_wrong(desk):
     pytest.importorskip("ot")
-    settings = {"transport_window_tokens": 6, "transport_stride_tokens": 2, "success_reward": 1.0}
-    found = asked(desk, "transport_distance", **settings)
+    found = asked(desk, TransportDistance(window_tokens=6, stride_tokens=2), success_reward=1.0)
     own = transport_distances(
         desk.model,
         found.completions,
@@ -214,12 +208,10 @@ def test_what_nobody_judged_is_neither_right_nor_wrong(desk, monkeypatch):
     pytest.importorskip("ot")
     rewards = [[1.0, 0.0, None, 1.0] + [1.0] * 3 + [None], [None] * 8]
     monkeypatch.setattr(desk, "judgement", rewards)
-    settings = {"transport_window_tokens": 6, "transport_stride_tokens": 2, "success_reward": 0.0}
-    value = asked(desk, "transport_distance", **settings).shown[1].transport_distance
+    signal = TransportDistance(window_tokens=6, stride_tokens=2)
+    value = asked(desk, signal, success_reward=0.0).shown[1].transport_distance
     assert not value.any(), "from 0 on all that was judged is right, and the others are no failures"
-    value = (
-        asked(desk, "transport_distance", **settings | {"success_reward": 0.5}).shown[1].transport_distance
-    )
+    value = asked(desk, signal, success_reward=0.5).shown[1].transport_distance
     assert value.any(-1).tolist() == [True, True, False, True] + [False] * 4
 
 
@@ -271,7 +263,7 @@ def test_anchors_that_are_alike_enough(desk, monkeypatch):
     for similarity in (1.0, 0.8):
         calls = iter(texts)
         monkeypatch.setattr(Shop, "_state", lambda self, calls=calls: next(calls))
-        found = asked(desk, "anchor_id", anchor_similarity=similarity)
+        found = asked(desk, AnchorId(similarity))
         own = anchor_ids(texts, [0] * 4 + [1] * 4, found.mask, similarity=similarity)
         assert torch.equal(found.shown[1].anchor_id, own)
         second = [of_turns(found, "anchor_id", b)[1] for b in (0, 1)]
@@ -381,14 +373,13 @@ def test_nothing_that_is_not_needed_is_computed(desk, needs, monkeypatch):
     found = asked(desk, *needs)
     handle.remove()
     assert len(count) == FORWARDS[needs]
-    given = {name for name in SIGNAL_NAMES if getattr(found.shown[1], name) is not None}
-    assert given == {*needs}
+    assert {*found.shown[1].values} == {*needs}
     for name in needs:
         value = getattr(found.shown[1], name)
         assert not value.requires_grad
         if value.is_floating_point():
             assert value.dtype == torch.float32
-        if name not in ROW_SIGNALS:
+        if not is_per_row(name):
             outside = value[~found.mask]
             assert (outside == (0 if value.is_floating_point() else -1)).all()
 
@@ -416,25 +407,38 @@ def test_only_an_additive_method_is_shown_completions_without_an_advantage(desk,
     [
         ({"answer_pattern": "("}, r"answer_pattern: '\(' is not a regular expression"),
         ({"answer_pattern": r"(\w+\s*)+"}, "answer_pattern: .* repeats what is itself repeated"),
-        ({"answer_template": "the answer"}, r"answer_template: 'the answer' lacks \{privileged_context\}"),
-        ({"saliency_readout": "max"}, "saliency_readout: 'max' is not one of mean, last, joint"),
-        ({"saliency_layer": "8"}, "saliency_layer: '8' is not one of input, first, middle, last"),
-        ({"saliency_span": "all"}, "saliency_span: 'all' is not one of box, content"),
-        ({"saliency_noise": 0.0}, "saliency_noise: 0.0; give more than 0"),
-        ({"saliency_noise": math.nan}, "saliency_noise: nan"),
-        ({"anchor_similarity": 0.0}, "anchor_similarity: 0.0; give more than 0 and at most 1"),
-        ({"anchor_similarity": 95.0}, "anchor_similarity: 95.0"),
-        ({"transport_window_tokens": 0}, "transport_window_tokens: 0; give 1 token or more"),
-        ({"transport_stride_tokens": 0}, "transport_stride_tokens: 0; give 1 token or more"),
-        (
-            {"transport_window_tokens": 20},
-            r"transport_stride_tokens: 25 is more than transport_window_tokens \(20\)",
-        ),
     ],
 )
 def test_bad_settings_are_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         GEARConfig(**tiny.settings(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (
+            Igpo,
+            {"answer_template": "the answer"},
+            r"answer_template: 'the answer' lacks \{privileged_context\}",
+        ),
+        (OarP, {"readout": "max"}, "readout: 'max' is not one of mean, last, joint"),
+        (OarG, {"readout": "max"}, "readout: 'max' is not one of mean, last, joint"),
+        (OarG, {"noise_std": 0.0}, "noise_std: 0.0; give more than 0"),
+        (OarG, {"noise_std": math.nan}, "noise_std: nan"),
+        (Grail, {"layer": "8"}, "layer: '8' is not one of input, first, middle, last"),
+        (Grail, {"loss_span": "all"}, "loss_span: 'all' is not one of box, content"),
+        (Gigpo, {"anchor_similarity": 0.0}, "anchor_similarity: 0.0; give more than 0 and at most 1"),
+        (Gigpo, {"anchor_similarity": 95.0}, "anchor_similarity: 95.0"),
+        (Shear, {"window_tokens": 0}, "window_tokens: 0; give 1 token or more"),
+        (Shear, {"stride_tokens": 0}, r"stride_tokens: 0 must be 1 to window_tokens \(100\)"),
+        (Shear, {"window_tokens": 20}, r"stride_tokens: 25 must be 1 to window_tokens \(20\)"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_method_sets_of_its_signal_is_checked_by_the_method(method, settings, message):
+    with pytest.raises(ValueError, match=message):
+        method(**settings)
 
 
 def test_a_turns_reward_that_does_not_fit_is_the_reward_functions_error(desk, monkeypatch):

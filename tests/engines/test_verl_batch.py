@@ -8,6 +8,7 @@ from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.verl import batch as verl_batch
 from gear_rl.engines.verl.batch import SAMPLED, SEEN, dataset_row, log_prob_gap, messages_of, rollout_batch
 from gear_rl.methods import METHODS
+from gear_rl.signals.signal import names_of
 from support.batches import PlainEngine
 
 
@@ -91,7 +92,8 @@ class Scripted(PlainEngine):
     def forward(self, request):
         mask, draw = request.completions.mask, torch.Generator().manual_seed(0)
         return {
-            name: torch.where(mask, torch.rand(mask.shape, generator=draw), 0.0) for name in request.needs
+            name: torch.where(mask, torch.rand(mask.shape, generator=draw), 0.0)
+            for name in names_of(request.needs)
         }
 
 

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
 from gear_rl.engines.verl.passes import (
     PADDING,
@@ -17,8 +16,10 @@ from gear_rl.engines.verl.passes import (
     request_of_rows,
     rows_of_request,
 )
+from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import Completions, left_padded
+from gear_rl.signals.signal import names_of
+from gear_rl.types import is_per_row
 from support.batches import PlainEngine, batch_of
 
 
@@ -36,10 +37,12 @@ def request_of(lengths: list[int], **changes) -> ForwardRequest:
         "student": left_padded(prompts, 0),
         "teachers": [left_padded(teachers, 0)],
         "scored_B": torch.tensor([b % 3 > 0 for b in range(len(lengths))]),
-        "answers": [[b] for b in range(len(lengths))],
-        "answer_region": ids % 5,
-        "group_B": torch.arange(len(lengths)) // 2,
-        "succeeded_B": torch.arange(len(lengths)) % 2 == 1,
+        "inputs": {
+            "answer_region": ids % 5,
+            "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(3),
+            "judged_group_B": torch.arange(len(lengths)) // 2,
+            "succeeded_B": torch.arange(len(lengths)) % 2 == 1,
+        },
     }
     return ForwardRequest(**{**given, **changes})
 
@@ -85,7 +88,6 @@ def test_a_worker_sees_its_rows_of_the_request(lengths, random):
     for place, row in enumerate(rows):
         if row == PADDING:
             assert not seen.scored_B[place] and not seen.completions.mask[place].any()
-            assert int(seen.group_B[place]) not in request.group_B.tolist()
             continue
         width = lengths[row]
         assert seen.completions.ids[place, :width].tolist() == request.completions.ids[row, :width].tolist()
@@ -94,10 +96,12 @@ def test_a_worker_sees_its_rows_of_the_request(lengths, random):
         assert seen.student.ids_BP[place].sum() == request.student.ids_BP[row].sum()
         assert seen.teachers[0].ids_BP[place].sum() == request.teachers[0].ids_BP[row].sum()
         assert seen.scored_B[place] == request.scored_B[row]
-        assert seen.group_B[place] == request.group_B[row]
-        assert seen.succeeded_B[place] == request.succeeded_B[row]
-        assert seen.answers[place] == request.answers[row]
-        assert seen.answer_region[place, :width].tolist() == request.answer_region[row, :width].tolist()
+        for name, value in request.inputs.items():
+            found = seen.inputs[name][place]
+            if is_per_row(name):
+                assert torch.equal(found, value[row]), name
+            else:
+                assert torch.equal(found[:width], value[row, :width]), name
 
 
 def test_a_row_does_not_carry_the_batch_along():
@@ -142,7 +146,7 @@ class Workers:
             signal = torch.where(seen.scored_B[:, None], seen.completions.ids.float(), 0.0)
             lengths = seen.completions.attention.sum(-1).tolist()
             values += [row[:n] for row, n in zip(signal, lengths, strict=True)]
-        return dict.fromkeys(order.needs, values)
+        return dict.fromkeys(names_of(order.needs), values)
 
 
 class Numbers:
@@ -171,7 +175,7 @@ def engine_of(passes, parts: int, padding: int, **changes) -> VerlEngine:
 
 
 def test_signals_come_back_to_their_rows():
-    request = request_of([3, 1, 4, 2, 5, 2], group_B=None)
+    request = request_of([3, 1, 4, 2, 5, 2])
     workers = Workers(request, parts=4)
     signals = engine_of(workers, parts=4, padding=2).forward(request)
     expected = torch.where(request.scored_B[:, None], request.completions.ids.float(), 0.0)
@@ -180,7 +184,7 @@ def test_signals_come_back_to_their_rows():
 
 
 def test_an_engine_of_verl_is_one_of_the_protocol():
-    from gear_rl.credit.engine import Engine
+    from gear_rl.signals.engine import Engine
 
     assert isinstance(engine_of(lambda places, rows, order: {}, 1, 0), Engine)
     assert isinstance(PlainEngine(None), Engine)

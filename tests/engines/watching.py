@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-import gear_rl.credit.passes as engine
+import gear_rl.signals.confidence as confidences
+import gear_rl.signals.passes as engine
 from gear_rl.engines.trl import trainer as trl
-from gear_rl.signals.score import Prompts
+from gear_rl.signals.batch import Prompts
 
 
 def kept_ids(ids: Any, attention: Any) -> list[list[int]]:
@@ -42,7 +43,7 @@ class Watch:
         patch.setattr(model, "generate", watched)
 
     def _watch_teacher(self, patch: pytest.MonkeyPatch) -> None:
-        score, ahead, confidence = engine.score, engine.teacher_states, engine.answer_confidence
+        score, ahead, confidence = engine.score, engine.teacher_states, confidences.answer_confidence
         attach = trl.attach
 
         def scored(net: Any, completions: Any, student: Any, teacher: Any, **kw: Any) -> Any:
@@ -64,5 +65,5 @@ class Watch:
 
         patch.setattr(engine, "score", scored)
         patch.setattr(engine, "teacher_states", taught)
-        patch.setattr(engine, "answer_confidence", confident)
+        patch.setattr(confidences, "answer_confidence", confident)
         patch.setattr(trl, "attach", attached)

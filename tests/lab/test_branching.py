@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from gear_rl.arena.errands.problem import Call
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.oracle import Oracle, estimated, told_by
 from gear_rl.lab.replay import serving
 from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
 from support.commands import untouched
 
 LONG, WORDS = 3, 3
@@ -267,7 +266,7 @@ def test_it_agrees_with_the_formula_of_a_task(name, temperature, within, trainer
         seen["exact"] = exact[batch.completions.mask]
         return exact
 
-    trainer.truth = both
+    trainer.credit = Oracle(tell=both)
     trainer.train()
     exact, many = seen["exact"], seen["many"]
     assert float(exact @ many / (exact @ exact)) == pytest.approx(1.0, abs=0.1)

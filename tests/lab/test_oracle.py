@@ -1,5 +1,6 @@
 """The ceiling by formula: true advantages by hand, and in a real run; against rollouts: test_branching.py."""
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -75,7 +76,7 @@ def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(tmp_pa
     with untouched(None):
         quiet_libraries()
         trainer = cell_trainer(spec, str(tmp_path))
-        told, truth_of = trainer.truth, get_task("chain").truth_of("easy")
+        told, truth_of = trainer.credit.tell, get_task("chain").truth_of("easy")
 
         def kept(batch, engine):
             for ids, row, reward in zip(batch.completions.ids, batch.rows, batch.rewards, strict=True):
@@ -83,7 +84,7 @@ def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(tmp_pa
                 paid.append((sum(facts.right) == facts.num_decisions, reward))
             return told(batch, engine)
 
-        trainer.truth = kept
+        trainer.credit = replace(trainer.credit, tell=kept)
         trainer.train()
     right = [reward for all_right, reward in paid if all_right]
     lucky = [reward for all_right, reward in paid if not all_right]
@@ -92,9 +93,9 @@ def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(tmp_pa
 
 
 def test_a_run_is_told_the_truth_of_its_own_rollouts(trainer) -> None:
-    assert trainer.truth is not None and trainer.credit.name == "oracle"
+    assert trainer.credit.tell is not None and trainer.credit.name == "oracle"
     seen: list[torch.Tensor] = []
-    told = trainer.truth
+    told = trainer.credit.tell
 
     def kept(batch, engine):
         seen.append(told(batch, engine))
@@ -108,6 +109,6 @@ def test_a_run_is_told_the_truth_of_its_own_rollouts(trainer) -> None:
         )
         return seen[-1]
 
-    trainer.truth = kept
+    trainer.credit = replace(trainer.credit, tell=kept)
     trainer.train()
     assert len(seen) == 1 and seen[0].shape[0] == 16 and seen[0].abs().max() > 0.05

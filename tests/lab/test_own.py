@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_the_ceiling_comes_where_it_is_asked_for(folder):
     [_, spec] = plan.reported(plan.own_rates)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = cell_trainer(spec, scratch)
-        told, seen = trainer.truth, []
+        told, seen = trainer.credit.tell, []
 
         def kept(batch, engine):
             logged = dict(trainer.rollouts.logged)
@@ -99,7 +100,7 @@ def test_the_ceiling_comes_where_it_is_asked_for(folder):
             assert trainer.rollouts.messages == batch.messages and trainer.rollouts.logged == logged
             return seen[-1][1]
 
-        trainer.truth = kept
+        trainer.credit = replace(trainer.credit, tell=kept)
         trainer.train()
     [[batch, worth]] = seen
     # Advantages of a completion add up to its reward less that of the prompt, which siblings share.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import Gigpo, Uniform
+from gear_rl.signals.signal import names_of
 from gear_rl.traits import is_additive
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY
@@ -161,8 +162,8 @@ def test_switched_off_it_asks_for_nothing():
     assert off.needs == ()
     bare = TokenSignals(mask=FOUR.mask)
     assert torch.equal(off(BASE, bare).advantage, Uniform()(BASE, bare).advantage)
-    assert Gigpo().needs == ("group_B", "reward_B", "anchor_id")
-    assert Gigpo(turn_rewards=True).needs == ("group_B", "reward_B", "anchor_id", "turn_reward")
+    assert names_of(Gigpo().needs) == ("group_B", "reward_B", "anchor_id")
+    assert names_of(Gigpo(turn_rewards=True).needs) == ("group_B", "reward_B", "anchor_id", "turn_reward")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gear_rl.methods import Grail, Uniform
+from gear_rl.signals.signal import names_of
 from gear_rl.types import TokenSignals
 
 NAN = math.nan
@@ -152,7 +153,7 @@ def test_a_broken_saliency_stays_broken_in_its_own_row():
 
 
 def test_switched_off_it_asks_for_no_signal():
-    assert Grail().needs == ("answer_activation", "answer_region")
+    assert names_of(Grail().needs) == ("answer_activation", "answer_region")
     assert Grail(strength=0.0).needs == ()
     bare = TokenSignals(mask=torch.tensor([[True, False]]))
     assert Grail(strength=0.0)(torch.tensor([-1.5]), bare).advantage.tolist() == [[-1.5, 0.0]]
@@ -168,6 +169,8 @@ def test_the_defaults_are_the_published_runs():
         "max_weight": 5.0,
         "box": "every",
         "among": "completion",
+        "layer": "input",
+        "loss_span": "box",
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gear_rl.methods import Gear, OarG, OarP, Uniform
+from gear_rl.signals.signal import names_of
 from gear_rl.types import TokenSignals
 
 NAN = math.nan
@@ -120,7 +121,7 @@ def test_agrees_with_the_loop(cls, seed):
         quantile_rule=["linear", "floor"][seed // 4 % 2],
         keep_mass=seed % 5 != 0,
     )
-    signals = TokenSignals(mask=mask, answer_region=region, **{method.needs[0]: saliency})
+    signals = TokenSignals(mask=mask, answer_region=region, **{names_of(method.needs)[0]: saliency})
     advantage_B = torch.randn(6, generator=g)
     rows = zip(advantage_B.tolist(), mask.tolist(), region.tolist(), saliency.tolist(), strict=True)
     expected = torch.tensor([slow(method, *row) for row in rows])
@@ -143,7 +144,7 @@ def test_a_flat_saliency_is_grpo_bit_for_bit():
 
 
 def test_switched_off_it_asks_for_no_signal():
-    assert OarP().needs == ("answer_occlusion", "answer_region")
+    assert names_of(OarP().needs) == ("answer_occlusion", "answer_region")
     assert OarP(strength=0.0).needs == ()
     bare = TokenSignals(mask=torch.tensor([[True, False]]))
     assert OarP(strength=0.0)(torch.tensor([1.5]), bare).advantage.tolist() == [[1.5, 0.0]]
@@ -157,6 +158,7 @@ def test_the_defaults_are_the_authors_readmes():
         "quantile_rule": "linear",
         "min_weight": 0.1,
         "keep_mass": True,
+        "readout": "mean",
     }
     assert OarP() != Gear()
 

@@ -1,17 +1,23 @@
 """What the tests of saliency share: four completions, and loops that know no batch, no padding and no hook."""
 
 import copy
+import dataclasses
 import functools
 
 import torch
 from torch import nn
 
 from engines import tiny
+from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.saliency import SALIENCY_SIGNALS, saliency
-from gear_rl.signals.score import Completions, left_padded
+from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
+from gear_rl.signals.teacher import LiveTeacher
 
 PAD = 3
+SIGNALS = {cls.name: cls for cls in (AnswerOcclusion, AnswerGradient, AnswerActivation)}
+EVERY = tuple(cls() for cls in SIGNALS.values())
+OPTIONS = ("batch_size", "num_batches", "temperature", "seed", "row_B", "largest", "head_context")
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13], [14, 15]]
 COMPLETIONS = [[30, 31, 32, 33, 34, 35, 36], [40, 41, 42], [50, 51, 52, 53, 54, 55, 56, 57, 58], [60, 61]]
 REGIONS = [[0, 0, -1, 0, 2, 1, 2], [0, 0, 0], [0, 0, -1, 0, 0, 1, 1, -1, 2], [1, 2]]
@@ -46,9 +52,34 @@ def net(num_layers=3, scale=6.0) -> nn.Module:
     return made.eval()
 
 
+def saliency(model, completions, prompts, region, signals, row_B=None, num_batches=0, **options):
+    """The signals of completions whose answers are known, by name."""
+    rows = torch.ones(len(region), dtype=torch.bool) if row_B is None else row_B
+    request = ForwardRequest(
+        needs=signals,
+        step=0,
+        completions=completions,
+        student=prompts,
+        teachers=(),
+        scored_B=rows,
+        inputs={"answer_region": region},
+    )
+    weights = {"teacher": LiveTeacher(), "reference": LiveTeacher()}
+    passes = ModelPasses(model=model, largest=lambda count: max(count, num_batches), **weights, **options)
+    return passes.run(request)
+
+
+def signal_of(name, **settings):
+    """The signal at these settings, as far as it has them."""
+    fields = {field.name for field in dataclasses.fields(SIGNALS[name])}
+    return SIGNALS[name](**{key: value for key, value in settings.items() if key in fields})
+
+
 def found(model, name, rows=(0, 1, 2, 3), width=WIDTH, **settings):
     completions, prompts, region = batch(rows, width)
-    values = saliency(model, completions, prompts, region, needs=[name], pad_id=PAD, **settings)
+    options = {key: settings.pop(key) for key in [*settings] if key in OPTIONS}
+    signal = signal_of(name, **settings)
+    values = saliency(model, completions, prompts, region, [signal], pad_id=PAD, **options)
     assert list(values) == [name]
     assert values[name].dtype == torch.float32
     assert not values[name].requires_grad
@@ -57,7 +88,7 @@ def found(model, name, rows=(0, 1, 2, 3), width=WIDTH, **settings):
 
 def every(model):
     completions, prompts, region = batch()
-    return saliency(model, completions, prompts, region, needs=SALIENCY_SIGNALS, pad_id=PAD)
+    return saliency(model, completions, prompts, region, EVERY, pad_id=PAD)
 
 
 # the slow twins

@@ -6,6 +6,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from engines.positions import MODELS, made
+from gear_rl.signals.batch import Completions, left_padded
 from gear_rl.signals.confidence import answer_confidence
 from gear_rl.signals.forwards import (
     hidden_states,
@@ -14,9 +15,9 @@ from gear_rl.signals.forwards import (
     takes_positions,
 )
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.saliency import saliency
-from gear_rl.signals.score import Completions, left_padded, score, teacher_states
+from gear_rl.signals.score import score, teacher_states
 from gear_rl.signals.transport import completion_states, transport_distances
+from signals.saliency_loops import saliency, signal_of
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [13], [5, 6, 7]]
 HINTED = [[21, 22, *PROMPTS[0]], [23, *PROMPTS[1]], [24, 25, 26, *PROMPTS[2]], [21, 22, *PROMPTS[3]]]
@@ -124,11 +125,12 @@ def test_saliency_is_that_of_each_row_alone(model, name):
     region = torch.full((4, WIDTH), -1)
     for b, row in enumerate(COMPLETIONS):
         region[b, : len(row)] = torch.tensor([0] * (len(row) - 1) + [1])
-    options = {"needs": [name], "pad_id": 0, "noise_std": 0.1}
-    found = saliency(model, completions(), padded(PROMPTS), region, **options)[name]
+    signal = signal_of(name, noise_std=0.1)
+    found = saliency(model, completions(), padded(PROMPTS), region, [signal], pad_id=0)[name]
     assert found.max() > 1e-4
     for b, row in enumerate(COMPLETIONS):
-        one = saliency(model, alone(b), padded([PROMPTS[b]]), region[b : b + 1, : len(row)], **options)[name]
+        mine = region[b : b + 1, : len(row)]
+        one = saliency(model, alone(b), padded([PROMPTS[b]]), mine, [signal], pad_id=0)[name]
         torch.testing.assert_close(found[b, : len(row)], one[0], atol=1e-5, rtol=1e-3)
 
 

@@ -1,19 +1,19 @@
 """Saliency against loops that know no batch, no padding and no hook: float64, full logits, finite differences."""
 
-import inspect
-
 import pytest
 import torch
 from torch import nn
 
-from gear_rl.signals.saliency import SALIENCY_SIGNALS, num_saliency_batches, saliency
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.batch import Completions, Prompts
+from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from signals.saliency_loops import (
     BOX,
     COMPLETIONS,
+    EVERY,
     PAD,
     PROMPTS,
     REGIONS,
+    SIGNALS,
     WIDTH,
     answer_loss,
     batch,
@@ -24,6 +24,7 @@ from signals.saliency_loops import (
     found,
     net,
     noisy_embeddings,
+    saliency,
     slow_activation,
     slow_gradient,
     slow_occlusion,
@@ -110,7 +111,7 @@ def test_the_layers_are_the_released_ones(num_layers, layer, number):
 # what they promise
 
 
-@pytest.mark.parametrize("name", SALIENCY_SIGNALS)
+@pytest.mark.parametrize("name", SIGNALS)
 @pytest.mark.parametrize("readout", ["mean", "joint"])
 def test_neighbours_padding_and_batch_size_change_nothing(model, name, readout):
     together = found(model, name, readout=readout)
@@ -122,7 +123,7 @@ def test_neighbours_padding_and_batch_size_change_nothing(model, name, readout):
         assert (together[b, len(COMPLETIONS[b]) :] == 0).all()
 
 
-@pytest.mark.parametrize("name", SALIENCY_SIGNALS)
+@pytest.mark.parametrize("name", SIGNALS)
 def test_nothing_but_what_was_asked_for_is_anything_but_zero(model, name):
     values = found(model, name)
     _, _, region = batch()
@@ -167,7 +168,7 @@ def test_two_completions_do_not_share_their_noise(model):
     assert not torch.allclose(zero, two, atol=0.1)
 
 
-@pytest.mark.parametrize("name", SALIENCY_SIGNALS)
+@pytest.mark.parametrize("name", SIGNALS)
 def test_rows_that_are_not_wanted_hold_zero_and_cost_nothing(model, name):
     calls = []
     handle = model.register_forward_hook(lambda *_: calls.append(1))
@@ -179,7 +180,7 @@ def test_rows_that_are_not_wanted_hold_zero_and_cost_nothing(model, name):
     assert (wanted[[0, 1, 3]] == 0).all()
 
 
-@pytest.mark.parametrize("name", SALIENCY_SIGNALS)
+@pytest.mark.parametrize("name", SIGNALS)
 @pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 0, 2, 3)])
 def test_surplus_batches_keep_sharded_processes_in_step_and_change_nothing(model, name, rows):
     calls = []
@@ -194,42 +195,27 @@ def test_surplus_batches_keep_sharded_processes_in_step_and_change_nothing(model
     assert (nothing == 0).all()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-@pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1,), (3,)])
-def test_the_number_of_batches_is_told_before(model, batch_size, rows):
-    _, _, region = batch(rows)
-    for needs in (["answer_occlusion"], ["answer_activation"]):
-        calls = []
-        handle = model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        found(model, needs[0], rows=rows, batch_size=batch_size)
-        handle.remove()
-        assert num_saliency_batches(region, needs, batch_size=batch_size) == len(calls)
-    assert num_saliency_batches(region, [], batch_size=batch_size) == 0
-    some = num_saliency_batches(region, SALIENCY_SIGNALS, torch.zeros(len(rows), dtype=torch.bool))
-    assert some == 0
-
-
 def test_all_three_at_once_are_the_three_alone(model):
     completions, prompts, region = batch()
-    every = saliency(model, completions, prompts, region, needs=SALIENCY_SIGNALS, pad_id=PAD)
-    assert list(every) == list(SALIENCY_SIGNALS)
+    every = saliency(model, completions, prompts, region, EVERY, pad_id=PAD)
+    assert list(every) == list(SIGNALS)
     for name, values in every.items():
         assert torch.equal(values, found(model, name))
-    assert saliency(model, completions, prompts, region, needs=[], pad_id=PAD) == {}
+    assert saliency(model, completions, prompts, region, (), pad_id=PAD) == {}
 
 
 def test_no_completions_are_fine(model):
     none = torch.zeros(0, WIDTH, dtype=torch.long)
     completions = Completions(ids=none, attention=none, mask=none.bool())
     prompts = Prompts(ids_BP=torch.zeros(0, 2).long(), attention_BP=torch.zeros(0, 2).long())
-    every = saliency(model, completions, prompts, none, needs=SALIENCY_SIGNALS, pad_id=PAD, num_batches=2)
+    every = saliency(model, completions, prompts, none, EVERY, pad_id=PAD, num_batches=2)
     assert all(values.shape == (0, WIDTH) for values in every.values())
 
 
 def test_one_rows_broken_weights_are_left_in_place_and_stay_its_own(model):
     with torch.no_grad():
         model.get_input_embeddings().weight[31] = torch.nan  # a token of row 0 alone
-    for name in SALIENCY_SIGNALS:
+    for name in SIGNALS:
         values = found(model, name)
         assert values[0].isnan().any(), name
         assert values[1:].isfinite().all(), name
@@ -241,26 +227,22 @@ def test_logits_that_are_ruled_out_do_not_make_a_nan(model):
     model.lm_head = nn.Linear(16, 97, bias=True)
     with torch.no_grad():
         model.lm_head.bias[90:] = -torch.inf
-    for name in SALIENCY_SIGNALS:
+    for name in SIGNALS:
         values = found(model, name)
         assert values.isfinite().all() and values[0].any(), name
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("signal", "settings", "message"),
     [
-        ({"needs": ["divergence"]}, "needs: 'divergence' is not a saliency; choose from answer_occlusion"),
-        ({"readout": "sum"}, "readout: 'sum' is not one of mean, last, joint"),
-        ({"layer": "third"}, "layer: 'third' is not one of input, first, middle, last"),
-        ({"loss_span": "all"}, "loss_span: 'all' is not one of box, content"),
-        ({"noise_std": -1.0}, "noise_std: -1.0 must be a finite number, 0 or more"),
-        ({"noise_std": float("nan")}, "noise_std: nan"),
-        ({"batch_size": 0}, "batch_size: 0; give 1 or more"),
+        (AnswerOcclusion, {"readout": "sum"}, "readout: 'sum' is not one of mean, last, joint"),
+        (AnswerActivation, {"layer": "third"}, "layer: 'third' is not one of input, first, middle, last"),
+        (AnswerActivation, {"loss_span": "all"}, "loss_span: 'all' is not one of box, content"),
+        (AnswerGradient, {"noise_std": -1.0}, "noise_std: -1.0 must be a finite number, 0 or more"),
+        (AnswerGradient, {"noise_std": float("nan")}, "noise_std: nan"),
     ],
 )
-def test_a_setting_outside_its_range_is_named(model, settings, message):
-    completions, prompts, region = batch()
-    unchecked = inspect.unwrap(saliency)  # the run-time type checker of the tests would be first
-    given = {"needs": ["answer_occlusion"], "pad_id": PAD} | settings
+@pytest.mark.usefixtures("unchecked")
+def test_a_setting_outside_its_range_is_named(signal, settings, message):
     with pytest.raises(ValueError, match=message):
-        unchecked(model, completions, prompts, region, **given)
+        signal(**settings)

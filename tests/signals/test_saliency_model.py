@@ -8,8 +8,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from gear_rl.signals.saliency import SALIENCY_SIGNALS, saliency
-from signals.saliency_loops import COMPLETIONS, PAD, PROMPTS, batch, every, found, net
+from signals.saliency_loops import (
+    COMPLETIONS,
+    EVERY,
+    PAD,
+    PROMPTS,
+    SIGNALS,
+    batch,
+    every,
+    found,
+    net,
+    saliency,
+)
 
 
 @pytest.fixture
@@ -18,7 +28,7 @@ def model() -> nn.Module:
 
 
 def agree(found, expected):
-    for name in SALIENCY_SIGNALS:
+    for name in SIGNALS:
         scale = expected[name].max().item()
         torch.testing.assert_close(found[name], expected[name], atol=1e-5 * scale, rtol=1e-2, msg=name)
 
@@ -58,7 +68,7 @@ def test_dropout_is_off(model):
     agree(every(model), expected)
 
 
-@pytest.mark.parametrize("name", SALIENCY_SIGNALS)
+@pytest.mark.parametrize("name", SIGNALS)
 def test_an_error_leaves_the_model_as_it_was(model, name):
     model.train()
     model.gradient_checkpointing_enable()
@@ -80,12 +90,12 @@ def test_an_error_leaves_the_model_as_it_was(model, name):
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("layer", ["input", "middle"])
 def test_gradient_checkpointing_goes_on_and_changes_nothing(model, use_reentrant, layer):
-    plain = {name: found(model, name, layer=layer) for name in SALIENCY_SIGNALS}
+    plain = {name: found(model, name, layer=layer) for name in SIGNALS}
     model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
     model.train()
     runs = []
     handle = model.model.layers[2].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
-    agree({name: found(model, name, layer=layer) for name in SALIENCY_SIGNALS}, plain)
+    agree({name: found(model, name, layer=layer) for name in SIGNALS}, plain)
     runs.clear()
     found(model, "answer_activation", layer=layer)
     handle.remove()
@@ -168,7 +178,7 @@ def test_ddp_trains_on_after_it(model, tmp_path):
         wrapped = nn.parallel.DistributedDataParallel(model)
         for _ in range(2):
             model.zero_grad()
-            saliency(wrapped, completions, prompts, region, needs=SALIENCY_SIGNALS, pad_id=PAD)
+            saliency(wrapped, completions, prompts, region, EVERY, pad_id=PAD)
             wrapped(input_ids=ids, labels=ids).loss.backward()
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, msg=name)
@@ -191,6 +201,6 @@ def test_the_heads_weights_are_used_inside_their_context_only(model):
         lambda *_: pytest.fail("a forward under the gathered head") if inside else None
     )
     completions, prompts, region = batch()
-    saliency(model, completions, prompts, region, needs=SALIENCY_SIGNALS, pad_id=PAD, head_context=gathered)
+    saliency(model, completions, prompts, region, EVERY, pad_id=PAD, head_context=gathered)
     # Occlusion: eleven forwards, by eight; gradient: clean and noisy; activation: once.
     assert len(opened) == 2 + 2 + 1

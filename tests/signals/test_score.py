@@ -9,19 +9,12 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
+from gear_rl.signals.batch import Completions, Prompts, left_padded
+from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.forwards import backbone_of, head_of, hidden_states
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import (
-    COMPUTED,
-    Completions,
-    KeptStates,
-    Prompts,
-    left_padded,
-    needs_student,
-    needs_teacher,
-    score,
-    teacher_states,
-)
+from gear_rl.signals.score import KeptStates, score, teacher_states
+from gear_rl.signals.signal import needs_student, needs_teacher
 from gear_rl.signals.teacher import CopyTeacher
 
 PAD = 0
@@ -135,7 +128,7 @@ def test_which_signals_cost_which_pass():
         "forward_divergence": (True, True),
         "js_divergence": (True, True),
     }
-    assert set(cost) == set(COMPUTED)
+    assert set(cost) == {signal.name for signal in FOLD_SIGNALS}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +143,7 @@ def test_which_signals_cost_which_pass():
     ],
 )
 def test_the_pass_for_the_others_is_not_made_for_these(model, needs, statistics, taught, monkeypatch):
-    from gear_rl.signals import score as module
+    from gear_rl.signals import folds as module
 
     calls, original = [], module.token_statistics
 
@@ -189,10 +182,7 @@ def test_computes_what_is_needed_and_nothing_else(model, needs, forwards):
     found = score(model, completions, student, teacher, needs=needs, batch_size=8)
     handle.remove()
     assert len(calls) == forwards
-    every = (*EVERY, *FURTHER)
-    assert [name for name in every if getattr(found, name) is not None] == [
-        name for name in every if name in needs
-    ]
+    assert [*found.values] == [*needs]
     agree(found, by_hand(model), needs, 5e-5)
 
 
@@ -333,8 +323,10 @@ def test_what_cannot_be_scored_is_said(model):
     completions, student, _ = batch()
     with pytest.raises(ValueError, match=r"teacher: .*divergence.*none were given"):
         score(model, completions, student, needs=["divergence"])
-    with pytest.raises(ValueError, match="'magic' is not computed"):
+    with pytest.raises(ValueError, match="no signal is called 'magic'"):
         score(model, completions, student, needs=["magic"])
+    with pytest.raises(ValueError, match=r"needs: \['token_id'\] are not all made by the two passes"):
+        score(model, completions, student, needs=["token_id"])
     with pytest.raises(ValueError, match="Linear has no `base_model`"):
         backbone_of(nn.Linear(2, 3))
 

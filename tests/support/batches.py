@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 
-from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import CopyTeacher, LiveTeacher
 
 
@@ -38,15 +37,14 @@ def batch_of(ids: torch.Tensor, mask: torch.Tensor | None = None, **changes: Any
 class PlainEngine:
     """An engine of one process: a model, a tokenizer, and lists for what is logged and recorded."""
 
-    signals = PASS_SIGNALS
-    rank, world_size = 0, 1
+    max_positions, rank, world_size = None, 0, 1
 
     def __init__(self, tokenizer: Any, model: Any = None, config: CreditConfig | None = None) -> None:
         self.tokenizer, self.logged, self.records = tokenizer, dict[str, float](), list[Any]()
         if model is not None:
             self.passes = ModelPasses(
                 model=model,
-                config=config or CreditConfig(),
+                skip_first_tokens=0 if config is None else config.teacher_skip_first_tokens,
                 pad_id=tokenizer.pad_token_id,
                 teacher=LiveTeacher(),
                 reference=CopyTeacher(model),

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 import gear_rl
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
 from gear_rl.methods import METHODS
+from gear_rl.signals.batch import RolloutBatch
 from support.batches import PlainEngine
 
 TRL_PYTHON = os.environ.get("TRL_PYTHON", "")

@@ -7,11 +7,11 @@ import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
-from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.engines.verl.passes import VerlEngine
 from gear_rl.engines.verl.trainer import CreditTrainer
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts
 
 RANKS = 8
 
@@ -25,7 +25,7 @@ def engine_of(rows: int) -> VerlEngine:
     trainer.credit, trainer.tokenizer = SimpleNamespace(config=CreditConfig()), None
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))})
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: RANKS + 4)
-    vars(trainer).update(_max_positions=None, _segment_check=None)
+    vars(trainer).update(_max_positions=None, _segment_check=SegmentCheck())
     keys = [f"u{b}_0_0" for b in range(rows)]
     return trainer._engine(KVBatchMeta(keys=keys, tags=[{}] * rows), range(rows), {}, {})
 
@@ -33,13 +33,13 @@ def engine_of(rows: int) -> VerlEngine:
 def request_of(rows: int, group: torch.Tensor | None) -> ForwardRequest:
     ids = torch.ones(rows, 3).long()
     return ForwardRequest(
-        needs=(),
+        needs=() if group is None else ("transport_distance",),
         step=0,
         completions=Completions(ids=ids, attention=ids, mask=ids.bool()),
         student=Prompts(ids_BP=ids, attention_BP=ids),
         teachers=[],
         scored_B=torch.arange(rows) < rows // 2,
-        group_B=group,
+        inputs={} if group is None else {"judged_group_B": group},
     )
 
 

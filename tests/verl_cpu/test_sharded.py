@@ -14,17 +14,21 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from gear_rl.arena.model import load
-from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.passes import ModelPasses
-from gear_rl.engines.verl.passes import VerlEngine
+from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
+from gear_rl.signals.confidence import AnswerConfidence
+from gear_rl.signals.folds import FOLD_SIGNALS
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import Completions, left_padded
+from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.signals.teacher import LiveTeacher
+from gear_rl.signals.transport import TransportDistance
 
 RANKS, ROWS, TOKENS = 2, 8, 12
 # POT, which solves transport, is an extra of its own (`shear`).
-SIGNALS = sorted(VerlEngine.signals - (set() if find_spec("ot") else {"transport_distance"}))
+OWN_PASSES = (AnswerOcclusion(), AnswerGradient(), AnswerActivation(), AnswerConfidence())
+MADE = {signal.name: signal for signal in (*FOLD_SIGNALS, *OWN_PASSES)}
+MADE |= {"transport_distance": TransportDistance(4, 2)} if find_spec("ot") else {}
+SIGNALS = sorted(MADE)
 
 
 def request_of(name: str, rows: torch.Tensor) -> ForwardRequest:
@@ -39,16 +43,18 @@ def request_of(name: str, rows: torch.Tensor) -> ForwardRequest:
         return left_padded([TeacherPrompt(tuple(range(5, 5 + length + int(r) % 3))) for r in rows], 0)
 
     return ForwardRequest(
-        needs=(name,),
+        needs=(MADE[name],),
         step=1,
         completions=Completions(ids=ids[rows], attention=attention[rows], mask=attention[rows].bool()),
         student=prompts(4),
         teachers=[prompts(9)],
         scored_B=torch.tensor([1, 1, 1, 1, 1, 0, 0, 0]).bool()[rows],
-        answer_region=region[rows],
-        answers=[[7, 8]] * len(rows),
-        group_B=(torch.arange(ROWS) // 4)[rows],
-        succeeded_B=(torch.arange(ROWS) % 2 == 1)[rows],
+        inputs={
+            "answer_region": region[rows],
+            "answer_ids_BN": torch.tensor([[7, 8]] * len(rows)),
+            "judged_group_B": (torch.arange(ROWS) // 4)[rows],
+            "succeeded_B": (torch.arange(ROWS) % 2 == 1)[rows],
+        },
     )
 
 
@@ -68,9 +74,7 @@ def score(rank: int, port: int, folder: str) -> None:
         fully_shard(layer)
     fully_shard(model)
     rows = torch.arange(rank * ROWS // RANKS, (rank + 1) * ROWS // RANKS)
-    config = CreditConfig(transport_window_tokens=4, transport_stride_tokens=2)
     same: dict[str, Any] = {
-        "config": config,
         "pad_id": 0,
         "teacher": LiveTeacher(),
         "reference": LiveTeacher(),

@@ -22,6 +22,7 @@ def methods(
     from gear_rl.errors import did_you_mean
     from gear_rl.methods import METHODS
     from gear_rl.runs.config import settings_of
+    from gear_rl.signals.signal import names_of
     from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
     if name is not None and name not in METHODS:
@@ -31,7 +32,7 @@ def methods(
         {
             "name": key,
             "idea": (cls.__doc__ or "").strip().splitlines()[0],
-            "needs": list(cls().needs),
+            "needs": list(names_of(cls().needs)),
             "settings": settings_of(cls),
             "source": cls.source,
             "additive": is_additive(cls()),

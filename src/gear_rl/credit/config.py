@@ -5,7 +5,6 @@ A method's own settings are the method's fields, an engine's are the engine's.
 
 import copy
 import logging
-import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
@@ -17,7 +16,6 @@ from gear_rl.signals.privileged import (
     check_sources,
     check_template,
 )
-from gear_rl.signals.saliency import Layer, LossSpan, Readout
 from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of
 from gear_rl.types import CreditAssigner
@@ -122,43 +120,6 @@ class CreditConfig:
         "methods that read what the answer depends on; None tries \\boxed{...}, <answer>...</answer> "
         "and #### lines.",
     )
-    answer_template: str = _setting(
-        "{privileged_context}",
-        "How the ground truth would be answered, for methods that need how sure the student is of it "
-        "before each turn; holds {privileged_context}.",
-    )
-    saliency_readout: str = _setting(
-        "mean",
-        "What of the answer a perturbation moves: 'mean' (softmax of its mean logits), 'last' (the "
-        "last logits before it) or 'joint' (its log-likelihood).",
-    )
-    saliency_layer: str = _setting(
-        "input",
-        "Whose activations the gradient of the answer is multiplied with: 'input' embeddings, or the "
-        "hidden states of the 'first', 'middle' or 'last' layer.",
-    )
-    saliency_span: str = _setting(
-        "box",
-        "Over which tokens that gradient's loss goes: the 'box' (the answer and its delimiters) or "
-        "its 'content'.",
-    )
-    saliency_noise: float = _setting(
-        1e-3,
-        "Standard deviation of the noise on embeddings, for gradients of the answer's change.",
-    )
-    anchor_similarity: float = _setting(
-        1.0,
-        "From which likeness of their texts, 0 to 1, two turns count as beginning in one state; 1 "
-        "means the same text.",
-    )
-    transport_window_tokens: int = _setting(
-        100,
-        "Tokens in a window whose hidden states are compared with siblings'.",
-    )
-    transport_stride_tokens: int = _setting(
-        25,
-        "Tokens from the start of one such window to the next.",
-    )
     credit_batch_size: int | None = _setting(
         None,
         "Completions per forward of the credit pass; None for per_device_train_batch_size.",
@@ -180,8 +141,8 @@ class CreditConfig:
     def check(self) -> None:
         """Raise ``ValueError`` that names the first setting with a value outside its range."""
         self._check_teacher()
-        self._check_answers()
-        self._check_windows()
+        if self.answer_pattern is not None:
+            check_pattern(self.answer_pattern)
         if self.record_max_mb <= 0:
             raise ValueError(
                 f"record_max_mb: {self.record_max_mb} is too small for a record; give more than 0"
@@ -249,36 +210,3 @@ class CreditConfig:
             raise ValueError(f"max_privileged_tokens: {self.max_privileged_tokens}; give 1 or more, or None")
         if self.teacher_skip_first_tokens < 0:
             raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
-
-    def _check_answers(self) -> None:
-        if self.answer_pattern is not None:
-            check_pattern(self.answer_pattern)
-        if "{privileged_context}" not in self.answer_template:
-            raise ValueError(
-                f"answer_template: {self.answer_template!r} lacks {{privileged_context}}; add the placeholder"
-            )
-        for name, kind in (
-            ("saliency_readout", Readout),
-            ("saliency_layer", Layer),
-            ("saliency_span", LossSpan),
-        ):
-            if getattr(self, name) not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {known}")
-        if not 0 < self.saliency_noise < math.inf:
-            raise ValueError(
-                f"saliency_noise: {self.saliency_noise}; give more than 0: without noise all is 0"
-            )
-
-    def _check_windows(self) -> None:
-        if not 0 < self.anchor_similarity <= 1:
-            raise ValueError(f"anchor_similarity: {self.anchor_similarity}; give more than 0 and at most 1")
-        for name in ("transport_window_tokens", "transport_stride_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)}; give 1 token or more")
-        if self.transport_stride_tokens > self.transport_window_tokens:
-            raise ValueError(
-                f"transport_stride_tokens: {self.transport_stride_tokens} is more than transport_window_tokens "
-                f"({self.transport_window_tokens}), so tokens would fall between the windows; give as many or "
-                "fewer"
-            )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.engine import Engine
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
+from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
+from gear_rl.signals.engine import Engine, plain_ids
 from gear_rl.signals.privileged import (
     NO_CONTRAST,
     SOURCES,
@@ -27,7 +27,7 @@ from gear_rl.signals.privileged import (
     render,
     splice,
 )
-from gear_rl.signals.score import Prompts, left_padded, needs_teacher
+from gear_rl.signals.signal import signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import distillation_of
@@ -83,8 +83,7 @@ def needs_context(method: CreditAssigner) -> bool:
     ['gear', 'opsd', 'igpo']
     """
     return (
-        needs_teacher(method.needs)
-        or "answer_confidence" in method.needs
+        any(signal.teacher or signal.context for signal in signals_of(method.needs))
         or distillation_of(method) is not None
     )
 
@@ -230,7 +229,7 @@ def teacher_prompts(
 
     if config.teacher_prompt == "splice":
         hints = [fill(config.template, privileged_context=text) if text else "" for text in contexts]
-        prompts = [splice(_plain_ids(engine, hint), own_ids(b)) for b, hint in enumerate(hints)]
+        prompts = [splice(plain_ids(engine.tokenizer, hint), own_ids(b)) for b, hint in enumerate(hints)]
     else:
         shown = [
             render(prompt, text, config.template) if text else prompt
@@ -238,7 +237,7 @@ def teacher_prompts(
         ]
         template_kwargs = cast(Mapping[str, Any] | None, config.teacher_chat_template_kwargs)
         prompts = [TeacherPrompt(tuple(ids)) for ids in engine.render(shown, template_kwargs)]
-    places = cast(int | None, getattr(engine, "max_positions", None))
+    places = engine.max_positions
     for b, length in enumerate(int_list(batch.completions.attention.sum(-1))):
         if places is not None and contexts[b] and len(prompts[b].ids) + length > places:
             long[b] = True
@@ -249,15 +248,15 @@ def teacher_prompts(
 
 def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfig) -> list[bool]:
     """Which contexts have more tokens than ``max_privileged_tokens`` or the model's positions."""
-    limits = (config.max_privileged_tokens, cast(int | None, getattr(engine, "max_positions", None)))
+    limits = (config.max_privileged_tokens, engine.max_positions)
     limit = min((limit for limit in limits if limit is not None), default=None)
     known: dict[str, bool] = {}
     for text in contexts:
         if text and limit is not None and text not in known:
             # No token is shorter than a byte; and a megabyte's beginning alone shows that it is too long.
             known[text] = len(text.encode("utf-8", "surrogatepass")) > limit and (
-                (len(text) > 8 * limit and len(_plain_ids(engine, text[: 8 * limit])) > limit)
-                or len(_plain_ids(engine, text)) > limit
+                (len(text) > 8 * limit and len(plain_ids(engine.tokenizer, text[: 8 * limit])) > limit)
+                or len(plain_ids(engine.tokenizer, text)) > limit
             )
     return [known.get(text or "", False) for text in contexts]
 
@@ -272,12 +271,6 @@ def warn_of_long(limit: int | None, places: int | None) -> None:
         "None" if limit is None else limit,
         "unknown" if places is None else places,
     )
-
-
-def answer_ids(engine: Engine, config: CreditConfig, contexts: Sequence[str | None]) -> list[list[int]]:
-    """The ids of the ground truth as the student would write it; empty where there is none."""
-    written = [fill(config.answer_template, privileged_context=text) if text else "" for text in contexts]
-    return [_plain_ids(engine, text) for text in written]
 
 
 def source_metrics(sources: Sequence[str | None], names: Sequence[str], engine: Engine) -> dict[str, float]:
@@ -344,11 +337,3 @@ def _sibling(everyone: Sequence[Rollout], place: int, wanted: Callable[[float], 
         if other.group == group and other.reward is not None and wanted(other.reward) and other.text.strip():
             return other.text
     return None
-
-
-def _plain_ids(engine: Engine, text: str) -> list[int]:
-    """The ids of a text in which control tokens of the chat are plain text; none of an empty text."""
-    if not text:
-        return []
-    encoded = engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-    return cast(list[int], encoded["input_ids"])

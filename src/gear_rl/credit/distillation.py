@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gear_rl.signals.batch import Prompts
 from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states, unwrapped
-from gear_rl.signals.score import Prompts
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head

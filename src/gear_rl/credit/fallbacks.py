@@ -4,13 +4,13 @@ Such a completion keeps its GRPO advantage, and its siblings are not compared wi
 """
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gear_rl.types import ROW_SIGNALS, SIGNAL_NAMES, TokenSignals
+from gear_rl.types import TokenSignals, is_per_row
 
 FALLBACKS = ("no_context", "long_context", "non_finite", "no_token")
 """Why a completion keeps its GRPO advantage: no privileged context or one that is too long to be shown, a NaN or
@@ -28,7 +28,7 @@ def finite_rows(signals: TokenSignals) -> Tensor:
     finite = signals.mask.new_ones(len(signals.mask))
     for name, value in _floats(signals):
         counted = value.isfinite()
-        if name not in ROW_SIGNALS:
+        if not is_per_row(name):
             counted = counted | ~signals.mask
         finite = finite & (counted if counted.dim() == 1 else counted.all(-1))
     return finite
@@ -66,16 +66,15 @@ def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> 
     """
     absent = absent_B[:, None]
     clean = cleaned(signals, ~absent_B)
-    changes: dict[str, Any] = {"mask": signals.mask & ~absent}
-    for name in ("turn_id", *SIGNAL_NAMES):
-        value: Tensor | None = getattr(signals, name)
-        if value is not None and not value.is_floating_point():
-            changes[name] = (
+    values = dict(clean.values)
+    for name, value in values.items():
+        if not value.is_floating_point():
+            values[name] = (
                 torch.where(absent_B, alone, value) if name == "group_B" else torch.where(absent, -1, value)
             )
-    return replace(clean, **changes)
+    turn_id = None if signals.turn_id is None else torch.where(absent, -1, signals.turn_id)
+    return TokenSignals(mask=signals.mask & ~absent, turn_id=turn_id, values=values)
 
 
 def _floats(signals: TokenSignals) -> list[tuple[str, Tensor]]:
-    values = [(name, cast(Tensor | None, getattr(signals, name))) for name in SIGNAL_NAMES]
-    return [(name, value) for name, value in values if value is not None and value.is_floating_point()]
+    return [(name, value) for name, value in signals.values.items() if value.is_floating_point()]

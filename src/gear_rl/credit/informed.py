@@ -22,12 +22,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import teacher_prompts
-from gear_rl.credit.engine import Engine
 from gear_rl.credit.plan import CreditPlan
-from gear_rl.signals.score import needs_teacher
+from gear_rl.signals.batch import ForwardRequest, RolloutBatch
+from gear_rl.signals.engine import Engine
+from gear_rl.signals.signal import needs_teacher
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)

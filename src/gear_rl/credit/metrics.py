@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -78,9 +78,8 @@ def measured(
         **{f"fallback/{name}": fallback_B[name].sum() for name in FALLBACKS},
     }
     for name in ("divergence", "student_entropy"):
-        value: Tensor | None = getattr(signals, name)
-        if value is not None:
-            sums[name] = torch.where(mask, value, 0.0).sum()
+        if name in signals:
+            sums[name] = torch.where(mask, signals.get(name), 0.0).sum()
     return {
         name: value.float() for name, value in sums.items()
     }, weight.max() if weight.numel() else effective.sum()
@@ -124,18 +123,14 @@ def tool_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
 class SegmentCheck:
     """Whether a method that is for segments makes any: one warning in a run, after ``BATCHES_TO_JUDGE``."""
 
-    batches: int = 0
-    """Batches of rollouts with a scored token."""
-    tokens: float = 0.0
-    in_segments: float = 0.0
+    shares: list[float] = field(default_factory=list[float])
+    """Of each batch of rollouts with a scored token."""
 
-    def __call__(self, method: CreditAssigner, sums: Mapping[str, float], rank: int) -> None:
-        """One more batch, as ``measured`` over all processes; one without a scored token does not count."""
-        if not sums["tokens"] or not makes_segments(method):
+    def __call__(self, method: CreditAssigner, metrics: Mapping[str, float], rank: int) -> None:
+        """One more batch, as ``finished`` over all processes; one without a scored token does not count."""
+        if "gear/segments/token_share" not in metrics or not makes_segments(method):
             return
-        self.batches += 1
-        self.tokens += sums["tokens"]
-        self.in_segments += sums["segment_tokens"]
-        share = self.in_segments / self.tokens
-        if self.batches == BATCHES_TO_JUDGE and share < LEAST_IN_SEGMENTS and rank == 0:
-            logger.warning(NO_SEGMENTS, method.name, 100 * share, self.batches)
+        self.shares.append(metrics["gear/segments/token_share"])
+        share = sum(self.shares) / len(self.shares)
+        if len(self.shares) == BATCHES_TO_JUDGE and share < LEAST_IN_SEGMENTS and rank == 0:
+            logger.warning(NO_SEGMENTS, method.name, 100 * share, BATCHES_TO_JUDGE)

@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.batch import ForwardRequest, RolloutBatch
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.engine import Tokenizer
-from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
 from gear_rl.credit.step import step as credit_step
+from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, left_padded
+from gear_rl.signals.engine import Tokenizer
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, TeacherPrompt
-from gear_rl.signals.score import Completions, left_padded
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.types import Credit, CreditAssigner
 
@@ -81,7 +80,7 @@ def token_advantages(
 class _OneProcess:
     """A model and its tokenizer as an ``Engine``: nothing to gather, nowhere to write records."""
 
-    signals, rank, world_size, record_sink = PASS_SIGNALS, 0, 1, None
+    max_positions, rank, world_size, record_sink = None, 0, 1, None
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class _OneProcess:
         self._template, self._log = tokenizer.apply_chat_template, log
         self._passes = ModelPasses(
             model=model,
-            config=config,
+            skip_first_tokens=config.teacher_skip_first_tokens,
             pad_id=self.pad_id,
             teacher=teacher or LiveTeacher(),
             reference=reference or LiveTeacher(),

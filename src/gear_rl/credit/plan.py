@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gear_rl.credit.batch import RolloutBatch
-from gear_rl.signals.score import Prompts
+from gear_rl.signals.batch import Prompts, RolloutBatch
 from gear_rl.tensor.lists import int_list
 from gear_rl.traits import distillation_of
 from gear_rl.types import Credit, CreditAssigner, TokenSignals

@@ -4,13 +4,14 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from gear_rl.credit.engine import Tokenizer
 from gear_rl.credit.fallbacks import FALLBACKS
 from gear_rl.credit.metrics import weights
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.records import Record
+from gear_rl.signals.engine import Tokenizer
+from gear_rl.signals.signal import names_of
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import ROW_SIGNALS
+from gear_rl.types import is_per_row
 
 
 def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> list[Record]:
@@ -23,11 +24,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     weight = weights(credit, batch.advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     # A record has the ids of its tokens already.
-    shown = [
-        name
-        for name in plan.method.needs
-        if name not in (*ROW_SIGNALS, "token_id") and getattr(signals, name) is not None
-    ]
+    shown = [name for name in names_of(plan.method.needs) if not is_per_row(name) and name != "token_id"]
     none: dict[str, int] = {}
     tools = batch.tool_counts or [none] * len(batch.messages)
     prompts = zip(batch.student.ids_BP, batch.student.attention_BP.bool(), strict=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import (
     PrivilegedFunction,
@@ -23,18 +22,19 @@ from gear_rl.credit.contexts import (
     teacher_prompts,
     warn_of_long,
 )
-from gear_rl.credit.engine import Engine
 from gear_rl.credit.fallbacks import cleaned, finite_rows, without
 from gear_rl.credit.metrics import finished, measured, tool_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
 from gear_rl.credit.siblings import credit_beside_siblings
-from gear_rl.credit.signals import collect, judged
+from gear_rl.credit.signals import collect
+from gear_rl.signals.batch import Prompts, RolloutBatch
 from gear_rl.signals.contrast import skipping_first
-from gear_rl.signals.score import Prompts, needs_teacher
+from gear_rl.signals.engine import Engine
+from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import Scheduled, distillation_of, is_additive
-from gear_rl.types import Credit, CreditAssigner, TokenSignals, signal_of
+from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,6 @@ def prepare(
 ) -> CreditPlan:
     """The contexts of the rollouts and which completions are worth scoring; nothing is scored yet."""
     method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
-    _check_signals(method, engine)
     mask, advantage_B = batch.completions.mask, batch.advantage_B
     trained_B, missing, long = mask.any(-1), [False] * len(mask), [False] * len(mask)
     sources = contexts = list[str | None]([None] * len(mask))
@@ -87,7 +86,7 @@ def prepare(
             missing = [one or text is None for one, text in zip(missing, texts, strict=True)]
             long = [one or other for one, other in zip(long, over, strict=True)]
         if any(long):
-            warn_of_long(config.max_privileged_tokens, getattr(engine, "max_positions", None))
+            warn_of_long(config.max_privileged_tokens, engine.max_positions)
         sources, contexts = (
             [None if over else value for value, over in zip(values, long, strict=True)]
             for values in (found.sources, found.texts)
@@ -128,9 +127,9 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     falls_B = torch.stack(list(fallback_B.values())).any(0)
     # The others must not be compared with signals that a completion does not have.
     absent_B = (falls_B & ~fallback_B["no_token"]) | ~finite_B
-    if "reward_B" in method.needs or "rewards_BR" in method.needs:
+    if {"reward_B", "rewards_BR"} & {*names_of(method.needs)}:
         # Nobody judged it, which is no reward of 0: engines leave it out of its group as well.
-        absent_B = absent_B | ~judged(batch)
+        absent_B = absent_B | ~batch.judged()
     falls_B = falls_B | absent_B
     base_B = torch.where(falls_B, 0.0, advantage_B) if plan.reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
@@ -185,9 +184,6 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
     if plan.source_names:
         metrics |= source_metrics(plan.sources, plan.source_names, engine)
     engine.log(metrics)
-    check = getattr(engine, "segment_check", None)
-    if check is not None:
-        check(plan.method, totals, engine.rank)
     if engine.record_sink is not None:
         local = records_of(plan, result, engine.tokenizer)
         everywhere = engine.gather_objects(local)
@@ -204,17 +200,6 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
     trained = batch.completions.mask if batch.trained is None else batch.trained
     plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
-
-
-def _check_signals(method: CreditAssigner, engine: Engine) -> None:
-    """Raise ``ValueError`` for a signal that nobody knows or that the engine cannot compute."""
-    for name in method.needs:
-        if signal_of(name).costs_passes and name not in engine.signals:
-            can = ", ".join(sorted(engine.signals)) or "none"
-            raise ValueError(
-                f"credit: {method.name!r} needs {name!r}, which this engine cannot compute (it computes {can}); "
-                "choose another method or engine"
-            )
 
 
 def _skipping_first(credit: Credit, signals: TokenSignals, num_tokens: int) -> Credit:

@@ -157,7 +157,7 @@ def _text_files(paths: list[Path], stream: bool) -> Any:
 
 
 def as_dataset(rows: list[dict[str, Any]], name: str) -> Any:
-    """The rows as a dataset with the columns of all of them; ``InputError`` for a column of several kinds of values."""
+    """The rows as a dataset with the columns of all of them; ``InputError`` for a column of several kinds."""
     import datasets
     import pyarrow as pa
 

@@ -4,7 +4,7 @@ A control of the laboratory, not a method of the user's: nobody could afford it,
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import fsum, prod
 from statistics import fmean
 from typing import Any, ClassVar
@@ -15,14 +15,35 @@ from torch import Tensor
 
 from gear_rl.arena.task import Task, TruthOf
 from gear_rl.arena.truth import Truth
-from gear_rl.credit.batch import ForwardRequest, RolloutBatch
-from gear_rl.credit.engine import Engine
+from gear_rl.signals.batch import ForwardRequest, RolloutBatch
+from gear_rl.signals.engine import Engine
+from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.masked import masked_rank
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 ORACLE = {"name": f"{__name__}:Oracle"}
 """Its settings, for a run's ``credit``."""
+
+
+Tell = Callable[[RolloutBatch, Engine], Float[Tensor, "B T"]]
+
+
+@dataclass(frozen=True)
+class TrueAdvantage(BatchSignal):
+    """What a token is worth under the current policy: the expected reward after it less that before it."""
+
+    name = "true_advantage"
+
+    tell: Tell | None = None
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        if self.tell is None:
+            raise ValueError(
+                "credit: the signal 'true_advantage' is given by the laboratory, and nobody gave it; run the "
+                "method in gear compare, as oracle"
+            )
+        return torch.where(batch.completions.mask, self.tell(batch, engine), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +65,29 @@ class Oracle:
     branches: int = 4
     """Continuations from each place where rollouts branch off. With 4 a run ends where one with the formula does
     (docs/decisions/0013)."""
+    tell: Tell | None = field(default=None, repr=False)
+    """Who tells the true advantages; the laboratory sets it."""
 
     def __post_init__(self) -> None:
         if self.branches < 1:
             raise ValueError(f"branches: {self.branches}; give 1 or more")
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("true_advantage",)
+    def needs(self) -> tuple[Signal, ...]:
+        return (TrueAdvantage(self.tell),)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         advantage = torch.where(signals.mask, signals.get("true_advantage"), 0.0)
         return Credit(advantage=advantage, segment_id=masked_rank(signals.mask))
 
 
-def told(task: Task, tier: str, trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
+def told(task: Task, tier: str, trainer: Any) -> Tell:
     """Gives a trainer the true advantages of its rollouts, by the task's formula or by branching rollouts."""
     truth_of = task.truth_of(tier)
     return estimated(trainer) if truth_of is None else told_by(truth_of)
 
 
-def estimated(trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
+def estimated(trainer: Any) -> Tell:
     """The same by branching rollouts, as many as ``trainer.credit`` says if it is the oracle."""
     from gear_rl.lab.branching import Continuations, branched
 
@@ -72,7 +95,7 @@ def estimated(trainer: Any) -> Callable[[RolloutBatch, Engine], Tensor]:
     return branched(trainer, Continuations(trainer), oracle.branches)
 
 
-def told_by(truth_of: TruthOf) -> Callable[[RolloutBatch, Engine], Tensor]:
+def told_by(truth_of: TruthOf) -> Tell:
     """The same by a task's formula, from one more pass of the student.
 
     It gives, in the place of every decision, the probability of the token that would have been right there.

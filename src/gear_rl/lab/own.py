@@ -9,6 +9,7 @@ and judged on the run's held-out rows by the run's own reward.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -147,7 +148,7 @@ def _with_method(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping
 
 def own_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of one run of such a comparison."""
-    from gear_rl.lab.oracle import estimated
+    from gear_rl.lab.oracle import Oracle, estimated
     from gear_rl.runs.trainer import make_trainer
 
     assert spec.run is not None
@@ -156,8 +157,8 @@ def own_trainer(spec: Spec, scratch: str) -> Any:
         "output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": spec.steps,
     }  # fmt: skip
     trainer = make_trainer(config)
-    if "true_advantage" in trainer.credit.needs:
-        trainer.truth = estimated(trainer)
+    if isinstance(trainer.credit, Oracle):
+        trainer.credit = replace(trainer.credit, tell=estimated(trainer))
     return trainer
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl.credit.batch import ForwardRequest, RolloutBatch
-from gear_rl.credit.passes import ModelPasses
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.records import Record
+from gear_rl.signals.batch import ForwardRequest, RolloutBatch
+from gear_rl.signals.passes import ModelPasses
 
 PassesOf = Callable[[ForwardRequest, ModelPasses], dict[str, Tensor]]
 """Answers a request for signals, by the engine's passes where it does not know them."""

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case
-from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.passes import ModelPasses
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.replay import PassesOf, replay
@@ -26,7 +24,11 @@ from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.types import signal_of
+from gear_rl.signals.batch import ForwardRequest
+from gear_rl.signals.passes import ModelPasses
+from gear_rl.signals.signal import FoldSignal, names_of, signals_of
+from gear_rl.signals.table import SIGNALS as SIGNALS_BY_NAME
+from gear_rl.types import Signal
 from gear_rl.versions import versions
 
 _FLOORS = ("uniform", "shuffled", "random_onsets")
@@ -111,7 +113,7 @@ def score(
     ``methods`` are the names to show and the settings; the localisations come beside the numbers.
     """
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
-    memory = remembered(name for credit in named.values() for name in build_method(credit).needs)
+    memory = remembered(name for credit in named.values() for name in names_of(build_method(credit).needs))
     done, total = 0.0, (len(named) + 2) * material.n
 
     def run(name: str, credit: dict[str, Any], informed: bool = True) -> tuple[list[Case], list[Record]]:
@@ -156,7 +158,7 @@ def remembered(names: Iterable[str]) -> PassesOf:
     known: dict[tuple[Any, ...], Tensor] = {}
 
     def kept(name: str) -> bool:
-        return signal_of(name).made_by == "passes" and signal_of(name).per == "token"
+        return isinstance(SIGNALS_BY_NAME.get(name), FoldSignal)
 
     later = [name for name in dict.fromkeys(names) if kept(name)]
 
@@ -167,16 +169,16 @@ def remembered(names: Iterable[str]) -> PassesOf:
         emitted = tuple(map(_bytes, (done.ids, done.attention, done.mask, request.scored_B, *asked)))
 
         def key(name: str) -> tuple[Any, ...]:
-            return name, emitted, student, tuple(teachers) if signal_of(name).teacher else ()
+            return name, emitted, student, tuple(teachers) if SIGNALS_BY_NAME[name].teacher else ()
 
-        wanted = request.needs
-        if any(kept(name) and key(name) not in known for name in wanted):
-            wanted += tuple(n for n in later if request.teachers or not signal_of(n).teacher)
+        signals, wanted = signals_of(request.needs), list[str | Signal](request.needs)
+        if any(kept(signal.name) and key(signal.name) not in known for signal in signals):
+            wanted += [n for n in later if request.teachers or not SIGNALS_BY_NAME[n].teacher]
         else:
-            wanted = tuple(name for name in wanted if not kept(name))
-        values = passes.run(replace(request, needs=tuple(dict.fromkeys(wanted)))) if wanted else {}
+            wanted = [signal for signal in signals if not kept(signal.name)]
+        values = passes.run(replace(request, needs=signals_of(wanted))) if wanted else {}
         known.update({key(name): value for name, value in values.items() if kept(name)})
-        return {name: known[key(name)] if kept(name) else values[name] for name in request.needs}
+        return {name: known[key(name)] if kept(name) else values[name] for name in names_of(request.needs)}
 
     return answer
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
@@ -179,7 +179,7 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a run, with the engine's settings that the spec has recorded."""
-    from gear_rl.lab.oracle import told
+    from gear_rl.lab.oracle import Oracle, told
     from gear_rl.lab.own import own_trainer
     from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
@@ -200,8 +200,9 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
             **spec.engine,
         )
     )
-    if "true_advantage" in trainer.credit.needs:
-        trainer.truth = told(task_of(spec.task, spec.tier), spec.tier, trainer)
+    if isinstance(trainer.credit, Oracle):
+        tell = told(task_of(spec.task, spec.tier), spec.tier, trainer)
+        trainer.credit = replace(trainer.credit, tell=tell)
     return trainer
 
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.signals.turns import AnchorId
 from gear_rl.tensor.groups import (
     group_numbers,
     group_relative,
@@ -18,7 +19,7 @@ from gear_rl.tensor.groups import (
     turn_values,
 )
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 Normaliser = Literal["mean", "mean_std"]
 
@@ -64,7 +65,12 @@ class Gigpo:
     turn_rewards: bool = False
     """Whether the environment's rewards of single turns are part of the return."""
 
+    anchor_similarity: float = 1.0
+    """From which likeness of their texts, 0 to 1, two turns began in one state; 1 means the same text (the
+    released option 0.95)."""
+
     def __post_init__(self) -> None:
+        AnchorId(self.anchor_similarity)
         if self.normaliser not in get_args(Normaliser):
             raise ValueError(
                 f"normaliser: {self.normaliser!r} is not one of {', '.join(get_args(Normaliser))}"
@@ -77,10 +83,11 @@ class Gigpo:
             raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str | Signal, ...]:
         if self.turn_weight == 0:
             return ()
-        return ("group_B", "reward_B", "anchor_id", *(("turn_reward",) if self.turn_rewards else ()))
+        anchor = AnchorId(self.anchor_similarity)
+        return ("group_B", "reward_B", anchor, *(("turn_reward",) if self.turn_rewards else ()))
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gear_rl.signals.saliency import AnswerActivation, Layer, LossSpan
 from gear_rl.tensor.masked import masked_mean, masked_rank
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 Symmetry = Literal["wrong", "correct", "both"]
 Box = Literal["every", "reweighted", "none"]
@@ -66,7 +67,14 @@ class Grail:
     among: Among = "completion"
     """Over which tokens the z-score is taken: all trained ones (released) or those ``before`` the answer."""
 
+    layer: Layer = "input"
+    """Whose activations the gradient is multiplied with: ``input`` embeddings, or the hidden states of the
+    ``first``, ``middle`` or ``last`` layer."""
+    loss_span: LossSpan = "box"
+    """Over which tokens the gradient's loss goes: the ``box`` (answer and delimiters) or its ``content``."""
+
     def __post_init__(self) -> None:
+        AnswerActivation(self.layer, self.loss_span)
         for field, choices in (("symmetry", Symmetry), ("box", Box), ("among", Among)):
             if getattr(self, field) not in get_args(choices):
                 known = ", ".join(get_args(choices))
@@ -86,9 +94,11 @@ class Grail:
             )
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str | Signal, ...]:
         # The saliency first: a shuffle is drawn from it, and regions are much alike.
-        return ("answer_activation", "answer_region") if self.strength > 0 else ()
+        if self.strength == 0:
+            return ()
+        return (AnswerActivation(self.layer, self.loss_span), "answer_region")
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

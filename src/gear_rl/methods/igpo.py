@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.tensor.groups import (
     following,
     group_numbers,
@@ -19,7 +20,7 @@ from gear_rl.tensor.groups import (
     turn_values,
 )
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 Baseline = Literal["turn", "group", "kind", "token"]
 Compare = Literal["returns", "rewards"]
@@ -71,7 +72,11 @@ class Igpo:
     epsilon: float = 1e-6
     """Added to the deviation; unused without ``scale``."""
 
+    answer_template: str = "{privileged_context}"
+    """How the ground truth would be answered."""
+
     def __post_init__(self) -> None:
+        AnswerConfidence(self.answer_template)
         for field, choices in (("compare", Compare), ("baseline", Baseline)):
             if getattr(self, field) not in get_args(choices):
                 known = ", ".join(get_args(choices))
@@ -88,8 +93,10 @@ class Igpo:
             )
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("group_B", "reward_B", "answer_confidence") if self.strength > 0 else ()
+    def needs(self) -> tuple[str | Signal, ...]:
+        if self.strength == 0:
+            return ()
+        return ("group_B", "reward_B", AnswerConfidence(self.answer_template))
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.signals.saliency import AnswerGradient, Readout
 from gear_rl.tensor.bilevel import QuantileRule, check_bilevel, weights_before_answer
 from gear_rl.tensor.masked import masked_rank
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,16 @@ class OarG:
     keep_mass: bool = True
     """Scale the weights of the tokens before the answer to mean 1; if not, they stay as they are."""
 
+    readout: Readout = "mean"
+    """What of the answer the noise moves: ``mean`` (softmax of its mean logits), ``last`` (the last logits before
+    it) or ``joint`` (its log-likelihood)."""
+    noise_std: float = 1e-3
+    """Standard deviation of the noise on the embeddings before the answer."""
+
     def __post_init__(self) -> None:
+        AnswerGradient(self.readout, self.noise_std)
+        if self.noise_std == 0:
+            raise ValueError("noise_std: 0.0; give more than 0: without noise all is 0")
         if not 0.0 <= self.strength <= 1.0:
             raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
         check_bilevel(
@@ -61,9 +71,9 @@ class OarG:
         )
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str | Signal, ...]:
         # The saliency first: a shuffle is drawn from it, and regions are much alike.
-        return ("answer_gradient", "answer_region") if self.strength > 0 else ()
+        return (AnswerGradient(self.readout, self.noise_std), "answer_region") if self.strength > 0 else ()
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.signals.saliency import AnswerOcclusion, Readout
 from gear_rl.tensor.bilevel import QuantileRule, check_bilevel, weights_before_answer
 from gear_rl.tensor.masked import masked_rank
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,12 @@ class OarP:
     keep_mass: bool = True
     """Scale the weights of the tokens before the answer to mean 1; if not, they stay as they are."""
 
+    readout: Readout = "mean"
+    """What of the answer a struck token moves: ``mean`` (softmax of its mean logits), ``last`` (the last logits
+    before it) or ``joint`` (its log-likelihood)."""
+
     def __post_init__(self) -> None:
+        AnswerOcclusion(self.readout)
         if not 0.0 <= self.strength <= 1.0:
             raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
         check_bilevel(
@@ -63,9 +69,9 @@ class OarP:
         )
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str | Signal, ...]:
         # The saliency first: a shuffle is drawn from it, and regions are much alike.
-        return ("answer_occlusion", "answer_region") if self.strength > 0 else ()
+        return (AnswerOcclusion(self.readout), "answer_region") if self.strength > 0 else ()
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

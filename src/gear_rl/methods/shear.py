@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.signals.transport import TransportDistance
 from gear_rl.tensor.masked import masked_mean, masked_rank
-from gear_rl.types import Credit, TokenSignals
+from gear_rl.types import Credit, Signal, TokenSignals
 
 Normalise = Literal["none", "mean"]
 
@@ -44,7 +45,13 @@ class Shear:
     normalise: Normalise = "none"
     """``none``: the distance itself (paper); ``mean``: divided by its mean over the completion (ablation)."""
 
+    window_tokens: int = 100
+    """Tokens in a window whose hidden states are compared with siblings'."""
+    stride_tokens: int = 25
+    """Tokens from the start of one such window to the next."""
+
     def __post_init__(self) -> None:
+        TransportDistance(self.window_tokens, self.stride_tokens)
         if not 0.0 <= self.strength <= 1.0:
             raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
         if self.normalise not in get_args(Normalise):
@@ -52,8 +59,10 @@ class Shear:
             raise ValueError(f"normalise: {self.normalise!r} is not one of {known}")
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("transport_distance",) if self.strength > 0 else ()
+    def needs(self) -> tuple[str | Signal, ...]:
+        if self.strength == 0:
+            return ()
+        return (TransportDistance(self.window_tokens, self.stride_tokens),)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

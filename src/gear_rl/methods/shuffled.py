@@ -18,7 +18,7 @@ from gear_rl.traits import (
     is_additive,
     is_per_completion,
 )
-from gear_rl.types import Credit, CreditAssigner, TokenSignals
+from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Shuffled:
     """Optimizer step, so that steps differ; an engine sets it."""
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str | Signal, ...]:
         return tuple(dict.fromkeys((*self.of.needs, "token_id")))
 
     @property

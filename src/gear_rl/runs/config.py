@@ -23,8 +23,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
+
+_MOVED = {
+    "saliency_readout": "readout", "saliency_layer": "layer", "saliency_span": "loss_span",
+    "saliency_noise": "noise_std", "transport_window_tokens": "window_tokens",
+    "transport_stride_tokens": "stride_tokens", "anchor_similarity": "anchor_similarity",
+    "answer_template": "answer_template",
+}  # fmt: skip
+"""Keys of old files, and the field of the method that each is now."""
 
 
 class RunConfig(BaseModel):
@@ -119,6 +128,10 @@ def load_config(
     for name, value in trainer.items():
         if name in trainer_types:
             trainer[name] = checked(name, value, trainer_types[name])
+        elif name in _MOVED:
+            raise InputError(
+                f"{name}: a setting of the method; write it as credit: {{{_MOVED[name]}: {value}}}"
+            )
         elif types is None:
             raise InputError(f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types])}")
     for name in ("model", "dataset"):
@@ -242,7 +255,7 @@ def needs_of(method: Any) -> str:
     >>> needs_of(METHODS["uniform"]()), needs_of(METHODS["rlsd"]())
     ('nothing', '`student_logprob`, `teacher_logprob`')
     """
-    signals = ", ".join(f"`{signal}`" for signal in method.needs)
+    signals = ", ".join(f"`{signal}`" for signal in names_of(method.needs))
     teacher = "a teacher in the loss" if distillation_of(method) is not None else ""
     return "; ".join(part for part in (signals, teacher) if part) or "nothing"
 

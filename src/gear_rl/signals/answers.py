@@ -1,11 +1,8 @@
-"""Where in a completion its final answer stands: characters of the text, turned into tokens.
-
-Knows no model, no tokenizer and no ground truth: it is handed the text of every token, and finds what the student
-*says* is its answer, right or wrong.
-"""
+"""Where in a completion its final answer stands: what the student *says* it is, right or wrong."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, cast
 
@@ -13,6 +10,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.signals.batch import RolloutBatch
+from gear_rl.signals.engine import Engine, token_texts
+from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.segments import turn_ids
 
 SEARCHED_CHARACTERS = 4000
@@ -21,6 +21,23 @@ SEARCHED_CHARACTERS = 4000
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"^####(?!#)(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class AnswerRegion(BatchSignal):
+    """0 before the completion's final answer, 1 on its content, 2 on its delimiters and after it; -1 outside.
+
+    A row without a 1 has no answer: ``answer_regions``. The pattern is the run's ``answer_pattern``.
+    """
+
+    name = "answer_region"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        texts = token_texts(engine.tokenizer, batch.completions.ids)
+        region = answer_regions(texts, batch.completions.mask, batch.answer_pattern)
+        answered_B = engine.gather((region == 1).any(-1).float())
+        engine.log({"gear/answers": float(answered_B.mean()) if len(answered_B) else 0.0})
+        return region
 
 
 class _Answer(NamedTuple):

@@ -1,22 +1,81 @@
 """How sure the student is of the ground truth before each of its turns, had it to answer at once.
 
 The ground truth's tokens stand where the turn would begin, and are only scored: nothing is generated from
-them. One forward pass for every turn. Knows no method and no trainer.
+them. One forward pass for every turn.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
+from gear_rl.signals.engine import Engine, plain_ids
 from gear_rl.signals.forwards import evaluating, head_of, hidden_states
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.passes import ModelPasses, PassSignal
+from gear_rl.signals.privileged import fill
+from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import has_turn, on_turns
+from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import scattered, token_statistics
 from gear_rl.tensor.segments import turn_ids
+
+
+@dataclass(frozen=True)
+class AnswerIds(BatchSignal):
+    """The ids of each ground truth as the student would write it; -1 behind them, and where none is known."""
+
+    name = "answer_ids_BN"
+    context = True
+
+    template: str = "{privileged_context}"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        written = [fill(self.template, privileged_context=text) if text else "" for text in batch.contexts]
+        ids = [plain_ids(engine.tokenizer, text) for text in written]
+        width = max(1, *map(len, ids))
+        rows = [own + [-1] * (width - len(own)) for own in ids]
+        mask = batch.completions.mask
+        return torch.tensor(rows, dtype=torch.int64, device=mask.device).view(len(mask), width)
+
+
+@dataclass(frozen=True)
+class AnswerConfidence(PassSignal):
+    """Geometric mean of the student's probabilities of the ground truth's tokens, had it to answer before the
+    turn of a token; from 0 to 1, the same on every token of the turn (IGPO's P, arXiv:2510.14967)."""
+
+    name = "answer_confidence"
+    context = True
+
+    template: str = "{privileged_context}"
+    """How the ground truth would be answered."""
+
+    def __post_init__(self) -> None:
+        if "{privileged_context}" not in self.template:
+            raise ValueError(
+                f"answer_template: {self.template!r} lacks {{privileged_context}}; add the placeholder"
+            )
+
+    @property
+    def reads(self) -> tuple[BatchSignal, ...]:
+        return (AnswerIds(self.template),)
+
+    def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
+        mask = request.completions.mask
+        answers = [[i for i in int_list(row) if i >= 0] for row in request.inputs["answer_ids_BN"]]
+        count = confidence_batches(mask, answers, request.scored_B, passes.batch_size)
+        return answer_confidence(
+            passes.model,
+            request.completions,
+            request.student,
+            answers,
+            num_batches=passes.largest(count),
+            **passes.options(request),
+        )
 
 
 @torch.no_grad()
@@ -32,15 +91,12 @@ def answer_confidence(
     batch_size: int = 8,
     num_batches: int = 0,
 ) -> Float[Tensor, "B T"]:
-    """For each turn the geometric mean of the probabilities of the answer's tokens, on every token of the turn.
+    """``AnswerConfidence``, given the ids of each answer: ``exp(mean_j log p(a_j | prompt, before, a_<j))``.
 
-    ``exp(mean_j log p(a_j | prompt, completion before the turn, a_<j))``, from 0 to 1, float32; IGPO's P
-    (arXiv:2510.14967). The completion before the turn ends with what the chat template opens a turn with. 0
-    where the mask is False, in rows without an answer's ids, and in rows where ``row_B`` is False, which cost
-    nothing. A non-finite value is left in place. ``batch_size`` turns go through the model at once, sorted by
-    length; ``num_batches`` is the least number of forward passes, as sharded models need it: surplus ones are
-    computed and dropped (``confidence_batches`` says how many there will be). Dropout is off. Raises
-    ``ValueError`` if not every completion has its list of ids, and for a prompt without a token.
+    The completion before the turn ends with what the chat template opens a turn with. 0 where the mask is False,
+    in rows without ids and in rows where ``row_B`` is False. Turns are sorted by length; ``num_batches`` is the
+    least number of forwards, surplus ones are dropped (``confidence_batches``). A non-finite value is left in
+    place. Raises ``ValueError`` if not every completion has its list of ids, and for a prompt without a token.
     """
     mask = completions.mask
     pairs = _pairs(mask, answers, row_B)

@@ -1,18 +1,19 @@
 """Teacher signals without what says nothing: a wrong context's share, or the first tokens of every turn."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from gear_rl.signals.folds import DIVERGENCES
 from gear_rl.tensor.segments import segment_starts, turn_ids
-from gear_rl.types import TokenSignals, signals_where
-
-_DIVERGENCES = signals_where(lambda signal: signal.student and signal.teacher)
+from gear_rl.types import TokenSignals
 
 
-def contrasted(right: TokenSignals, wrong: TokenSignals) -> TokenSignals:
+def contrasted(
+    right: TokenSignals, wrong: TokenSignals, divergences: Sequence[str] = DIVERGENCES
+) -> TokenSignals:
     """The signals of the right context less those of the wrong one; what both hints cause alike cancels.
 
     A divergence is the difference of the two, not below 0. The teacher's log-prob is the student's plus the
@@ -24,16 +25,18 @@ def contrasted(right: TokenSignals, wrong: TokenSignals) -> TokenSignals:
     >>> contrasted(right, TokenSignals(mask=mask, divergence=torch.tensor([[0.5, 1.0]]))).divergence
     tensor([[1.5000, 0.0000]])
     """
-    changes: dict[str, Any] = {}
-    for name, value in _divergences(right):
-        changes[name] = (value - wrong.get(name)).clamp_min(0.0)
-    if right.teacher_logprob is not None:
+    changes: dict[str, Any] = {
+        name: (right.get(name) - wrong.get(name)).clamp_min(0.0) for name in divergences if name in right
+    }
+    if "teacher_logprob" in right:
         gap = right.teacher_logprob - wrong.get("teacher_logprob")
         changes["teacher_logprob"] = torch.where(right.mask, right.get("student_logprob") + gap, 0.0)
     return replace(right, **changes)
 
 
-def skipping_first(signals: TokenSignals, num_tokens: int) -> TokenSignals:
+def skipping_first(
+    signals: TokenSignals, num_tokens: int, divergences: Sequence[str] = DIVERGENCES
+) -> TokenSignals:
     """The same signals, with the teacher agreeing with the student on the first tokens of every turn.
 
     There the teacher often departs for the sake of form alone (a thinking block opens or does not). Every
@@ -50,15 +53,10 @@ def skipping_first(signals: TokenSignals, num_tokens: int) -> TokenSignals:
     column = torch.arange(turn_id.shape[1], device=turn_id.device).expand(turn_id.shape)
     since = column - torch.where(segment_starts(turn_id), column, 0).cummax(-1).values
     skipped = signals.mask & (since < num_tokens)
-    changes: dict[str, Any] = {}
-    for name, value in _divergences(signals):
-        changes[name] = value.masked_fill(skipped, 0.0)
-    if signals.teacher_logprob is not None:
+    changes: dict[str, Any] = {
+        name: signals.get(name).masked_fill(skipped, 0.0) for name in divergences if name in signals
+    }
+    if "teacher_logprob" in signals:
         own = signals.get("student_logprob")
         changes["teacher_logprob"] = torch.where(skipped, own, signals.teacher_logprob)
     return replace(signals, **changes)
-
-
-def _divergences(signals: TokenSignals) -> list[tuple[str, Tensor]]:
-    values = [(name, cast(Tensor | None, getattr(signals, name))) for name in _DIVERGENCES]
-    return [(name, value) for name, value in values if value is not None]

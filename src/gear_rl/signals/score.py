@@ -1,11 +1,10 @@
-"""Run the forward passes that a method needs, and nothing else.
+"""The student's forward pass and the teacher's beside it, and the signals that are made of both.
 
 Hidden states are taken from the model's own ``forward`` by a hook on its backbone, so that whatever wraps the
-model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied in tiles afterwards. Knows no
-method, only the names of signals; knows no trainer.
+model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied in tiles afterwards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,63 +14,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gear_rl.signals.batch import Completions, Prompts
+from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.forwards import captured_forward, evaluating, head_is_trained, head_of, hidden_states
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
-from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.tensor.divergences import DIVERGENCES, divergences
-from gear_rl.tensor.logits import Head, scattered, token_statistics
+from gear_rl.signals.signal import Fold, FoldSignal, States, signals_of
+from gear_rl.tensor.logits import Head, scattered
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import SIGNALS, TokenSignals, signals_where
-
-COMPUTED = signals_where(lambda signal: signal.made_by == "passes")
-"""Every signal of the two passes."""
+from gear_rl.types import Signal, TokenSignals
 
 StudentStates = Callable[[Int[Tensor, " N"], Bool[Tensor, "N T"]], Float[Tensor, "M D"]]
 """Given rows and which of their tokens: the student's hidden states that predict these tokens, row by row, out of
 a forward that somebody else ran at the same weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """A padded batch of prompts, padded on the left so that the completion follows at once.
-
-    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).take(torch.tensor([0]))
-    Prompts(ids_BP=tensor([[0, 5]]), attention_BP=tensor([[0, 1]]))
-    """
-
-    ids_BP: Int[Tensor, "B P"]
-    attention_BP: Int[Tensor, "B P"]
-    """1 on prompt tokens, 0 on padding."""
-
-    def take(self, rows: Int[Tensor, " N"]) -> "Prompts":
-        """The same of some rows."""
-        return Prompts(ids_BP=self.ids_BP[rows], attention_BP=self.attention_BP[rows])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completions:
-    """A padded batch of completions, padded on the right.
-
-    >>> ids = torch.tensor([[7, 8], [9, 0]])
-    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).take(torch.tensor([1])).mask
-    tensor([[ True, False]])
-    """
-
-    ids: Int[Tensor, "B T"]
-    attention: Int[Tensor, "B T"]
-    """1 on tokens, tool output included; 0 on padding."""
-    mask: Bool[Tensor, "B T"]
-    """True on tokens that are trained."""
-    asked: Int[Tensor, "B T"] | None = None
-    """Of which token in each place the log-prob is meant, after the tokens that are really before it; None for
-    the one that is there."""
-
-    def take(self, rows: Int[Tensor, " N"]) -> "Completions":
-        """The same of some rows."""
-        asked = None if self.asked is None else self.asked[rows]
-        return Completions(
-            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], asked=asked
-        )
 
 
 class KeptStates:
@@ -128,41 +82,6 @@ class TeacherStates:
         return TeacherStates(hidden=self.hidden.rows(rows), head=self.head)
 
 
-def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
-    """The teacher's prompts as one batch.
-
-    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).ids_BP
-    tensor([[0, 5],
-            [6, 7]])
-    """
-    width = max((len(prompt.ids) for prompt in prompts), default=0)
-    ids = [[pad_id] * (width - len(p.ids)) + list(p.ids) for p in prompts]
-    attention = [[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts]
-    shape = (len(prompts), width)
-    return Prompts(
-        ids_BP=torch.tensor(ids, dtype=torch.long, device=device).view(shape),
-        attention_BP=torch.tensor(attention, dtype=torch.long, device=device).view(shape),
-    )
-
-
-def needs_teacher(needs: Sequence[str]) -> bool:
-    """Whether any of the signals costs a teacher pass.
-
-    >>> needs_teacher(["student_entropy"]), needs_teacher(["divergence"])
-    (False, True)
-    """
-    return any(name in SIGNALS and SIGNALS[name].teacher for name in needs)
-
-
-def needs_student(needs: Sequence[str]) -> bool:
-    """Whether any of the signals costs a student pass: a divergence does, what the teacher has alone does not.
-
-    >>> needs_student(["divergence"]), needs_student(["teacher_logprob"]), needs_student([])
-    (True, False, False)
-    """
-    return any(name in SIGNALS and SIGNALS[name].student for name in needs)
-
-
 @torch.no_grad()
 def score(
     model: nn.Module,
@@ -170,7 +89,7 @@ def score(
     student: Prompts,
     teacher: Prompts | TeacherStates | None = None,
     *,
-    needs: Sequence[str],
+    needs: Sequence[str | Signal],
     temperature: float = 1.0,
     teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
@@ -183,45 +102,39 @@ def score(
     """The signals of every completion, at the model's present weights, in float32.
 
     Rows where ``row_B`` is False are not computed and hold 0. ``teacher_weights`` lends the model other weights
-    for the teacher's pass; None means the student's own. ``head_context`` wraps every direct use of the head's
-    weights (sharded ones are gathered there). With ``student_states`` no student pass is run: they are read
-    instead. ``share_prompts`` runs a prompt once for all rows that have it, where that pays; not for a sharded
-    model, whose processes must run equally many forwards. There ``num_batches`` is the least number of batches,
-    and surplus ones are computed and dropped. Otherwise rows are batched by length, so that short ones are not
-    padded to long ones. Dropout is off. A non-finite value is left in place; the caller decides what to do with
-    it. Raises ``ValueError`` for a signal this function does not compute, or for a teacher signal without
-    prompts.
+    for the teacher's pass. ``head_context`` wraps every direct use of the head's weights (sharded ones are
+    gathered there). ``student_states`` are read in place of a student pass. ``share_prompts`` runs a prompt once
+    for all rows that have it, where that pays; not for a sharded model, whose processes must run equally many
+    forwards: there ``num_batches`` is the least number of batches, and surplus ones are dropped. Dropout is off.
+    A non-finite value is left in place. Raises ``ValueError`` for a signal that these two passes do not make, or
+    for a teacher's signal without prompts.
     """
-    unknown = [name for name in needs if name not in COMPUTED and name != "group_B"]
-    if unknown:
-        raise ValueError(
-            f"needs: {unknown[0]!r} is not computed from forward passes; choose from {', '.join(COMPUTED)}"
-        )
-    if needs_teacher(needs) and teacher is None:
-        raise ValueError(f"teacher: {', '.join(needs)} needs the teacher's prompts, and none were given")
-    wanted = [name for name in COMPUTED if name in needs]
-    signals = {name: torch.zeros(completions.mask.shape, device=completions.mask.device) for name in wanted}
+    wanted = [signal for signal in signals_of(needs) if isinstance(signal, FoldSignal)]
+    if len(wanted) < len(signals_of(needs)):
+        known = ", ".join(signal.name for signal in FOLD_SIGNALS)
+        raise ValueError(f"needs: {[*needs]} are not all made by the two passes, as these are: {known}")
+    reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
+    if reads_teacher and teacher is None:
+        raise ValueError(f"teacher: {[*needs]} needs the teacher's prompts, and none were given")
+    values = {signal.name: torch.zeros_like(completions.mask, dtype=torch.float32) for signal in wanted}
     if wanted:
-        shown = teacher if isinstance(teacher, Prompts) else student
-        batches = _batches(completions, row_B, batch_size, shown if share_prompts else None)
-        spare = [completions.ids.new_zeros(1)] * (num_batches - len(batches)) if len(completions.mask) else []
         scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
+        shown = teacher if isinstance(teacher, Prompts) else student
         with evaluating(model):
-            for number, batch in enumerate(batches + spare):
+            for batch, counts in scorer.batches(shown, row_B, batch_size, num_batches):
                 keep = scorer.kept(batch)
                 student_ND = teacher_ND = None
-                if needs_student(wanted):
+                if reads_student:
                     own = student_states is None
                     student_ND = scorer.student(student, batch, keep) if own else student_states(batch, keep)
                 if isinstance(teacher, TeacherStates):
                     teacher_ND, scorer.teacher_head = teacher.hidden(batch, keep), teacher.head
-                elif teacher is not None and needs_teacher(wanted):
+                elif teacher is not None and reads_teacher:
                     teacher_ND = scorer.teacher(teacher, batch, keep)
-                values = scorer.statistics(wanted, batch, keep, student_ND, teacher_ND)
-                if number < len(batches):
-                    for name, value in values.items():
-                        signals[name][batch] = value
-    return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), **signals)
+                found = scorer.statistics(wanted, batch, keep, student_ND, teacher_ND)
+                for name in found if counts else ():
+                    values[name][batch] = found[name]
+    return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), values=values)
 
 
 @torch.no_grad()
@@ -240,42 +153,18 @@ def teacher_states(
 ) -> TeacherStates:
     """The teacher's pass of ``score`` by itself, for a ``score`` of the same completions and rows, or fewer.
 
-    For who has to run it before the student's forward: other weights can only be lent before a graph has saved
-    the student's. And for a teacher that is another model: its states and its head are all that is left of it.
-    Only the hidden states of trained tokens are kept.
+    Call it before the student's forward: lending weights later writes into what its graph has saved. Of a teacher
+    that is another model its states and its head are all that is left. Only states of trained tokens are kept.
     """
     scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
-    rows_B = torch.ones_like(completions.mask[:, 0]) if row_B is None else row_B
-    kept = KeptStates(completions.mask & rows_B[:, None])
-    batches = _batches(completions, row_B, batch_size, teacher if share_prompts else None)
-    spare = [completions.ids.new_zeros(1)] * (num_batches - len(batches)) if len(completions.mask) else []
+    kept = KeptStates(completions.mask if row_B is None else completions.mask & row_B[:, None])
     with evaluating(model):
-        for number, batch in enumerate(batches + spare):
+        for batch, counts in scorer.batches(teacher, row_B, batch_size, num_batches):
             keep = scorer.kept(batch)
             hidden = scorer.teacher(teacher, batch, keep)
-            if number < len(batches):
+            if counts:
                 kept.take(batch, keep, hidden)
     return TeacherStates(hidden=kept, head=scorer.teacher_head)
-
-
-def _batches(
-    completions: Completions, row_B: Bool[Tensor, " B"] | None, batch_size: int, shared: Prompts | None = None
-) -> list[Int[Tensor, " N"]]:
-    """The rows to score in batches: those of one prompt together where sharing it pays, else by length.
-
-    The longest come first: what runs out of memory does so at once.
-    """
-    mask = completions.mask
-    index = torch.arange(len(mask), device=mask.device) if row_B is None else row_B.nonzero()[:, 0]
-    if len(index) > batch_size:
-        length = torch.where(mask[index], torch.arange(mask.shape[1], device=mask.device) + 1, 0).amax(-1)
-        order = length.argsort(descending=True, stable=True)
-        if shared is not None:
-            plan = shared_prompts(shared.ids_BP[index], shared.attention_BP[index], int(length.max()))
-            if plan is not None:
-                order = torch.tensor(plan[1], device=mask.device).argsort(stable=True)
-        index = index[order]
-    return [index[i : i + batch_size] for i in range(0, len(index), batch_size)]
 
 
 class _Scorer:
@@ -296,6 +185,30 @@ class _Scorer:
         self.share_prompts = share_prompts
         self.teacher_head: Head | None = None
 
+    def batches(
+        self, prompts: Prompts, row_B: Bool[Tensor, " B"] | None, batch_size: int, num_batches: int
+    ) -> Generator[tuple[Int[Tensor, " N"], bool]]:
+        """The rows to score in batches, and False for a surplus one.
+
+        Those of one prompt together where sharing it pays, else by length, so that short rows are not padded to
+        long ones. The longest come first: what runs out of memory does so at once.
+        """
+        mask = self.completions.mask
+        index = torch.arange(len(mask), device=mask.device) if row_B is None else row_B.nonzero()[:, 0]
+        if len(index) > batch_size:
+            length = torch.where(mask[index], torch.arange(mask.shape[1], device=mask.device) + 1, 0).amax(-1)
+            order = length.argsort(descending=True, stable=True)
+            if self.share_prompts:
+                own = prompts.take(index)
+                plan = shared_prompts(own.ids_BP, own.attention_BP, int(length.max()))
+                if plan is not None:
+                    order = torch.tensor(plan[1], device=mask.device).argsort(stable=True)
+            index = index[order]
+        starts = range(0, len(index), batch_size)
+        yield from ((index[i : i + batch_size], True) for i in starts)
+        for _ in range(num_batches - len(starts) if len(mask) else 0):
+            yield index.new_zeros(1), False
+
     def kept(self, batch: Int[Tensor, " N"]) -> Bool[Tensor, "N W"]:
         """The trained tokens; columns after the last of them predict nothing that is read."""
         mask = self.completions.mask[batch]
@@ -315,30 +228,23 @@ class _Scorer:
 
     def statistics(
         self,
-        wanted: Sequence[str],
+        wanted: Sequence[FoldSignal],
         batch: Int[Tensor, " N"],
         keep: Bool[Tensor, "N W"],
-        student: Float[Tensor, "M D"] | None,
-        teacher: Float[Tensor, "M E"] | None,
+        student_MD: Float[Tensor, "M D"] | None,
+        teacher_ME: Float[Tensor, "M E"] | None,
     ) -> dict[str, Float[Tensor, "N T"]]:
         asked = self.completions.ids if self.completions.asked is None else self.completions.asked
         token = asked[batch][:, : keep.shape[1]][keep]
+        names: dict[Fold, list[str]] = {}
+        for signal in wanted:
+            names.setdefault(signal.fold, []).append(signal.name)
+        values: dict[str, Tensor] = {}
         with self.head_context(self.model):
             head = head_of(self.model, self.temperature)
-            further = [name for name in wanted if name in DIVERGENCES]
-            plain = [name for name in wanted if name not in further]
-            values: dict[str, Tensor] = {}
-            if plain and student is None:
-                # Only the teacher's log-prob is needed: the teacher takes the student's place.
-                assert teacher is not None
-                alone = token_statistics(teacher, token, self.teacher_head or head)
-                values = {"teacher_logprob": alone.student_logprob}
-            elif plain and student is not None:
-                other = teacher if needs_teacher(plain) else None
-                both = token_statistics(student, token, head, other, self.teacher_head)
-                values = {name: getattr(both, name) for name in plain}
-            if further:
-                values |= divergences(student, head, teacher, self.teacher_head, names=further)
+            states = States(token, student_MD, head, teacher_ME, self.teacher_head)
+            for fold, own in names.items():
+                values |= fold(own, states)
         pad = (0, self.completions.mask.shape[1] - keep.shape[1])
         return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
 

@@ -1,13 +1,17 @@
-"""Where the sentences and the lines of a completion begin, from the text of its tokens. Knows no tokenizer."""
+"""Where the sentences and the lines of a completion begin, from the text of its tokens."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.signals.batch import RolloutBatch
+from gear_rl.signals.engine import Engine, token_texts
+from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.segments import turn_ids
 
 # Each pattern takes along the white space that follows; the group is what stands before it. Possessive repeats
@@ -16,6 +20,28 @@ _CJK_MARK, _CJK_CLOSER = r"[\u3002\uff01\uff1f\uff61]", r"[\"'\u201d\u2019\u300d
 _CLOSER = r"[\"'`)\]}*_$\u201d\u2019\xbb]"
 _SENTENCE_END = re.compile(rf"(?<![.!?])([.!?]++{_CLOSER}*+)\s++|({_CJK_MARK}++{_CJK_CLOSER}*+)\s*+|()\n\s*+")
 _LINE_END = re.compile(r"()\n\s*+")
+
+
+@dataclass(frozen=True)
+class SentenceId(BatchSignal):
+    """Which sentence of the completion a token belongs to: 0, 1, 2, ...; -1 outside the mask."""
+
+    name = "sentence_id"
+    late = True
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return sentence_ids(token_texts(engine.tokenizer, batch.completions.ids), batch.completions.mask)
+
+
+@dataclass(frozen=True)
+class LineId(BatchSignal):
+    """Which line of the completion a token belongs to: 0, 1, 2, ...; -1 outside the mask."""
+
+    name = "line_id"
+    late = True
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return line_ids(token_texts(engine.tokenizer, batch.completions.ids), batch.completions.mask)
 
 
 def sentence_ids(texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:

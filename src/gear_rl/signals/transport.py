@@ -14,8 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts
 from gear_rl.signals.forwards import evaluating, last_states
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.passes import ModelPasses, PassSignal
+from gear_rl.signals.rollout import JudgedGroup, Succeeded
+from gear_rl.signals.signal import BatchSignal
 
 _NOWHERE = 1e12
 """Cost of a place that pads a short window: nothing is ever sent there, and a float32 still holds it."""
@@ -23,6 +26,42 @@ _LARGEST_EXPONENT = 40.0
 """Up to here exp(-x), and a product of two potentials that undo it, are far from the ends of float32."""
 _COPIES = 8
 """Float32 tensors as large as the costs that are held at once while a tile is solved: POT's five, and ours."""
+
+
+@dataclass(frozen=True)
+class TransportDistance(PassSignal):
+    """How far (Wasserstein) the hidden states around a token are from those of the group's completions with the
+    opposite outcome, in mean lengths of a hidden state; 0 where there is none (SHEAR, arXiv:2604.23318)."""
+
+    name = "transport_distance"
+    whole_groups = True
+
+    window_tokens: int = 100
+    stride_tokens: int = 25
+
+    def __post_init__(self) -> None:
+        _check_windows(self.window_tokens, self.stride_tokens)
+
+    @property
+    def reads(self) -> tuple[BatchSignal, ...]:
+        return (JudgedGroup(), Succeeded())
+
+    def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
+        group_B, right_B = request.inputs["judged_group_B"], request.inputs["succeeded_B"].bool()
+        rows: dict[str, Any] = {"row_B": request.scored_B, "batch_size": passes.batch_size}
+        return transport_distances(
+            passes.model,
+            request.completions,
+            request.student,
+            group_B,
+            right_B,
+            num_batches=passes.largest(
+                num_transport_batches(request.completions.mask, group_B, right_B, **rows)
+            ),
+            window_tokens=self.window_tokens,
+            stride_tokens=self.stride_tokens,
+            **rows,
+        )
 
 
 @torch.no_grad()
@@ -221,13 +260,7 @@ class _Solver:
         iterations: int,
         max_mb: float | None,
     ) -> None:
-        if window_tokens < 1:
-            raise ValueError(f"window_tokens: {window_tokens}; give 1 token or more")
-        if not 1 <= stride_tokens <= window_tokens:
-            raise ValueError(
-                f"stride_tokens: {stride_tokens} must be 1 to window_tokens ({window_tokens}), or tokens fall "
-                "between the windows"
-            )
+        _check_windows(window_tokens, stride_tokens)
         for name, value in (("regularisation", regularisation), ("max_mb", max_mb)):
             if value is not None and not 0.0 < value < math.inf:
                 raise ValueError(f"{name}: {value} must be a finite number above 0")
@@ -339,6 +372,16 @@ class _Solver:
             grad="detach",
         )
         return cast(Tensor, result.value_linear).view(A, B)
+
+
+def _check_windows(window_tokens: int, stride_tokens: int) -> None:
+    if window_tokens < 1:
+        raise ValueError(f"window_tokens: {window_tokens}; give 1 token or more")
+    if not 1 <= stride_tokens <= window_tokens:
+        raise ValueError(
+            f"stride_tokens: {stride_tokens} must be 1 to window_tokens ({window_tokens}), or tokens fall "
+            "between the windows"
+        )
 
 
 def _solve_batch() -> Any:

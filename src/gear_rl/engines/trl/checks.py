@@ -15,6 +15,7 @@ from gear_rl.signals.privileged import (
     check_sources,
     source_counts,
 )
+from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -168,7 +169,7 @@ def check_setup(
             "model, or use credit 'uniform'",
         ),
         (
-            "transport_distance" in credit.needs and rows % num_generations > 0,
+            any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
             f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
             f"num_generations ({num_generations}), but {name!r} compares hidden states of a whole group",
         ),
@@ -189,7 +190,7 @@ def check_setup(
             "PEFT adapter",
         ),
         (
-            deepspeed and not peft and "reference_logprob" in credit.needs,
+            deepspeed and not peft and "reference_logprob" in names_of(credit.needs),
             f"credit: {name!r} needs reference_logprob, for which a copy of the first weights is kept, {never}; "
             "train a PEFT adapter, or take one process or DDP",
         ),

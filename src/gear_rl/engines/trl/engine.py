@@ -9,12 +9,12 @@ import trl
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.engine import Tokenizer
-from gear_rl.credit.passes import PASS_SIGNALS, ModelPasses
 from gear_rl.engines.trl.checks import SHARDED
 from gear_rl.records import Record
+from gear_rl.signals.batch import ForwardRequest
+from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.score import StudentStates, TeacherStates
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ class TRLEngine:
     have another number of forwards there (weights are not sharded then).
     """
 
-    signals = PASS_SIGNALS
-
     def __init__(
         self,
         trainer: "GEARTrainer",
@@ -44,7 +42,6 @@ class TRLEngine:
         self.student_states, self.teacher_states = student_states, teacher_states
         self.tokenizer = cast(Tokenizer, trainer._tokenizer)
         self.max_positions = max_positions(unwrapped(trainer.model).config)
-        self.segment_check = trainer.segment_check
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
 
@@ -65,7 +62,7 @@ class TRLEngine:
         trainer, args = self.trainer, self.trainer.args
         return ModelPasses(
             model=trainer.model,
-            config=args,
+            skip_first_tokens=args.teacher_skip_first_tokens,
             pad_id=cast(int, self.tokenizer.pad_token_id),
             teacher=trainer.ready_teacher(),
             reference=trainer.ready_reference(),
@@ -92,6 +89,7 @@ class TRLEngine:
     def log(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self.trainer._metrics["train"][name].append(value)
+        self.trainer.segment_check(self.trainer.credit, metrics, self.rank)
 
     @property
     def record_sink(self) -> Callable[[list[Record]], object] | None:

@@ -14,17 +14,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.passes import shares_prompts
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.step import assign, for_loss, report
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.engine import TRLEngine
+from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.forwards import capturing
-from gear_rl.signals.score import KeptStates, TeacherStates, needs_student
+from gear_rl.signals.passes import shares_prompts
+from gear_rl.signals.score import KeptStates, TeacherStates
+from gear_rl.signals.signal import needs_student, signals_of
 from gear_rl.tensor.logits import predicting_positions
 from gear_rl.traits import distillation_of, is_per_completion
-from gear_rl.types import signal_of
 
 
 class StudentPass:
@@ -154,7 +154,7 @@ def may_wait(plan: CreditPlan) -> bool:
         is_per_completion(method)
         and distillation_of(method) is None
         and needs_student(method.needs)
-        and all(signal_of(name).late for name in method.needs)
+        and all(signal.late for signal in signals_of(method.needs))
         and len(plan.teachers) <= 1
     )
 

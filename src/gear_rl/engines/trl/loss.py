@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.rollouts import completions_of
+from gear_rl.signals.batch import Prompts
 from gear_rl.signals.forwards import capturing, hidden_states
-from gear_rl.signals.score import Prompts
 from gear_rl.tensor.logits import predicting_positions
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals
@@ -37,7 +37,7 @@ def attach(
     output[WEIGHT] = credit.distill_weight
     output[TEACHER_IDS] = teacher_prompts.ids_BP
     output[TEACHER_ATTENTION] = teacher_prompts.attention_BP
-    reference = signals.reference_logprob
+    reference = signals.values.get("reference_logprob")
     if reference is not None:
         output[REFERENCE] = torch.where(signals.mask & seen_B[:, None], reference, torch.nan)
 

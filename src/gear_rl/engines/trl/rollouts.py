@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 

@@ -9,7 +9,6 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,10 +19,8 @@ from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context
-from gear_rl.credit.engine import Engine
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
@@ -57,17 +54,16 @@ from gear_rl.engines.trl.loss import WEIGHT, FiniteSteps, attach, loss_with_dist
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.engines.trl.tools import parse_tool_calls
 from gear_rl.records import Record, RecordWriter
+from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
-from gear_rl.signals.score import needs_student
+from gear_rl.signals.signal import names_of, needs_student
 from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.traits import distillation_of, method_settings
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
-Truth = Callable[[RolloutBatch, Engine], Tensor]
-"""The true advantage of every token, (B, T): for a laboratory's control, which sets ``trainer.truth``."""
 
 
 class GEARTrainer(GRPOTrainer):
@@ -109,7 +105,6 @@ class GEARTrainer(GRPOTrainer):
         self.teacher_model: nn.Module | None = None
         self.continues_adapter = hasattr(model, "peft_config")
         self.reference: Teacher | None = None
-        self.truth: Truth | None = None
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
@@ -270,8 +265,6 @@ class GEARTrainer(GRPOTrainer):
             self._warn_of_positions(output["prompt_mask"])
         engine = self.credit_engine()
         batch = self.rollout_batch(output)
-        if self.truth is not None:
-            batch = replace(batch, true_advantage=self.truth(batch, engine))
         plan = prepare(batch, self.credit, engine, self.args, self.privileged)
         self.teacher_check(plan, engine, self.args)
         if self._may_wait(plan):
@@ -349,7 +342,7 @@ class GEARTrainer(GRPOTrainer):
         """The weights that the run began with, for a method that needs them; made on first use."""
         if self.reference is None:
             # A copy under PEFT too: without its adapter the model is the first one only if that began as nothing.
-            kind = "base" if "reference_logprob" in self.credit.needs else "live"
+            kind = "base" if "reference_logprob" in names_of(self.credit.needs) else "live"
             self.reference = self._lender(kind, copy=True)
         return self.reference
 

@@ -14,12 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gear_rl.credit.batch import RolloutBatch
-from gear_rl.credit.engine import Tokenizer
 from gear_rl.engines.verl.passes import padded
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
+from gear_rl.signals.batch import Completions, RolloutBatch, left_padded
+from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import Completions, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)

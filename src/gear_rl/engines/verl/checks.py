@@ -15,7 +15,7 @@ from gear_rl.credit.signals import needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.signals.privileged import NO_CONTRAST
-from gear_rl.signals.score import needs_teacher
+from gear_rl.signals.signal import needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 

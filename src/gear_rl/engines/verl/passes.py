@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gear_rl.credit.batch import ForwardRequest
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.engine import Tokenizer
-from gear_rl.credit.metrics import SegmentCheck
-from gear_rl.credit.passes import PASS_SIGNALS
 from gear_rl.records import Record
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, left_padded
+from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.privileged import TeacherPrompt
-from gear_rl.signals.score import Completions, Prompts, left_padded
+from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.tensor.lists import int_list
+from gear_rl.types import Signal, is_per_row
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ def signal_field(name: str) -> str:
 class Order:
     """What all ranks need to know of a request."""
 
-    needs: tuple[str, ...]
+    needs: tuple[str | Signal, ...]
     step: int
     config: CreditConfig
     pad_id: int
@@ -55,40 +54,28 @@ class Row:
     """What a rank needs to know of one rollout; the fields are those of ``ForwardRequest``."""
 
     mask: Tensor
-    region: Tensor
     teachers: list[Tensor]
+    inputs: dict[str, Tensor]
     scored: bool = False
-    answer: Sequence[int] = ()
-    group: int = 0
-    succeeded: bool = False
 
 
 def rows_of_request(request: ForwardRequest, places: Sequence[int]) -> list[Row]:
     """The rows of the rollouts numbered by ``places``; one that is ``PADDING`` has nothing to score."""
 
-    def number(values: Tensor | None, b: int) -> int:
-        return 0 if values is None else int(values[b])
-
-    rows: list[Row] = []
-    for place, b in enumerate(places):
-        if b == PADDING:
-            nothing, ids = torch.zeros(1, dtype=torch.long), [torch.zeros(1, dtype=torch.long)]
-            # No other row has a negative group, so a padding row is compared with none.
-            rows.append(
-                Row(mask=nothing, region=nothing, teachers=ids * len(request.teachers), group=-1 - place)
-            )
+    nothing, rows = torch.zeros(1, dtype=torch.long), list[Row]()
+    for b in places:
+        if b == PADDING:  # without a trained token it is compared with none
+            inputs = {name: nothing if x.dim() > 1 else nothing[0] for name, x in request.inputs.items()}
+            rows.append(Row(mask=nothing, teachers=[nothing] * len(request.teachers), inputs=inputs))
             continue
-        length, region = int(request.completions.attention[b].sum()), request.answer_region
-        region = torch.zeros_like(request.completions.ids) if region is None else region
+        length = int(request.completions.attention[b].sum())
+        inputs = {n: x[b] if is_per_row(n) else x[b, :length] for n, x in request.inputs.items()}
         rows.append(
             Row(  # copies: a pickled view would carry the whole batch along
                 mask=request.completions.mask[b, :length].cpu().clone(),
-                region=region[b, :length].cpu().clone(),
                 teachers=[one.ids_BP[b][one.attention_BP[b].bool()].cpu() for one in request.teachers],
+                inputs={name: x.cpu().clone() for name, x in inputs.items()},
                 scored=bool(request.scored_B[b]),
-                answer=request.answers[b] if request.answers else (),
-                group=number(request.group_B, b),
-                succeeded=bool(number(request.succeeded_B, b)),
             )
         )
     return rows
@@ -109,6 +96,9 @@ def request_of_rows(
     def left(values: Sequence[Tensor]) -> Prompts:
         return left_padded([TeacherPrompt(tuple(int_list(ids))) for ids in values], order.pad_id, device)
 
+    def given(values: Sequence[Tensor]) -> Tensor:
+        return right(values) if values[0].dim() else torch.stack([*values]).to(device)
+
     return ForwardRequest(
         needs=order.needs,
         step=order.step,
@@ -120,10 +110,7 @@ def request_of_rows(
         student=left(prompts),
         teachers=[left(shown) for shown in zip(*(row.teachers for row in rows), strict=True)],
         scored_B=torch.tensor([row.scored for row in rows], device=device),
-        answer_region=right([row.region for row in rows]),
-        answers=[row.answer for row in rows],
-        group_B=torch.tensor([row.group for row in rows], device=device),
-        succeeded_B=torch.tensor([row.succeeded for row in rows], device=device),
+        inputs={name: given([row.inputs[name] for row in rows]) for name in rows[0].inputs},
     )
 
 
@@ -139,7 +126,6 @@ class VerlEngine:
     arguments of the chat template, and ``tools`` the schemas of each rollout's tools.
     """
 
-    signals = PASS_SIGNALS - {"reference_logprob"}
     rank = 0
     world_size = 1
 
@@ -153,7 +139,6 @@ class VerlEngine:
     tools: Sequence[Sequence[Mapping[str, Any]] | None]
     template_kwargs: Mapping[str, Any]
     metrics: dict[str, Any]
-    segment_check: SegmentCheck | None = None
     max_positions: int | None = None
     record_sink: Callable[[list[Record]], object] | None = None
 
@@ -170,9 +155,15 @@ class VerlEngine:
         ]
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        names = names_of(request.needs)
+        if "reference_logprob" in names:
+            raise ValueError(
+                "credit: this engine cannot compute 'reference_logprob', for it has no weights of the run's "
+                "beginning; choose another method or engine"
+            )
         places = self._places(request)
         order = Order(
-            needs=request.needs,
+            needs=tuple(request.needs),
             step=request.step,
             config=self.config,
             pad_id=int(self.tokenizer.pad_token_id or 0),
@@ -182,9 +173,7 @@ class VerlEngine:
         values = self.passes(places, [pickle.dumps(row) for row in rows_of_request(request, places)], order)
         width = request.completions.mask.shape[1]
         back = sorted((b, place) for place, b in enumerate(places) if b != PADDING)
-        return {
-            name: padded([values[name][place] for _, place in back], width).float() for name in request.needs
-        }
+        return {name: padded([values[name][place] for _, place in back], width).float() for name in names}
 
     def gather(self, x: Tensor) -> Tensor:
         return x
@@ -198,8 +187,9 @@ class VerlEngine:
     def _places(self, request: ForwardRequest) -> list[int]:
         """The rollouts in the order in which the ranks take them."""
         rows = [*range(len(request.scored_B)), *[PADDING] * self.padding]
-        if request.group_B is not None:
-            groups = [*int_list(request.group_B), *(-1 - len(rows) - n for n in range(self.padding))]
+        if any(signal.whole_groups for signal in signals_of(request.needs)):
+            groups = int_list(request.inputs["judged_group_B"])
+            groups += [-1 - len(rows) - n for n in range(self.padding)]
             return [rows[r] for r in placed_by_group(groups, self.parts)]
         scored = [*map(bool, int_list(request.scored_B.long())), *[False] * self.padding]
         lengths = [*int_list(request.completions.attention.sum(-1)), *[0] * self.padding]

@@ -16,7 +16,6 @@ from verl.utils.debug import marked_timer
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.config import HFModelConfig
 
-from gear_rl.credit.batch import RolloutBatch
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
@@ -39,7 +38,9 @@ from gear_rl.engines.verl.passes import (
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.records import Record, RecordWriter
+from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.forwards import max_positions
+from gear_rl.signals.signal import names_of
 
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """How verl calls a worker that holds the actor."""
@@ -117,11 +118,12 @@ class CreditTrainer:
         if needs_context(credit.method) and credit.config.teacher_prompt == "render":
             self._check_prompts(rollouts, columns, engine)
         result = step(rollouts, credit.method, engine, credit.config, privileged=credit.privileged)
+        self._segment_check(credit.method, metrics, 0)
         advantage = for_loss(rollouts, result.credit)
         if advantage.dim() > 1:  # else every weight is 1, and what verl computed stays
             lengths = [len(ids) for ids in columns["responses"]]
             self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
-        if result.signals.student_logprob is not None:
+        if "student_logprob" in result.signals:
             counted = result.trusted_B[:, None] & rollouts.completions.mask  # of others the signals may be 0
             correction = self.config.algorithm.get("rollout_correction", None) or {}
             bypass = bool(correction.get("bypass_mode", False))
@@ -147,7 +149,6 @@ class CreditTrainer:
             tools=[row.get("tools") for row in seen_rows(columns, len(real))],
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
             metrics=metrics,
-            segment_check=self._segment_check,
             max_positions=self._max_positions,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
@@ -174,7 +175,7 @@ class CreditTrainer:
                 extra_info={ORDER: order},
             )
             self.actor_rollout_wg.compute_credit_signals(request)
-            signals = {name: signal_field(name) for name in order.needs}
+            signals = {name: signal_field(name) for name in names_of(order.needs)}
             found = self._columns(keys, batch.partition_id, tuple(signals.values()))
             return {name: found[field] for name, field in signals.items()}
 

@@ -13,11 +13,12 @@ from verl.utils import tensordict_utils
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from gear_rl.credit.batch import ForwardRequest
-from gear_rl.credit.passes import ModelPasses
 from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, request_of_rows, signal_field
+from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.forwards import head_of
-from gear_rl.signals.score import TeacherStates, needs_teacher, teacher_states
+from gear_rl.signals.passes import ModelPasses
+from gear_rl.signals.score import TeacherStates, teacher_states
+from gear_rl.signals.signal import needs_teacher
 from gear_rl.signals.teacher import LiveTeacher, make_teacher
 
 
@@ -35,7 +36,7 @@ class CreditWorker(ActorRolloutRefWorker):
         with engine.eval_mode():
             values = self._signals(order, request)
         lengths = [len(ids) for ids in responses]
-        fields = {signal_field(name): jagged(values[name].float().cpu(), lengths) for name in order.needs}
+        fields = {signal_field(name): jagged(x.float().cpu(), lengths) for name, x in values.items()}
         return TensorDict(fields, batch_size=len(lengths))
 
     def _signals(self, order: Order, request: ForwardRequest) -> dict[str, Tensor]:
@@ -43,7 +44,7 @@ class CreditWorker(ActorRolloutRefWorker):
         base = order.config.teacher_model_kind == "base" and needs_teacher(order.needs)
         passes = ModelPasses(
             model=model,
-            config=order.config,
+            skip_first_tokens=order.config.teacher_skip_first_tokens,
             pad_id=order.pad_id,
             # With LoRA verl loads no reference: the teacher is the model without its adapter.
             teacher=make_teacher("base", model) if base and self.ref is None else LiveTeacher(),

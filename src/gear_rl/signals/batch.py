@@ -1,18 +1,87 @@
-"""What the credit step reads of a batch of rollouts, and what it requests of an engine. Knows no trainer."""
+"""A batch of rollouts as the credit step sees it, and what it requests of an engine. Knows no trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.signals.score import Completions, Prompts
+from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.lists import int_list
+from gear_rl.types import Signal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """A padded batch of prompts, padded on the left so that the completion follows at once.
+
+    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).take(torch.tensor([0]))
+    Prompts(ids_BP=tensor([[0, 5]]), attention_BP=tensor([[0, 1]]))
+    """
+
+    ids_BP: Int[Tensor, "B P"]
+    attention_BP: Int[Tensor, "B P"]
+    """1 on prompt tokens, 0 on padding."""
+
+    def take(self, rows: Int[Tensor, " N"]) -> "Prompts":
+        """The same of some rows."""
+        return Prompts(ids_BP=self.ids_BP[rows], attention_BP=self.attention_BP[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """A padded batch of completions, padded on the right.
+
+    >>> ids = torch.tensor([[7, 8], [9, 0]])
+    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).take(torch.tensor([1])).mask
+    tensor([[ True, False]])
+    """
+
+    ids: Int[Tensor, "B T"]
+    attention: Int[Tensor, "B T"]
+    """1 on tokens, tool output included; 0 on padding."""
+    mask: Bool[Tensor, "B T"]
+    """True on tokens that are trained."""
+    asked: Int[Tensor, "B T"] | None = None
+    """Of which token in each place the log-prob is meant, after the tokens that are really before it; None for
+    the one that is there."""
+
+    def take(self, rows: Int[Tensor, " N"]) -> "Completions":
+        """The same of some rows."""
+        asked = None if self.asked is None else self.asked[rows]
+        return Completions(
+            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], asked=asked
+        )
+
+
+def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
+    """The teacher's prompts as one batch.
+
+    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).ids_BP
+    tensor([[0, 5],
+            [6, 7]])
+    """
+    width = max((len(prompt.ids) for prompt in prompts), default=0)
+    ids = [[pad_id] * (width - len(p.ids)) + list(p.ids) for p in prompts]
+    attention = [[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts]
+    shape = (len(prompts), width)
+    return Prompts(
+        ids_BP=torch.tensor(ids, dtype=torch.long, device=device).view(shape),
+        attention_BP=torch.tensor(attention, dtype=torch.long, device=device).view(shape),
+    )
 
 
 def _no_call_failed(rollout: int, message: Mapping[str, Any]) -> bool:
     return False
+
+
+_LISTS = (
+    "prompts", "rows", "messages", "rewards", "group", "environments", "feedback", "turn_rewards", "tool_counts",
+    "truncated", "contexts",
+)  # fmt: skip
+"""The fields of a batch with one entry per rollout that are no tensors; None or empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +94,6 @@ class RolloutBatch:
 
     Two answers to "1+1=", one token each:
 
-    >>> import torch
     >>> ids, rewards_B = torch.tensor([[2], [3]]), torch.tensor([1.0, 0.0])
     >>> batch = RolloutBatch(
     ...     step=0, completions=Completions(ids=ids, attention=ids.sign(), mask=ids > 0),
@@ -76,21 +144,17 @@ class RolloutBatch:
     trained: Bool[Tensor, "B T"] | None = None
     """False on the tokens that the engine's loss leaves out, though they were sampled: they belong to their turn
     and have signals as every other, but no advantage. None where the loss leaves out none of the mask."""
-    true_advantage: Float[Tensor, "B T"] | None = None
-    """What each token is worth, where a laboratory says it; the signal of that name."""
+    contexts: Sequence[str | None] = ()
+    """The privileged contexts as text, once the credit step has found them; as are the next two its settings."""
+    success_reward: float = 1.0
+    """From which reward a rollout counts as a success."""
+    answer_pattern: str | None = None
+    """What a completion's answer looks like: ``signals.answers``."""
 
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
-        for name in (
-            "student",
-            "prompts",
-            "rows",
-            "messages",
-            "advantage_B",
-            "rewards",
-            "rewards_BR",
-            "group",
-        ):
+        given = ("student", "prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
+        for name in given:
             value: Any = getattr(self, name)
             entries = len(value.ids_BP if name == "student" else value)
             if entries != count:
@@ -101,16 +165,18 @@ class RolloutBatch:
                 f"({self.num_rollouts})"
             )
 
+    def judged(self) -> Bool[Tensor, " B"]:
+        """True on the completions to which any reward function gave a reward."""
+        return torch.tensor([reward is not None for reward in self.rewards], device=self.advantage_B.device)
+
     def take(self, rows: Int[Tensor, " N"]) -> "RolloutBatch":
         """The same of some rollouts, in the given order; ``first`` and ``num_rollouts`` stay as they are."""
         numbers = int_list(rows)
 
-        def of(values: Sequence[Any] | None) -> Any:
-            return None if values is None else [values[b] for b in numbers]
-
         def call_failed(b: int, message: Mapping[str, Any]) -> bool:
             return self.call_failed(numbers[b], message)
 
+        lists: dict[str, Any] = {name: getattr(self, name) for name in _LISTS}
         return replace(
             self,
             completions=self.completions.take(rows),
@@ -118,14 +184,8 @@ class RolloutBatch:
             advantage_B=self.advantage_B[rows],
             rewards_BR=self.rewards_BR[rows],
             call_failed=call_failed,
-            **{
-                name: of(getattr(self, name))
-                for name in ("prompts", "rows", "messages", "rewards", "group", "environments", "feedback")
-            },
-            **{name: of(getattr(self, name)) for name in ("turn_rewards", "tool_counts")},
-            truncated=of(self.truncated) if self.truncated else (),
             trained=None if self.trained is None else self.trained[rows],
-            true_advantage=None if self.true_advantage is None else self.true_advantage[rows],
+            **{name: values and [values[b] for b in numbers] for name, values in lists.items()},
         )
 
 
@@ -133,8 +193,8 @@ class RolloutBatch:
 class ForwardRequest:
     """Which signals an engine should compute by forward passes, and from what."""
 
-    needs: tuple[str, ...]
-    """Names of signals, each of which costs a forward pass (``Signal.costs_passes``)."""
+    needs: Sequence[str | Signal]
+    """The signals, each of which costs a forward pass."""
     step: int
     completions: Completions
     student: Prompts
@@ -142,11 +202,5 @@ class ForwardRequest:
     """The teacher's prompts, and with a contrast those with the wrong context; empty without a teacher."""
     scored_B: Bool[Tensor, " B"]
     """True on the completions whose signals will be read; the others hold 0."""
-    answer_region: Int[Tensor, "B T"] | None = None
-    """Where the completion's answer is: for signals made by ``saliency``."""
-    answers: Sequence[Sequence[int]] = ()
-    """The ids of each ground truth as the student would write it: for ``answer_confidence``."""
-    group_B: Int[Tensor, " B"] | None = None
-    """For ``transport_distance``: which completions are compared; a completion that nobody judged is alone."""
-    succeeded_B: Bool[Tensor, " B"] | None = None
-    """For ``transport_distance``: which of them came out right."""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What the signals read besides (``PassSignal.reads``), by name; one entry per completion."""

@@ -1,12 +1,14 @@
 """What an engine must offer so that the credit step can run in it. Knows no engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+from jaxtyping import Int
 from torch import Tensor
 
-from gear_rl.credit.batch import ForwardRequest
 from gear_rl.records import Record
+from gear_rl.signals.batch import ForwardRequest
+from gear_rl.tensor.lists import int_list
 
 T = TypeVar("T")
 
@@ -43,16 +45,14 @@ class Engine(Protocol):
     """One process of a training engine, as the credit step sees it.
 
     The credit step calls the collective methods (``forward``, ``gather``, ``gather_objects``) equally often and
-    in the same order on every process. An engine may also have ``max_positions``, the places of its model (int or
-    None): a context that does not fit is then not shown; and ``segment_check``, the run's ``SegmentCheck``. One
-    process that computes no signals is enough for methods that need none:
+    in the same order on every process. One process is enough for methods that need no signal:
 
     >>> class Alone:
-    ...     signals, tokenizer, rank, world_size, record_sink = frozenset(), None, 0, 1, None
+    ...     tokenizer, max_positions, rank, world_size, record_sink = None, None, 0, 1, None
     ...     def render(self, prompts, chat_template_kwargs):
-    ...         raise NotImplementedError("no method without signals needs a teacher")
+    ...         raise NotImplementedError
     ...     def forward(self, request):
-    ...         return {}
+    ...         raise NotImplementedError
     ...     def gather(self, x):
     ...         return x
     ...     def gather_objects(self, items):
@@ -64,12 +64,12 @@ class Engine(Protocol):
     """
 
     @property
-    def signals(self) -> frozenset[str]:
-        """The signals that ``forward`` can compute; a method that needs another one is refused."""
-        ...
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def max_positions(self) -> int | None:
+        """The places of its model, None if unknown: a context that does not fit is not shown."""
+        ...
 
     @property
     def rank(self) -> int: ...
@@ -89,7 +89,8 @@ class Engine(Protocol):
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
         """Run the passes where the weights are; the signals of ``request.needs`` by name, each (B, T), detached.
 
-        Values may be non-finite: the credit step deals with them.
+        Values may be non-finite: the credit step deals with them. Raises ``ValueError`` for a signal that it
+        cannot compute.
         """
         ...
 
@@ -112,3 +113,23 @@ class Engine(Protocol):
         All processes agree on whether it is None.
         """
         ...
+
+
+def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text in which control tokens of the chat are plain text; none of an empty text."""
+    if not text:
+        return []
+    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+    return cast(list[int], encoded["input_ids"])
+
+
+def token_texts(tokenizer: Tokenizer, ids: Int[Tensor, "B T"]) -> list[list[str]]:
+    """Every token of every row, decoded alone."""
+    known: dict[int, str] = {}
+    texts: list[list[str]] = []
+    for row in map(int_list, ids):
+        for token in row:
+            if token not in known:
+                known[token] = tokenizer.decode([token])
+        texts.append([known[token] for token in row])
+    return texts

@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.credit.batch import RolloutBatch
-from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.engine import Engine
 from gear_rl.environments import ANCHOR_STATES, TURN_REWARDS, texts_of, value_of
+from gear_rl.signals.batch import RolloutBatch
+from gear_rl.signals.engine import Engine
+from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
@@ -48,32 +48,45 @@ class Turn:
     """False where the rollout's messages do not show it: there are none, or this one is missing."""
 
 
-def turn_signals(
-    needs: Sequence[str], batch: RolloutBatch, engine: Engine, config: CreditConfig
-) -> dict[str, Tensor]:
-    """``turn_reward`` and ``anchor_id``, as far as they are needed."""
-    mask, values = batch.completions.mask, dict[str, Tensor]()
-    if "turn_reward" in needs:
-        values["turn_reward"] = turn_reward_values(
+@dataclass(frozen=True)
+class TurnReward(BatchSignal):
+    """The environment's reward for the turn of a token, on every token of the turn; the completion's own reward
+    is not among them: ``turn_reward_values``."""
+
+    name = "turn_reward"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return turn_reward_values(
             completions=batch.messages,
-            mask=mask,
+            mask=batch.completions.mask,
             failed=batch.call_failed,
             environment=_environment_values(batch, TURN_REWARDS),
             logged=batch.turn_rewards,
         )
-    if "anchor_id" in needs:
+
+
+@dataclass(frozen=True)
+class AnchorId(BatchSignal):
+    """Which state the turn of a token began in: turns of a group that began alike share the number; -1 outside:
+    ``anchor_ids``."""
+
+    name = "anchor_id"
+
+    similarity: float = 1.0
+    """From which likeness of their texts, 0 to 1, two turns began in one state; 1 means the same text."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.similarity <= 1:
+            raise ValueError(f"anchor_similarity: {self.similarity}; give more than 0 and at most 1")
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        mask = batch.completions.mask
         states = _environment_values(batch, ANCHOR_STATES)
         texts = anchor_texts(completions=batch.messages, mask=mask, environment=states)
         # Numbers must agree between siblings, which may be on another process.
         everyone = engine.gather_objects([*zip(texts, batch.group, strict=True)])
-        values["anchor_id"] = anchor_ids(
-            [row for row, _ in everyone],
-            [group for _, group in everyone],
-            mask,
-            first=batch.first,
-            similarity=config.anchor_similarity,
-        )
-    return values
+        rows, groups = [row for row, _ in everyone], [group for _, group in everyone]
+        return anchor_ids(rows, groups, mask, first=batch.first, similarity=self.similarity)
 
 
 def _environment_values(batch: RolloutBatch, name: str) -> list[Any] | None:

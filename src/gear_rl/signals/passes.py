@@ -1,0 +1,201 @@
+"""The forward passes that a ``ForwardRequest`` wants, with a model that is in this process. Knows no trainer.
+
+For engines that hold the weights where the credit step runs (TRL, a loop of one's own), and for the workers of
+those that do not.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from gear_rl.signals.batch import ForwardRequest, Prompts
+from gear_rl.signals.contrast import contrasted, skipping_first
+from gear_rl.signals.folds import STUDENT_LOGPROB, TEACHER_LOGPROB
+from gear_rl.signals.forwards import head_of
+from gear_rl.signals.prefix import shared_prompts
+from gear_rl.signals.score import StudentStates, TeacherStates, score, teacher_states
+from gear_rl.signals.signal import BatchSignal, FoldSignal, needs_teacher, signals_of
+from gear_rl.signals.teacher import LiveTeacher, Teacher
+from gear_rl.types import Signal
+
+
+def _same(count: int) -> int:
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPasses:
+    """A model, its teacher, and how its forward passes are run."""
+
+    model: nn.Module
+    pad_id: int
+    teacher: Teacher
+    reference: Teacher
+    """Holds the weights that the run began with; only for ``reference_logprob``."""
+    temperature: float = 1.0
+    """Of the sampling: logits are divided by it."""
+    batch_size: int = 8
+    """Completions in a forward pass."""
+    seed: int = 0
+    """Of the noise on embeddings, with the step added."""
+    skip_first_tokens: int = 0
+    """Tokens at the start of every turn where the teacher is taken to agree."""
+    largest: Callable[[int], int] = _same
+    """The largest of the numbers that all processes call this with: where weights are sharded, every process
+    must run as many forwards as the one that has most."""
+    teacher_model: nn.Module | None = None
+    """Another model, over the same vocabulary, that is the teacher in place of this one with other weights."""
+    head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
+    """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
+    share_prompts: bool = True
+    """Whether a prompt runs once for all completions that have it; not where weights are sharded."""
+
+    def run(
+        self,
+        request: ForwardRequest,
+        *,
+        student_states: StudentStates | None = None,
+        teacher_states: TeacherStates | None = None,
+    ) -> dict[str, Tensor]:
+        """The signals of ``request.needs`` by name; 0 in rows that are not scored.
+
+        ``student_states`` and ``teacher_states`` are hidden states of passes that have been run already.
+        """
+        signals = signals_of(request.needs)
+        folded = [signal for signal in signals if isinstance(signal, FoldSignal)]
+        values = self._folded(request, folded, student_states, teacher_states) if folded else {}
+        for signal in signals:
+            if isinstance(signal, PassSignal):
+                values[signal.name] = signal.compute(self, request)
+            elif isinstance(signal, BatchSignal):
+                raise ValueError(f"needs: {signal.name!r} is not made by a forward pass")
+        return {signal.name: values[signal.name] for signal in signals}
+
+    def teacher_pass(self, request: ForwardRequest) -> TeacherStates | None:
+        """The teacher's pass of ``run`` by itself; None where no signal needs one. For a request without
+        contrast."""
+        if not needs_teacher(request.needs):
+            return None
+        [teacher] = request.teachers
+        return self._teacher_states(request, teacher, 0)
+
+    def student_pass(self, request: ForwardRequest) -> StudentStates:
+        """The student's pass of ``run`` by itself, to compare several teachers with."""
+        return teacher_states(
+            self.model, request.completions, request.student, share_prompts=self.share_prompts,
+            num_batches=self._num_batches(request), **self.options(request),
+        ).hidden  # fmt: skip
+
+    def options(self, request: ForwardRequest) -> dict[str, Any]:
+        """What every pass over the rows to score is called with."""
+        return {
+            "row_B": request.scored_B,
+            "batch_size": self.batch_size,
+            "temperature": self.temperature,
+            "head_context": self.head_context,
+        }
+
+    def _num_batches(self, request: ForwardRequest) -> int:
+        return self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
+
+    def _teacher_states(self, request: ForwardRequest, teacher: Prompts, count: int) -> TeacherStates:
+        other = self.teacher_model
+        states = teacher_states(
+            self.model if other is None else other,
+            request.completions,
+            teacher,
+            teacher_weights=self._lent_weights if other is None else None,
+            num_batches=count,
+            share_prompts=self.share_prompts,
+            **self.options(request),
+        )
+        return states if other is None else replace(states, head=head_of(other, self.temperature))
+
+    def _folded(
+        self,
+        request: ForwardRequest,
+        signals: Sequence[FoldSignal],
+        student_states: StudentStates | None,
+        teacher: TeacherStates | None,
+    ) -> dict[str, Tensor]:
+        """The signals of the student's pass and of the teacher's; with a contrast of two teachers' passes."""
+        count, skip = self._num_batches(request), self.skip_first_tokens
+        taught = [signal for signal in signals if signal.teacher]
+        if TEACHER_LOGPROB in signals and (skip or len(request.teachers) > 1):
+            signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
+        shown: Sequence[Prompts | TeacherStates | None] = request.teachers or [None]
+        if teacher is not None:
+            shown = [teacher]
+        elif self.teacher_model is not None and taught:
+            shown = [self._teacher_states(request, prompts, count) for prompts in request.teachers]
+        scored = [
+            score(
+                self.model,
+                request.completions,
+                request.student,
+                prompts,
+                needs=taught if number else signals,
+                teacher_weights=self._lent_weights,
+                student_states=student_states,
+                share_prompts=self.share_prompts,
+                num_batches=count,
+                **self.options(request),
+            )
+            for number, prompts in enumerate(shown)
+        ]
+        divergences = [signal.name for signal in signals if signal.is_divergence]
+        right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
+        return dict(skipping_first(right, skip, divergences).values)
+
+    @property
+    def _lent_weights(self) -> Callable[[nn.Module], AbstractContextManager[None]] | None:
+        return None if isinstance(self.teacher, LiveTeacher) else self.teacher.weights
+
+
+class PassSignal(Signal):
+    """A signal that is made by forward passes of its own, where the weights are.
+
+    Subclasses are frozen dataclasses whose fields are their settings.
+    """
+
+    @property
+    def reads(self) -> tuple[BatchSignal, ...]:
+        """What it reads of the rollouts beside their tokens: ``ForwardRequest.inputs`` has each by its name."""
+        return ()
+
+    def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
+        """The signal; 0 in rows that are not scored."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ReferenceLogprob(PassSignal):
+    """log pi_ref(y_t | x, y_<t) at the weights that the run began with, nats."""
+
+    name = "reference_logprob"
+
+    def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
+        own = score(
+            passes.model,
+            request.completions,
+            request.student,
+            request.student,
+            needs=["teacher_logprob"],
+            teacher_weights=passes.reference.weights,
+            num_batches=passes.largest(-(-int(request.scored_B.sum()) // passes.batch_size)),
+            **passes.options(request),
+        )
+        return own.get("teacher_logprob")
+
+
+def shares_prompts(request: ForwardRequest) -> bool:
+    """Whether the teacher's prompts are worth sharing among the completions that are scored."""
+    if not request.teachers:
+        return False
+    scored_B, teacher = request.scored_B, request.teachers[0]
+    longest = int(request.completions.mask[scored_B].sum(-1).max()) if scored_B.any() else 0
+    plan = shared_prompts(teacher.ids_BP[scored_B], teacher.attention_BP[scored_B], num_tokens=longest)
+    return plan is not None
