@@ -61,7 +61,7 @@ def test_only_the_teacher_sees_what_the_environment_says_in_confidence(
 
 def test_credit_is_that_of_one_process(run: harness.Run, errands: Path):
     saved = run.watched("credit1")
-    environment = get_task("errands").environment("easy")
+    environment = get_task("errands").environment
     tools = [get_json_schema(getattr(environment(), name)) for name in tool_functions(environment)]
     alone = reference.credited(saved["batch"], errands / "model", "gear", tools)
     reference.assert_same(saved, alone, at_least=32)
