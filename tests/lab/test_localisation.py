@@ -5,7 +5,6 @@ import math
 from dataclasses import asdict
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,20 +13,18 @@ from gear_rl.lab.localisation import LEFT_OUT, Located, localisation, locate, on
 INF = math.inf
 
 
-def bools(text: str) -> torch.Tensor:
-    """A row per line: `x` is True."""
-    return torch.tensor([[c == "x" for c in line] for line in text.split()])
+def bools(text: str) -> list[bool]:
+    """`x` is True."""
+    return [c == "x" for c in text]
 
 
 def one(score: list[float], fault: str, mask: str | None = None, onset: str | None = None) -> Located | str:
-    marks = bools(fault)
-    [found] = locate(
-        torch.tensor([score]),
-        marks,
-        torch.ones_like(marks) if mask is None else bools(mask),
+    return locate(
+        score,
+        bools(fault),
+        [True] * len(fault) if mask is None else bools(mask),
         None if onset is None else bools(onset),
     )
-    return found
 
 
 def test_worked_by_hand():
@@ -70,8 +67,8 @@ def test_distance_to_the_nearest_onset(onset, distance):
 
 
 def test_an_onset_is_the_first_token_of_a_long_segment():
-    segment = torch.tensor([[0, 1, 1, 2, 3, 3, 3, -1, -1], [0, 0, -1, 1, 1, -1, 2, -1, -1]])
-    assert onsets_of(segment).tolist() == bools(".x..x.... x..x.....").tolist()
+    assert onsets_of([0, 1, 1, 2, 3, 3, 3, -1, -1]) == bools(".x..x....")
+    assert onsets_of([0, 0, -1, 1, 1, -1, 2, -1, -1]) == bools("x..x.....")
 
 
 @pytest.mark.parametrize(
@@ -135,47 +132,12 @@ ROWS = st.lists(st.tuples(st.integers(-2, 3), st.booleans(), st.booleans(), st.b
 def test_every_measure_is_the_loop(row):
     score = [float(values[0]) for values in row]
     fault, mask, onset = ([values[k] for values in row] for k in (1, 2, 3))
-    shape = (1, len(row))
-    marks = [torch.tensor(values, dtype=torch.bool).reshape(shape) for values in (fault, mask, onset)]
-    [found] = locate(torch.tensor(score).reshape(shape), *marks)
+    found = locate(score, fault, mask, onset)
     expected = slow(score, fault, mask, onset)
     if expected is None:
         assert found in ("no_fault", "all_fault")
     else:
         assert asdict(found) == pytest.approx(asdict(expected))
-
-
-def test_padding_and_neighbours_change_nothing():
-    torch.manual_seed(0)
-    score, fault, mask, onset = (
-        torch.rand(3, 7),
-        torch.rand(3, 7) > 0.5,
-        torch.rand(3, 7) > 0.3,
-        torch.rand(3, 7) > 0.5,
-    )
-    fault[:, 0], fault[:, 1], mask[:, :2] = True, False, True
-    together = locate(score, fault, mask, onset)
-    pad = torch.zeros(3, 5, dtype=torch.bool)
-    wide = [torch.cat([t, ~pad], -1) for t in (fault, onset)]
-    padded = locate(
-        torch.cat([score, torch.full((3, 5), math.nan)], -1), wide[0], torch.cat([mask, pad], -1), wide[1]
-    )
-    alone = [locate(*(t[b : b + 1] for t in (score, fault, mask, onset)))[0] for b in range(3)]
-    assert together == padded == alone
-    assert all(isinstance(found, Located) for found in together)
-
-
-def test_half_precision_and_gradients_are_read():
-    score = torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16, requires_grad=True)
-    assert locate(score, bools(".x"), bools("xx"))[0].share == 0.75
-
-
-def test_no_completion_and_no_token():
-    empty = torch.zeros(0, 4, dtype=torch.bool)
-    assert locate(torch.zeros(0, 4), empty, empty) == []
-    assert (
-        locate(torch.zeros(2, 0), empty.reshape(2, 0)[:, :0], empty.reshape(2, 0)[:, :0]) == ["no_fault"] * 2
-    )
 
 
 def test_means_with_intervals():

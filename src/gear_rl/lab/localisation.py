@@ -1,23 +1,20 @@
 """Is the credit in the right place? How well scores find a planted fault, without any training.
 
-Reads scores and masks; where they come from (a method's credit, a signal, an oracle) it does not know.
+Pure: scores and marks of tokens in, numbers out.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from gear_rl.lab.statistics import Interval, bootstrap_interval
-from gear_rl.tensor.segments import segment_lengths, segment_starts
 
 Role = Literal["method", "floor", "control", "ceiling"]
 
@@ -79,66 +76,55 @@ LEFT_OUT = ("no_fault", "all_fault", "not_finite", "fallback")
 the engine left their GRPO advantage."""
 
 
-def onsets_of(segment_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """The first tokens of the segments that are longer than one token.
+def onsets_of(segment_id: Sequence[int]) -> list[bool]:
+    """Where segments that are longer than one token begin, or go on after tokens that are not trained.
 
-    >>> onsets_of(torch.tensor([[0, 1, 1, 2, -1]]))
-    tensor([[False,  True, False, False, False]])
+    >>> onsets_of([0, 1, 1, 2, -1]), onsets_of([0, 0, -1, 0])
+    ([False, True, False, False, False], [True, False, False, True])
     """
-    return segment_starts(segment_id) & (segment_lengths(segment_id) > 1)
+    size, before = Counter(segment_id), [-1, *segment_id]
+    return [n >= 0 and n != last and size[n] > 1 for n, last in zip(segment_id, before, strict=False)]
 
 
 def locate(
-    score: Float[Tensor, "B T"],
-    fault: Bool[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    onset: Bool[Tensor, "B T"] | None = None,
-) -> list[Located | str]:
-    """Per completion how well ``score`` finds ``fault`` among the tokens of ``mask``, or why that says nothing.
+    score: Sequence[float], fault: Sequence[bool], mask: Sequence[bool], onset: Sequence[bool] | None = None
+) -> Located | str:
+    """How well the scores of a completion find its fault among the tokens of ``mask``, or why they say nothing.
 
     ``score`` is larger where the fault is suspected. What stands outside of the mask is not read, NaN included.
     Scores that differ by no more than ``TIED`` of the largest are equal; scores that are all 0 are even.
 
-    >>> fault, mask = torch.tensor([[False, True, False]]), torch.ones(1, 3, dtype=torch.bool)
-    >>> locate(torch.tensor([[1.0, 3.0, 0.0]]), fault, mask, onset=mask.triu(2))
-    [Located(auc=1.0, share=0.75, lift=2.25, rank=1.0, distance=1)]
+    >>> locate([1.0, 3.0, 0.0], [False, True, False], [True] * 3, onset=[False, False, True])
+    Located(auc=1.0, share=0.75, lift=2.25, rank=1.0, distance=1)
     """
-    if onset is None:
-        onset = torch.zeros_like(mask)
-    rows = zip(*(t.detach().cpu() for t in (score.to(torch.float64), fault, onset, mask)), strict=True)
-    return [
-        _found(*(row[counts].numpy() for row in (score_T, fault_T, onset_T)))
-        for score_T, fault_T, onset_T, counts in rows
-    ]
-
-
-def _found(
-    score: Float[np.ndarray, " N"], fault: Bool[np.ndarray, " N"], onset: Bool[np.ndarray, " N"]
-) -> Located | str:
-    """What `locate` says of one completion, from its N trained tokens alone."""
-    num_faulty, num_others = int(fault.sum()), int((~fault).sum())
+    marks = (fault, [False] * len(mask) if onset is None else onset)
+    kept = np.asarray(mask, dtype=bool)
+    # Through float32, as signals are.
+    scores = np.asarray(score, dtype=np.float32).astype(np.float64)[kept]
+    is_fault, is_onset = (np.asarray(one, dtype=bool)[kept] for one in marks)
+    num_faulty, num_others = int(is_fault.sum()), int((~is_fault).sum())
     if not num_faulty:
         return "no_fault"
     if not num_others:
         return "all_fault"
-    if not np.isfinite(score).all():
+    if not np.isfinite(scores).all():
         return "not_finite"
-    size, mass = np.abs(score), math.fsum(np.abs(score))
-    lead = score[fault][:, None] - score[None]
+    size, mass = np.abs(scores), math.fsum(np.abs(scores))
+    lead = scores[is_fault][:, None] - scores[None]
     wins, loses = lead > TIED * size.max(), lead < -TIED * size.max()
-    others = ~fault
+    others = ~is_fault
     above = float(wins[:, others].sum()) + float((~wins & ~loses)[:, others].sum()) / 2
     # Equal scores, its own among them, share their mean place.
     place = loses.sum(-1) + (1 + (~wins & ~loses).sum(-1)) / 2
-    even = num_faulty / len(score)
-    share = math.fsum(size[fault]) / mass if mass else even
-    distance = np.abs(np.flatnonzero(fault)[:, None] - np.flatnonzero(onset)[None])
+    even = num_faulty / len(scores)
+    share = math.fsum(size[is_fault]) / mass if mass else even
+    distance = np.abs(np.flatnonzero(is_fault)[:, None] - np.flatnonzero(is_onset)[None])
     return Located(
         auc=above / (num_faulty * num_others),
         share=share,
         lift=share / even,
         rank=float(place.min()),
-        distance=int(distance.min()) if onset.any() else None,
+        distance=int(distance.min()) if is_onset.any() else None,
     )
 
 

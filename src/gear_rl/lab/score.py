@@ -231,36 +231,26 @@ def _localised(
     name: str, chosen: list[Case], records: list[Record], *, role: Role, signal: str | None = None
 ) -> Localisation:
     """``signal`` is looked at instead of the credit; the ceiling puts all on the fault."""
-    width = max((len(record.ids) for record in records), default=0)
-
-    def padded(rows: list[list[Any]], value: Any) -> torch.Tensor:
-        whole = torch.tensor([row + [value] * (width - len(row)) for row in rows])
-        return whole.to(torch.tensor(value).dtype).reshape(len(rows), width)
-
-    mask = padded([[bool(kept) for kept in record.mask] for record in records], False)
-    fault = padded(
-        [[t in case.fault for t in range(len(r.ids))] for case, r in zip(chosen, records, strict=True)], False
-    )
-    segment = padded([record.segment for record in records], -1)
-    if role == "ceiling":
-        values = fault.float()
-    elif signal is None:
-        values = padded([[abs(value) for value in record.credit] for record in records], 0.0)
-    else:
-        values = padded([_signal(record, signal) for record in records], 0.0)
-    onset = onsets_of(segment) if signal is None and role != "ceiling" else None
-    choices = padded([[*case.choices] for case in chosen], False)
-    if choices.shape != mask.shape:
-        choices = torch.zeros_like(mask)  # nobody knows them
-
-    def found(among: torch.Tensor) -> list[Located | str]:
-        places: list[Located | str] = [*locate(values, fault & among, mask & among, onset)]
+    found: list[Located | str] = []
+    among_choices: list[Located | str] = []
+    for case, record in zip(chosen, records, strict=True):
+        fault = [t in case.fault for t in range(len(record.ids))]
+        choices = (
+            case.choices if len(case.choices) == len(fault) else [False] * len(fault)
+        )  # nobody knows them
+        onset = None
         if role == "ceiling":
-            return places
-        # It kept its GRPO advantage, which says nothing of the method.
-        return ["fallback" if r.fallback else one for one, r in zip(places, records, strict=True)]
-
-    return localisation(name, found(mask), role, among_choices=found(choices))
+            values = [float(wrong) for wrong in fault]
+        elif signal is None:
+            values, onset = [abs(value) for value in record.credit], onsets_of(record.segment)
+        else:
+            values = _signal(record, signal)
+        decided = [bool(kept and choice) for kept, choice in zip(record.mask, choices, strict=True)]
+        for places, mask in ((found, record.mask), (among_choices, decided)):
+            # One that fell back kept its GRPO advantage, which says nothing of the method.
+            fell_back = record.fallback and role != "ceiling"
+            places.append("fallback" if fell_back else locate(values, fault, mask, onset))
+    return localisation(name, found, role, among_choices=among_choices)
 
 
 def _signal(record: Record, name: str) -> list[float]:
