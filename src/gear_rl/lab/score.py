@@ -245,8 +245,9 @@ def _localised(
             values, onset = [abs(value) for value in record.credit], onsets_of(record.segment)
         else:
             values = _signal(record, signal)
-        decided = [bool(kept and choice) for kept, choice in zip(record.mask, choices, strict=True)]
-        for places, mask in ((found, record.mask), (among_choices, decided)):
+        trained = [bool(kept) for kept in record.mask]
+        decided = [kept and choice for kept, choice in zip(trained, choices, strict=True)]
+        for places, mask in ((found, trained), (among_choices, decided)):
             # One that fell back kept its GRPO advantage, which says nothing of the method.
             fell_back = record.fallback and role != "ceiling"
             places.append("fallback" if fell_back else locate(values, fault, mask, onset))
