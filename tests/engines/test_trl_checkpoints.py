@@ -5,13 +5,14 @@ import re
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines.checkpoints import checked, read_manifest
 from gear_rl.engines.trl import checkpoints
-from gear_rl.engines.trl.checkpoints import MAY_CHANGE, fingerprint, may_change
+from gear_rl.engines.trl.checkpoints import MAY_CHANGE, differences, fingerprint, may_change
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
 SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}
@@ -129,7 +130,8 @@ def test_latest_never_takes_another_runs_checkpoint(tiny_model, tmp_path, caplog
     first, second = (read_manifest(tmp_path / "a" / f"checkpoint-{step}").run for step in (1, 2))
     assert first != second
     resumed = made(tmp_path / "a", tiny_model, **SHORT)
-    configuration = fingerprint(resumed.args, resumed.credit, resumed.train_dataset)
+    rewards = resumed.reward_func_names
+    configuration = fingerprint(resumed.args, resumed.credit, resumed.train_dataset, rewards)
     run, path = resumed.checkpoints.begin(True, configuration)
     assert (run.id, path) == (first, str(tmp_path / "a" / "checkpoint-1"))
     assert "checkpoint-2 is passed over: it is of another run" in caplog.text
@@ -292,3 +294,12 @@ def test_infinite_rewards_are_counted_and_warned_of_once(tiny_model, tmp_path, c
     assert counts == [2.0, 2.0]
     [message] = [text for text in caplog.messages if "infinite" in text]
     assert message.startswith("step 0: 2 rewards are infinite (boundless);")
+
+
+def test_rewards_and_an_adapter_are_part_of_the_configuration():
+    args = GEARConfig("out", use_cpu=True)
+    before, now = (
+        fingerprint(args, Gear(), None, [name], {"default": LoraConfig(r=r)})
+        for name, r in (("exact", 2), ("close", 4))
+    )
+    assert differences(before, now) == "lora.default.r 2 is now 4, reward_funcs ['exact'] is now ['close']"

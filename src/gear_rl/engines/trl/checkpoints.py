@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +69,25 @@ def may_change(name: str) -> bool:
     return name in MAY_CHANGE or name.startswith(tuple(_MAY_CHANGE_BY_PREFIX.split()))
 
 
-def fingerprint(args: GEARConfig, credit: CreditAssigner, dataset: Any = None) -> dict[str, Any]:
-    """What a resumed run must share, as JSON has it: every setting that is not in ``MAY_CHANGE``."""
+def fingerprint(
+    args: GEARConfig,
+    credit: CreditAssigner,
+    dataset: Any = None,
+    rewards: Sequence[str] = (),
+    adapters: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a resumed run must share, as JSON has it: every setting that is not in ``MAY_CHANGE``.
+
+    ``rewards`` are the names of the reward functions, ``adapters`` the model's ``peft_config``.
+    """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
     settings = method_settings(credit)
     values |= {"credit": settings.pop("name"), "processes": args.world_size}
     values |= {f"credit.{name}": value for name, value in settings.items()}
+    places = ("base_model_name_or_path", "inference_mode", "revision", "peft_version")
+    for name, adapter in (adapters or {}).items():
+        values |= {f"lora.{name}.{k}": v for k, v in adapter.to_dict().items() if k not in places}
+    values["reward_funcs"] = list(rewards)
     if hasattr(dataset, "__len__"):
         values["train_dataset"] = f"{len(dataset)} rows of {', '.join(dataset.column_names)}"
     return json.loads(json.dumps(values, sort_keys=True, default=_plain))

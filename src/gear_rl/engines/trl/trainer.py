@@ -417,7 +417,9 @@ class GEARTrainer(GRPOTrainer):
         finished run that is resumed does nothing.
         """
         with self.checkpoints.writing():
-            configuration = fingerprint(self.args, self.credit, self.train_dataset)
+            adapters = getattr(self.model, "peft_config", None)
+            rewards = self.reward_func_names
+            configuration = fingerprint(self.args, self.credit, self.train_dataset, rewards, adapters)
             self.run, checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
             self._record_writer = None  # what it continues is read again
             vars(self).pop("shares_passes", None)
