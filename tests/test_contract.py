@@ -18,6 +18,8 @@ from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
 """The others add to the advantage or distil: a sign may flip inside a completion; their docstring says so."""
 
+NAMES = dict.fromkeys([*SIGNALS, *(name for cls in METHODS.values() for name in names_of(cls().needs))])
+"""Every signal of the table, and what a method needs besides."""
 OFF = {
     "uniform": {},
     "gear": {"alpha": 0.0},
@@ -54,7 +56,7 @@ CAN_BE_OFF = [name for name in METHODS if switched_off(name) is not None]
 def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
     """Every signal with values of its kind: nats, log-probabilities, shares, numbers of sentences."""
     B, T = mask.shape
-    values = {name: torch.rand(B, T, generator=g) * 3 for name in SIGNALS if not is_per_row(name)}
+    values = {name: torch.rand(B, T, generator=g) * 3 for name in NAMES if not is_per_row(name)}
     for name in ("student_logprob", "teacher_logprob", "reference_logprob"):
         values[name] *= -1
     values["answer_confidence"] /= 3
@@ -245,7 +247,7 @@ def test_the_signals_and_the_advantage_are_left_as_they_were(method):
     copy_B, copies = advantage_B.clone(), altered(signals, torch.clone)
     method(advantage_B, signals)
     assert torch.equal(advantage_B, copy_B)
-    for name in ("mask", *SIGNALS):
+    for name in ("mask", *NAMES):
         assert torch.equal(getattr(signals, name), getattr(copies, name))
 
 

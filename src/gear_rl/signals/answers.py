@@ -53,19 +53,13 @@ def answer_regions(
 ) -> Int[Tensor, "B T"]:
     r"""0 before the completion's final answer, 1 on its content, 2 on its delimiters and all after; -1 outside.
 
-    ``texts[b][t]`` is token ``t`` decoded alone; it may be empty, and a row may end with its last True token.
-    Each turn (maximal run of the mask) is searched by itself, so that tool output is never taken for an answer
-    and no answer spans it; the last turn with a match wins, and in it the last match. Without a pattern the
-    answer is the last ``\boxed{...}`` with balanced braces (those behind a backslash do not count), else the
-    last ``<answer>...</answer>``, else the rest of the last line that starts with ``####``. A pattern is a
-    regular expression: its first group is the answer, or the whole match if it has none, and matches in which
-    the group took no part are passed over; ``check_pattern`` says what it refuses.
-
-    White space around the content counts as delimiter. A token that overlaps the content is content, also if
-    it holds a delimiter too. A row without an answer, or with an empty one, is all 0. Only the last
-    ``SEARCHED_CHARACTERS`` characters of a turn are searched for a pattern, so that one that backtracks
-    (``.*.*x``) costs seconds and not hours. Raises ``ValueError`` for a pattern that is refused, and for texts
-    that do not reach the last True token.
+    ``texts[b][t]`` is token ``t`` decoded alone. Each turn is searched by itself; the last turn with a match
+    wins, and in it the last match. Without a pattern the answer is the last ``\boxed{...}`` with balanced braces,
+    else the last ``<answer>...</answer>``, else the rest of the last line that starts with ``####``. Of a pattern
+    the first group is the answer, or the whole match; only the last ``SEARCHED_CHARACTERS`` of a turn are
+    searched for one. A token that overlaps the content is content; a row without an answer is all 0. Raises
+    ``ValueError`` for a pattern that ``check_pattern`` refuses, and for texts that do not reach the last True
+    token.
 
     >>> texts = [["so", " ", "\\boxed", "{", "4", "2", "}", "."]]
     >>> answer_regions(texts, torch.ones(1, 8, dtype=torch.bool))
@@ -87,10 +81,8 @@ def answer_regions(
 def check_pattern(pattern: str) -> re.Pattern[str]:
     r"""The compiled pattern; ``ValueError`` if it is no regular expression, or repeats what is itself repeated.
 
-    ``(a+)+`` may take time exponential in the text. Neither a limit on the time nor a proof of harmlessness is to
-    be had from Python's ``re``; this refuses the common form, an unbounded repetition inside of another one, and
-    possessive inner ones (``a++``) are the way out, which give nothing back. Alternatives that overlap under a
-    repetition (``(a|a)*``) are not recognised: a pattern is trusted as far as its author is.
+    ``(a+)+`` may take time exponential in the text; possessive inner repetitions (``a++``) are the way out.
+    Alternatives that overlap under a repetition (``(a|a)*``) are not recognised.
 
     >>> check_pattern(r"Answer: (\d+(?:,\d++)*)").search("Answer: 1,200").group(1)
     '1,200'

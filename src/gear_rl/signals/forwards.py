@@ -127,11 +127,9 @@ def takes_positions(model: nn.Module) -> bool:
 def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu") -> bool:
     """Whether left padding changes what the model computes when nobody passes it ``position_ids``.
 
-    So it is with learned or sinusoidal positions that are counted from the first column (GPT-2, GPT-Neo): a
-    padded row stands at later positions than the same row alone. Rotary positions are relative, and OPT counts
-    from the attention mask by itself. Measured by two forwards over rows of three paddings and one token: a token
-    that attends to itself alone has attention weight 1 wherever it stands, so that rotary angles leave no
-    rounding. Where the model is sharded, every process must call this.
+    So it is with positions that are counted from the first column (GPT-2). Measured by two forwards over rows of
+    padding and one token, which attends to itself alone, so that rotary angles leave no rounding. Where the model
+    is sharded, every process must call this.
     """
     if not takes_positions(model):
         return False

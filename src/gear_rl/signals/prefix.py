@@ -64,10 +64,9 @@ def states_after_shared_prompts(
 ) -> Float[Tensor, "B T D"] | None:
     """The hidden states that predict each of ``ids``, every prompt run once; None where that does not pay.
 
-    Prompts are padded on the left, so that all of them end in the same column. ``forward`` is
-    ``captured_forward``, which counts positions by the attention mask: completions go on where their prompt ends.
-    None too for a model whose cache is not plain keys and values of every token (sliding windows, recurrent
-    layers), or whose rotary angles depend on the longest position of a forward: such a model is tried once.
+    ``forward`` is ``captured_forward``. None too for a model whose cache is not plain keys and values of every
+    token (sliding windows, recurrent layers), or whose rotary angles depend on the longest position of a forward:
+    such a model is tried once.
     """
     plan = None if getattr(model, _REFUSED, False) else shared_prompts(prompt_BP, attention_BP, ids.shape[1])
     if plan is None:

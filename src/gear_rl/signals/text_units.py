@@ -48,14 +48,10 @@ def sentence_ids(texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"]) -> I
     """Number the sentences of each completion from 0; -1 outside the mask.
 
     ``texts[b][t]`` is token t decoded alone. A sentence ends with a full stop, an exclamation or a question mark
-    (and what closes after it: quotes, brackets, marks of emphasis) where white space follows, so not inside 3.14;
-    with the marks of Chinese and Japanese, whatever follows; with a line; and with the turn. White space belongs
-    to the sentence before it up to its last newline, and from there, or where it has none, to the one after. A
-    token belongs where its first character that is not white space does; one that has no text (a special token)
-    to the sentence of the token before. Kept simple: an abbreviation, an initial or the number of a list ("1. ")
-    ends a sentence, and a mark that the tokenizer splits over several tokens is not seen. Every turn, a maximal
-    run of the mask, begins a new one; what is masked is not read. Raises ``ValueError`` where ``texts`` has not
-    one entry for each token.
+    (and what closes after it) where white space follows; with the marks of Chinese and Japanese; with a line; and
+    with the turn. A token belongs where its first character that is not white space does; one without text to the
+    sentence of the token before. An abbreviation, an initial or the number of a list ends a sentence. Raises
+    ``ValueError`` where ``texts`` has not one entry for each token.
 
     >>> texts = [["Pi", " is", " 3", ".", "14", ".", " So", " what", "?"]]
     >>> sentence_ids(texts, torch.ones(1, 9, dtype=torch.bool))
@@ -67,10 +63,8 @@ def sentence_ids(texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"]) -> I
 def line_ids(texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Number the lines of each completion from 0; -1 outside the mask.
 
-    ``texts[b][t]`` is token t decoded alone. A line ends with its newline, and with the turn. Blank lines belong
-    to the line before them (those at a turn's beginning to its first), and the indentation of a line to it. A
-    token belongs where its first character that is not white space does; one that has no text to the line of the
-    token before. Raises ``ValueError`` where ``texts`` has not one entry for each token.
+    A line ends with its newline, and with the turn. Blank lines belong to the line before them, the indentation
+    of a line to it. Raises ``ValueError`` as ``sentence_ids``.
 
     >>> line_ids([["a", " =", " 1", "\\n\\n", "  ", "b"]], torch.ones(1, 6, dtype=torch.bool))
     tensor([[0, 0, 0, 0, 1, 1]])

@@ -81,27 +81,17 @@ def transport_distances(
     num_batches: int = 0,
     max_mb: float | None = None,
 ) -> Float[Tensor, "B T"]:
-    """How far the hidden states around each token are from the group's completions of the other outcome.
+    """``TransportDistance``, given each completion's group and whether it came out right.
 
-    SHEAR (arXiv:2604.23318): the distance of a window is the least Sinkhorn-regularised Wasserstein-1 distance
-    (Euclidean cost) to any window of a completion of the same group whose ``right_B`` differs; a token has the
-    largest distance of the windows that contain it, divided by the mean length of the group's hidden states. In
-    float32, at the model's present weights, dropout off; 0 where the mask is False.
-
-    Our reading, where the paper is silent: a token's state is that of its own position, after the last layer and
-    the final norm; only trained tokens have a part, so that a window passes over tool output and may span turns;
-    the last window ends with the completion, and a completion shorter than a window is one window; the distance
-    is the transport cost of the regularised plan, without the entropy term and without debiasing;
-    ``regularisation`` (not reported) is in mean lengths. ``iterations`` is a number and not a tolerance, so that
-    no distance depends on which others are solved beside it: at the default the error is about 0.1 percent.
-
-    A group must lie wholly inside the given rows. Groups of one outcome hold 0 and cost nothing. Rows where
-    ``row_B`` is False hold 0, but the others are still compared with them. Hidden states of one group at a time
-    are kept, and its transport problems are solved in tiles of at most ``max_mb``, or one problem if that is
-    more; None is 32 on the CPU, whose caches like it, and 256 elsewhere. Where the model is sharded all processes
-    must run equally many forwards: ``num_batches`` is the least number (``num_transport_batches`` says how many
-    this call needs), and surplus ones are dropped. Where one completion's hidden states are not finite, so are
-    the distances of its whole group. Raises ``ValueError`` for a setting outside its range and
+    The distance of a window is the least Sinkhorn-regularised Wasserstein-1 distance (Euclidean cost) to any
+    window of a completion of the same group whose ``right_B`` differs; a token has the largest of the windows
+    that contain it, divided by the mean length of the group's hidden states. Our reading where the paper is
+    silent: a token's state is that of its own position after the final norm; only trained tokens have a part;
+    the last window ends with the completion; the cost is that of the regularised plan alone. ``iterations``
+    is a number and not a tolerance, so that no distance depends on which others are solved beside it. A group
+    must lie wholly inside the rows. Rows where ``row_B`` is False hold 0, but the others are compared with
+    them. ``max_mb`` bounds a tile of problems; None is 32 on the CPU, 256 elsewhere. Surplus forwards up to
+    ``num_batches`` are dropped. Raises ``ValueError`` for a setting outside its range and
     ``ModuleNotFoundError`` without POT.
     """
     solver = _Solver(window_tokens, stride_tokens, regularisation, iterations, max_mb)
@@ -179,11 +169,7 @@ def window_starts(num_tokens: int, window_tokens: int, stride_tokens: int) -> li
 def completion_states(
     model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"], num_tokens: int
 ) -> Float[Tensor, "B T D"]:
-    """The last hidden states *of* the last ``num_tokens`` tokens, through the model's own ``forward``.
-
-    ``signals.forwards.hidden_states`` gives those that predict them, one position earlier. The head computes
-    one position only. Raises ``ValueError`` if the backbone cannot be found.
-    """
+    """The last hidden states *of* the last ``num_tokens`` tokens; ``hidden_states`` gives those before them."""
     return last_states(model, ids_BS, attention_BS)[:, ids_BS.shape[1] - num_tokens :]
 
 

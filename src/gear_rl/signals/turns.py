@@ -123,12 +123,11 @@ def turn_reward_values(
 ) -> Float[Tensor, "B T"]:
     """The reward of each token's turn; 0 where the mask is False.
 
-    For each rollout the first that is there: ``environment``, what its ``turn_rewards()`` returned; ``logged``,
-    what a reward function gave to ``log_extra("turn_rewards", ...)``; else 1 for a turn whose tool calls were all
-    answered and none ``failed(rollout, answer)``, and 0 for any other. One value is due per turn; of a last turn
-    without a call it may be left out. With another number of values from an environment, which does not see a
-    call that was refused before it, the rollout's values are NaN and a warning names both numbers. Raises
-    ``ValueError`` for such a number from a reward function, and for a value that is no number.
+    For each rollout the first that has something to say: ``environment``, what its ``turn_rewards()`` returned;
+    ``logged``, what a reward function gave to ``log_extra("turn_rewards", ...)``; else 1 for a turn that called
+    tools of which all answered and none ``failed(rollout, answer)``, and 0 for any other turn. The value of a
+    last turn that calls nothing may be left out. If an environment gives any other number, the rollout's values
+    are NaN and a warning names both; from a reward function that raises ``ValueError``.
 
     >>> call = {"role": "assistant", "tool_calls": [{}]}
     >>> rollout = [call, {"role": "tool", "name": "look", "content": "a key"}, {"role": "assistant"}]
@@ -170,10 +169,9 @@ def anchor_texts(
 ) -> list[list[str | None]]:
     """For each turn of each rollout the state that it began in, as text; None where that is not known.
 
-    What ``anchor_states()`` of the environment returned, or, where it is None, what the model saw since its turn
-    before: the tools' answers, and for the first turn the prompt, which the group shares and which is the empty
-    text here. Answers that hold more than text (images) are not compared. As many states are due as for
-    ``turn_reward_values``; where the number does not fit, no state of the rollout is known.
+    What ``anchor_states()`` of the environment returned, or what the model saw since its turn before: the tools'
+    answers, and for the first turn the empty text. Answers that hold more than text (images) are not compared.
+    Where the number of states does not fit, no turn of the rollout has one.
 
     >>> call = {"role": "assistant", "tool_calls": [{}]}
     >>> rollout = [call, {"role": "tool", "name": "look", "content": "a key"}, {"role": "assistant"}]
@@ -209,11 +207,10 @@ def anchor_ids(
 ) -> Int[Tensor, "B T"]:
     """A number for the state in which each token's turn began; -1 where the mask is False.
 
-    Turns of a group whose texts are the same share the number; a turn without a text has one of its own.
-    ``texts`` and ``group`` are those of all processes' rollouts, and ``first`` says where this process's ``mask``
-    begins among them, so that every process counts alike. With ``similarity`` below 1 texts are the same if
-    ``difflib``'s ratio to the first of their kind, in alphabetical order, is at least that (0.95 in GiGPO's
-    released option, arXiv:2505.10978, which takes whichever rollout came first).
+    Turns of a group whose texts are the same share the number; a turn without a text has one of its own. With
+    ``similarity`` below 1 texts are the same if ``difflib``'s ratio to the first of their kind, in alphabetical
+    order, is at least that. ``texts`` and ``group`` are those of all processes, and ``first`` says where this
+    one's ``mask`` begins. Raises ``ValueError`` if a rollout has not as many texts as turns.
 
     >>> mask = torch.tensor([[True, False, True], [True, False, True]])
     >>> anchor_ids([["", "a key"], ["", "no key"]], [0, 0], mask)
