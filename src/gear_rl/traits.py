@@ -106,67 +106,57 @@ def distillation_of(method: CreditAssigner) -> Distillation | None:
     return method.distillation if isinstance(method, Distilling) else None
 
 
-def is_additive(method: CreditAssigner) -> bool:
-    """Whether the method may give credit where the completion's advantage is 0, or of the other sign.
+class Traits:
+    """What a method may declare of itself, by a class attribute or a property; the default where it does not."""
 
-    A method says so by an attribute ``additive = True``; an engine then computes its signals for every
-    completion. Reweighting methods, which have no such attribute, cost nothing where the advantage is 0. A method
-    that distils is treated as additive: its term does not depend on the advantage.
+    additive: bool = False
+    """It may give credit where the completion's advantage is 0, or of the other sign: an engine then computes its
+    signals for every completion."""
+    per_completion: bool = False
+    """It gives a completion the same credit whatever others it is called with: an engine may then request the
+    credit of some at a time. What draws at random by the last bits of a signal must not say so."""
+    makes_segments: bool = False
+    """Segments of two tokens and more are what it is for: an engine warns where a run has next to none."""
+    even: bool = False
+    """All tokens of a completion get the same advantage, in whatever setting: nothing is lost in a loss with one
+    ratio for the completion. A class that inherits it may spread the credit, and has to say so by itself."""
+
+
+def is_additive(method: CreditAssigner) -> bool:
+    """Whether the method is ``additive``, or distils: its term does not depend on the advantage.
 
     >>> from gear_rl.methods import METHODS
     >>> [name for name in ("gear", "gigpo", "opsd") if is_additive(METHODS[name]())]
     ['gigpo', 'opsd']
     """
-    return bool(getattr(method, "additive", False)) or distillation_of(method) is not None
+    return bool(getattr(method, "additive", Traits.additive)) or distillation_of(method) is not None
 
 
 def is_per_completion(method: CreditAssigner) -> bool:
-    """Whether the method gives every completion the same credit whatever other completions it is called with.
-
-    A method says so by an attribute ``per_completion = True``, or a property where it depends on the settings. An
-    engine may then request the credit of some completions at a time, with signals out of other forwards, which
-    differ in their last bits: what draws at random by these bits must not say so.
-
-    >>> from gear_rl.methods import METHODS
-    >>> [name for name in ("gear", "gigpo", "rlsd") if is_per_completion(METHODS[name]())]
-    ['gear', 'rlsd']
-    """
-    return bool(getattr(method, "per_completion", False))
+    """``Traits.per_completion`` of the method."""
+    return bool(getattr(method, "per_completion", Traits.per_completion))
 
 
 def makes_segments(method: CreditAssigner) -> bool:
-    """Whether segments of two tokens and more are what the method is for, in its settings.
-
-    A method says so by an attribute ``makes_segments = True``, or a property where it depends on the settings. An
-    engine warns where next to no token of a run is in one.
-
-    >>> from gear_rl.methods import METHODS
-    >>> [name for name in METHODS if makes_segments(METHODS[name]())]
-    ['gear', 'random_onsets']
-    """
-    return bool(getattr(method, "makes_segments", False))
+    """``Traits.makes_segments`` of the method."""
+    return bool(getattr(method, "makes_segments", Traits.makes_segments))
 
 
 def is_even(method: CreditAssigner) -> bool:
-    """Whether all tokens of a completion get the same advantage, in whatever setting.
-
-    A class says so by an attribute ``even = True`` of its own: one that inherits it may spread the credit. Such a
-    method loses nothing where a loss has one ratio, or one advantage, for the whole completion. What it adds to
-    the loss by itself, such as a divergence of the teacher, may differ from token to token.
+    """``Traits.even`` of the method's own class.
 
     >>> from gear_rl.methods import METHODS
     >>> [name for name in METHODS if is_even(METHODS[name]())]
     ['uniform', 'crpo', 'opsd', 'sdpo', 'sdpg']
     """
-    return bool(vars(type(method)).get("even", False))
+    return bool(vars(type(method)).get("even", Traits.even))
 
 
 def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
     """The settings of the engine that the method's paper or released code has; empty where it has none.
 
-    A method declares them by an attribute ``engine_settings``, a mapping from the engine's names to values. An
-    engine applies each of them unless the user set that key. ``ValueError`` if it is no mapping of names; whether
-    the names and values are right is the engine's to check.
+    A method declares them by an attribute ``engine_settings``; an engine applies each unless the user set that
+    key. ``ValueError`` if it is no mapping of names.
 
     >>> class Synced:
     ...     name, source, needs = "synced", "an example", ("divergence",)
@@ -187,7 +177,7 @@ def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
 def method_settings(method: CreditAssigner) -> dict[str, Any]:
     """Name and settings of a method, as a run's ``credit`` has them; a method inside it likewise.
 
-    Of an object that is no dataclass only the name: it has no settings that anyone could know.
+    Of an object that is no dataclass only the name; a field that ``repr`` leaves out is no setting.
 
     >>> from gear_rl.methods import Shuffled
     >>> settings = method_settings(Shuffled())
