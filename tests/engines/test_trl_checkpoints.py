@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines.checkpoints import checked, read_manifest
+from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import checkpoints
 from gear_rl.engines.trl.checkpoints import MAY_CHANGE, differences, fingerprint, may_change
 
@@ -130,8 +131,8 @@ def test_latest_never_takes_another_runs_checkpoint(tiny_model, tmp_path, caplog
     first, second = (read_manifest(tmp_path / "a" / f"checkpoint-{step}").run for step in (1, 2))
     assert first != second
     resumed = made(tmp_path / "a", tiny_model, **SHORT)
-    rewards = resumed.reward_func_names
-    configuration = fingerprint(resumed.args, resumed.credit, resumed.train_dataset, rewards)
+    parts = resumed.train_dataset, resumed.reward_func_names, resumed.model
+    configuration = fingerprint(resumed.args, resumed.credit, *parts)
     run, path = resumed.checkpoints.begin(True, configuration)
     assert (run.id, path) == (first, str(tmp_path / "a" / "checkpoint-1"))
     assert "checkpoint-2 is passed over: it is of another run" in caplog.text
@@ -296,10 +297,13 @@ def test_infinite_rewards_are_counted_and_warned_of_once(tiny_model, tmp_path, c
     assert message.startswith("step 0: 2 rewards are infinite (boundless);")
 
 
-def test_rewards_and_an_adapter_are_part_of_the_configuration():
-    args = GEARConfig("out", use_cpu=True)
-    before, now = (
-        fingerprint(args, Gear(), None, [name], {"default": LoraConfig(r=r)})
-        for name, r in (("exact", 2), ("close", 4))
-    )
-    assert differences(before, now) == "lora.default.r 2 is now 4, reward_funcs ['exact'] is now ['close']"
+def test_rewards_model_and_adapter_are_part_of_the_configuration(tiny_model):
+    args, model = GEARConfig("out", use_cpu=True), load_causal_lm(str(tiny_model), {})
+    prints = []
+    for name, r in (("exact", 2), ("close", 4)):
+        model.peft_config = {"default": LoraConfig(r=r)}
+        prints.append(fingerprint(args, Gear(), None, [name], model))
+    changed = differences(prints[0], prints[1])
+    assert changed == "lora.default.r 2 is now 4, reward_funcs ['exact'] is now ['close']"
+    model.more = torch.nn.Linear(1, 2)
+    assert "model 'qwen3, " in differences(prints[1], fingerprint(args, Gear(), None, ["close"], model))

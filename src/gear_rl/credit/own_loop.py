@@ -47,6 +47,8 @@ def token_advantages(
     ``reference`` those that the run began with. ``log`` receives the ``gear/*`` metrics. Raises ``ValueError``
     where numbers of completions differ. ``examples/loop.py`` trains with it.
     """
+    if isinstance(method, type):
+        raise ValueError(f"method: {method!r} is a class; give an object such as Gear()")
     config = (config or CreditConfig()).resolved(method, announce=False)
     engine = _OneProcess(model, tokenizer, config, teacher, reference, temperature, batch_size, log)
     engine.chat_template_kwargs = dict(chat_template_kwargs or {})

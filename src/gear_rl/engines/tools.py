@@ -116,7 +116,7 @@ class ToolGuard:
                 if not self._serving or _INSIDE.get():
                     return await function(*own, **arguments)
                 values, limit = checked(own, arguments), asyncio.timeout(self.time_limit)
-                with self._failures():
+                with self._failures(asyncio.CancelledError):
                     try:
                         async with limit:
                             return self._cut(await function(*own, **values))
@@ -214,15 +214,15 @@ class ToolGuard:
         return self.answers.get(text)
 
     @contextmanager
-    def _failures(self) -> Generator[None]:
-        """What is raised inside becomes an answer, and what is called inside is not guarded again."""
+    def _failures(self, *passing: type[BaseException]) -> Generator[None]:
+        """What is raised inside, but ``passing``, becomes an answer; calls inside are not guarded again."""
         inside = _INSIDE.set(True)
         try:
             yield
         except _TimeUp:
             late = RuntimeError(f"the tool took more than {self.time_limit:g} seconds")
             raise self._failure("timeout", late) from None
-        except (KeyboardInterrupt, asyncio.CancelledError):
+        except (KeyboardInterrupt, *passing):
             raise
         except BaseException as error:  # SystemExit, and panics of libraries written in Rust
             raise self._failure("raised", error) from None

@@ -130,7 +130,8 @@ def load_config(
             trainer[name] = checked(name, value, trainer_types[name])
         elif name in _MOVED:
             raise InputError(
-                f"{name}: a setting of the method; write it as credit: {{{_MOVED[name]}: {value}}}"
+                f"{name}: a setting of the method now; give it as --credit.{_MOVED[name]}, or in a file as "
+                f"{_MOVED[name]}: under credit:, beside name:"
             )
         elif types is None:
             raise InputError(f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types])}")

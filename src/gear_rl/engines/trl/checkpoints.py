@@ -74,18 +74,21 @@ def fingerprint(
     credit: CreditAssigner,
     dataset: Any = None,
     rewards: Sequence[str] = (),
-    adapters: Mapping[str, Any] | None = None,
+    model: Any = None,
 ) -> dict[str, Any]:
     """What a resumed run must share, as JSON has it: every setting that is not in ``MAY_CHANGE``.
 
-    ``rewards`` are the names of the reward functions, ``adapters`` the model's ``peft_config``.
+    ``rewards`` are the names of the reward functions. Of the model its type, size and adapters are compared.
     """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
     settings = method_settings(credit)
     values |= {"credit": settings.pop("name"), "processes": args.world_size}
     values |= {f"credit.{name}": value for name, value in settings.items()}
     places = ("base_model_name_or_path", "inference_mode", "revision", "peft_version")
-    for name, adapter in (adapters or {}).items():
+    if model is not None:
+        size = sum(p.numel() for p in model.parameters())
+        values["model"] = f"{model.config.model_type}, {size} parameters"
+    for name, adapter in getattr(model, "peft_config", {}).items():
         values |= {f"lora.{name}.{k}": v for k, v in adapter.to_dict().items() if k not in places}
     values["reward_funcs"] = list(rewards)
     if hasattr(dataset, "__len__"):

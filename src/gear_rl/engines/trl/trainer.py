@@ -64,6 +64,7 @@ from gear_rl.traits import distillation_of, method_settings
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
+_SYNCED_REFERENCE = "synced_reference.safetensors"
 
 
 class GEARTrainer(GRPOTrainer):
@@ -417,9 +418,8 @@ class GEARTrainer(GRPOTrainer):
         finished run that is resumed does nothing.
         """
         with self.checkpoints.writing():
-            adapters = getattr(self.model, "peft_config", None)
-            rewards = self.reward_func_names
-            configuration = fingerprint(self.args, self.credit, self.train_dataset, rewards, adapters)
+            parts = self.train_dataset, self.reward_func_names, self.model
+            configuration = fingerprint(self.args, self.credit, *parts)
             self.run, checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
             self._record_writer = None  # what it continues is read again
             vars(self).pop("shares_passes", None)
@@ -446,9 +446,7 @@ class GEARTrainer(GRPOTrainer):
             "reference.safetensors": self.ready_reference(),
         }
         if self.args.sync_ref_model:
-            kept["synced_reference.safetensors"] = SyncedReference(
-                self.accelerator.unwrap_model(self.ref_model)
-            )
+            kept[_SYNCED_REFERENCE] = SyncedReference(self.accelerator.unwrap_model(self.ref_model))
         return kept
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -462,10 +460,11 @@ class GEARTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            progress = self.checkpoints.load(Path(checkpoint), self._kept_weights())
-            if (
-                progress is not None and cast(Run, self.run).same
-            ):  # rollouts of other settings may not even fit
+            same, kept = cast(Run, self.run).same, self._kept_weights()
+            if not same:
+                kept.pop(_SYNCED_REFERENCE, None)  # another run begins with its own
+            progress = self.checkpoints.load(Path(checkpoint), kept)
+            if progress is not None and same:  # rollouts of other settings may not even fit
                 self._step, self._buffered_inputs = progress["micro_batches"], progress["rollouts"]
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
