@@ -51,6 +51,9 @@ def replacing(path: Path) -> Generator[BinaryIO, None, None]:
 
 
 def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
-    """Raise ``ValueError`` if the file to write is one of ``inputs``, by any name."""
-    if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):
-        raise ValueError(f"{option}: {out} is read here too; name another file")
+    """Raise ``ValueError`` if the file to write is one of ``inputs``, by any name, or in a folder of them."""
+    for path in inputs:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"{option}: {out} is read here too; name another file")
+        if path.is_dir() and path.resolve() in out.resolve().parents:
+            raise ValueError(f"{option}: {out} is in {path}, which is read here too; name another file")

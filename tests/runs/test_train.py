@@ -186,13 +186,21 @@ def test_a_file_that_is_read_is_not_written(used):
     folder, call = used
     rows = (folder / "rows.jsonl").read_bytes()
     (folder / "linked.jsonl").symlink_to("rows.jsonl")
+    (folder / "in").mkdir()
+    (folder / "in" / "rows.jsonl").write_bytes(rows)
+    inside = ("--output_dir", "in", "--record_file", "rows.jsonl")
     for words, message in (
-        (("--record_file", "../rows.jsonl"), "rows.jsonl holds records already"),
-        (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl holds records already"),
-        (("--record_file", str(folder / "run.yaml")), "run.yaml holds records already"),
+        (("--dataset", "in/rows.jsonl", *inside), "in/rows.jsonl is read here too; name another file"),
+        (("--eval_dataset", "{small: in/rows.jsonl}", *inside), "in/rows.jsonl is read here too"),
+        (("--dataset", "in", *inside[:3], "records.jsonl"), "in/records.jsonl is in in, which is read here"),
+        (("--output_dir", ".", "--record_file", "run.yaml"), "run.yaml is read here too"),
+        (("--record_file", "../rows.jsonl"), "rows.jsonl is read here too"),
+        (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl is read here too"),
+        (("--record_file", str(folder / "run.yaml")), "run.yaml is read here too"),
     ):
         one_line(call("--overwrite", *words), message)
     assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()
+    assert [file.name for file in (folder / "in").iterdir()] == ["rows.jsonl"]
 
 
 def contents(folder):

@@ -55,7 +55,7 @@ def train(
             from gear_rl.runs.trainer import train as run
 
             try:
-                trainer = run(chosen, [line], overwrite=overwrite)
+                trainer = run(chosen, [line], overwrite=overwrite, source=config)
             except BaseException as ended:
                 if not isinstance(ended, Exception):  # interrupted or terminated
                     ended.add_note(how_to_go_on(chosen))

@@ -6,31 +6,37 @@
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
 from gear_rl.data.objects import context_fault, guarded, import_object, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rows import load_rows, load_splits
+from gear_rl.data.sources import is_generated
 from gear_rl.engines.checkpoints import checkpoints_in
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 
 
-def train(config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False) -> Any:
+def train(
+    config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False, source: Path | None = None
+) -> Any:
     """Run the training with further callbacks, save the model, and return the trainer.
 
     ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
-    for a folder that another process writes; and for a step that is not finite.
+    for a folder that another process writes; for a step that is not finite; and where the record file is one of
+    the data, or ``source``, the file of the configuration.
     """
     resume = _checkpoint(config)
     if overwrite:
         config.trainer["overwrite_output_dir"] = True
-    _check_folder(config, resume)
+    _check_folder(config, resume, source)
     trainer = make_trainer(config)
     from transformers.trainer_callback import TrainerCallback
 
@@ -141,13 +147,18 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def _check_folder(config: RunConfig, resume: str | None) -> None:
-    """Refuse to mix a new run with one that is there."""
+def _check_folder(config: RunConfig, resume: str | None, source: Path | None) -> None:
+    """Refuse to write records over what is read, and to mix a new run with one that is there."""
     folder = run_folder(config)
     overwrite = bool(config.trainer.get("overwrite_output_dir"))
     if overwrite and resume is not None:
         raise InputError("--overwrite: it begins anew, resume_from_checkpoint goes on; leave one of them out")
+    held_out = config.eval_dataset or {}
+    names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
+    inputs = [*(Path(name) for name in names if not is_generated(name)), *filter(None, [source])]
     with _input_errors():
+        if folder.records is not None:
+            check_output(folder.records, inputs, "record_file")
         folder.check_records()
     leftovers = folder.leftovers()
     if leftovers and resume is None and not overwrite:

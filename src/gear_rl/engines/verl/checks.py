@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.signals import needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
+from gear_rl.files import check_output
 from gear_rl.signals.privileged import NO_CONTRAST
 from gear_rl.signals.signal import needs_teacher
 from gear_rl.traits import distillation_of, is_even
@@ -47,7 +48,15 @@ def check(config: Any, settings: VerlSettings) -> None:
     for problem in _problems(config, settings):
         raise InputError(problem)
     try:
-        RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
+        folder = RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file)
+        folder.check_records()
+        for key in ("train_files", "val_files") if folder.records is not None else ():
+            files: Any = config.data.get(key) or []
+            check_output(
+                cast(Path, folder.records),
+                [Path(file).expanduser() for file in ([files] if isinstance(files, str) else files)],
+                "record_file",
+            )
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
 
