@@ -6,6 +6,7 @@ saved, and saves the credit that it assigns and its loss.
 
 import sys
 import tempfile
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -82,11 +83,13 @@ def restored(result: Any, order: list[int]) -> dict[str, Any]:
     """The result in the order that the rollouts came in."""
     back = torch.tensor(order).argsort()
 
-    def taken(values: Any) -> Any:
-        names = [
-            name for name in values.__dataclass_fields__ if isinstance(getattr(values, name), torch.Tensor)
-        ]
-        return type(values)(**{name: getattr(values, name)[back] for name in names})
+    def taken(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value[back]
+        if isinstance(value, dict):
+            return {name: taken(one) for name, one in value.items()}
+        named = {field.name: getattr(value, field.name) for field in fields(value)}
+        return type(value)(**{name: taken(one) for name, one in named.items() if one is not None})
 
     return {
         "signals": taken(result.signals),
