@@ -9,7 +9,7 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import VerlSettings, reads_reference
 from gear_rl.errors import InputError
-from gear_rl.methods import METHODS
+from gear_rl.methods import METHODS, Uniform
 from gear_rl.runs.verl.settings import environment_factory, group_of, read_settings
 from gear_rl.traits import distillation_of
 
@@ -109,6 +109,7 @@ def test_methods_that_reweight_are_accepted(name):
         ({}, {"trainer__v1__trainer_mode": "separate_async"}, r"set it to gear_sync or gear_colocate_async"),
         ({}, {"trainer__use_v1": False}, r"trainer\.use_v1: False"),
         ({"credit": "opsd"}, {}, r"gear\.credit: 'opsd' adds a distillation term"),
+        ({"privileged_sources": ["function"]}, {}, r"gear\.privileged_sources: 'function' needs a function"),
         ({"teacher": "ema"}, {}, r"gear\.teacher: 'ema' .* set it to live or base"),
         (
             {"credit": "rlsd", "teacher": None},
@@ -145,6 +146,17 @@ def test_methods_that_reweight_are_accepted(name):
 def test_what_cannot_run_is_refused_with_what_would(section, changes, message):
     with pytest.raises(InputError, match=message):
         check(config_of(section, **changes))
+
+
+def test_a_method_anchored_to_the_first_weights_is_refused():
+    class Anchored(Uniform):
+        needs = ("reference_logprob",)
+
+    settings = dataclasses.replace(read_settings({"credit": "uniform"}), method=Anchored())
+    with pytest.raises(
+        InputError, match=r"gear\.credit: 'uniform' needs reference_logprob, which was never run"
+    ):
+        checks.check_method(settings)
 
 
 def test_records_never_replace_what_is_there(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from gear_rl.credit.signals import needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
-from gear_rl.signals.privileged import NO_CONTRAST
-from gear_rl.signals.signal import needs_teacher
+from gear_rl.signals.privileged import NO_CONTRAST, check_sources
+from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -62,13 +62,19 @@ def check(config: Any, settings: VerlSettings) -> None:
 
 
 def check_method(settings: VerlSettings) -> None:
-    """Raise ``InputError`` for a method or a teacher that cannot run in verl."""
+    """Raise ``InputError`` for a method, a teacher or a source that cannot run in verl."""
     method, config = settings.method, settings.config
     if distillation_of(method) is not None:
         raise InputError(
             f"gear.credit: {method.name!r} adds a distillation term to the loss, and verl's loss has no place "
             "for one; take a method that reweights, such as gear or rlsd"
         )
+    if "reference_logprob" in names_of(method.needs):
+        raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
+    try:
+        check_sources(cast(list[str], config.privileged_sources), settings.privileged is not None)
+    except ValueError as error:
+        raise InputError(f"gear.{error}") from None
     kind = config.teacher_model_kind
     if needs_context(method) and kind not in ("live", "base"):
         raise InputError(
