@@ -142,6 +142,7 @@ def test_the_command_says_what_the_file_says(tmp_path):
         "4",
     ]
     words += ["--beta", "0.1", "--epsilon_high", "0.28", "--max_completion_length", "24", "--top_k", "5"]
+    words += ["--adam_beta2", "0.95", "--save_total_limit", "2", "--warmup_steps", "10.0"]
     given = command(tmp_path, *CHAIN, *BATCH, *words, gpus=2, prompt_tokens=64)
     assert next(iter(given.items())) == ("+gear", "gear")
     assert given["gear.alpha"] == "0.5"
@@ -149,6 +150,8 @@ def test_the_command_says_what_the_file_says(tmp_path):
         "data.train_batch_size": "16", "data.max_prompt_length": "64", "data.max_response_length": "24",
         "+data.apply_chat_template_kwargs.enable_thinking": "false",
         "actor_rollout_ref.rollout.n": "4", "actor_rollout_ref.rollout.top_k": "5",
+        "actor_rollout_ref.actor.optim.betas": "[0.9,0.95]", "trainer.max_actor_ckpt_to_keep": "2",
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": "10",
         "actor_rollout_ref.actor.optim.lr": "0.0001", "actor_rollout_ref.actor.ppo_mini_batch_size": "16",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "32",
         "actor_rollout_ref.actor.clip_ratio_low": "0.2", "actor_rollout_ref.actor.clip_ratio_high": "0.28",
