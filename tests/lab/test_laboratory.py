@@ -26,7 +26,7 @@ from gear_rl.lab.compare import (
     split_methods,
 )
 from gear_rl.lab.score import arena_material, records_of, score
-from gear_rl.lab.training import cell_trainer, finished, run_cell, run_cells
+from gear_rl.lab.training import _once, cell_trainer, finished, run_cell, run_cells
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import accuracies, sampling_seed, task_of
 from gear_rl.runs.config import build_method
@@ -201,9 +201,16 @@ def test_a_failed_or_foreign_cell_is_run_again(comparison):
     other = specs_of([], seeds=1, steps=2)[0]
     assert other.file != specs[0].file and finished(other, cells) is None, "another budget is another run"
     whole = (cells / specs[0].file).read_text()
-    for changed in (whole[:100], whole.replace(json.loads(whole)["spec"]["name"], "other")):
+    for changed in ("{}", "[]", whole[:100], whole.replace(json.loads(whole)["spec"]["name"], "other")):
         (cells / other.file).write_text(changed)
         assert finished(other, cells) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_a_damaged_evaluation_is_made_again(text, tmp_path):
+    file = tmp_path / "before.json"
+    file.write_text(text)
+    assert _once(file, lambda: [0.5]) == [0.5] == _once(file, lambda: [0.0])
 
 
 def test_another_default_is_another_cell(monkeypatch):

@@ -87,7 +87,8 @@ def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
         row = json.loads((folder / spec.file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return row if row.get("error") is None and row["spec"] == json.loads(json.dumps(asdict(spec))) else None
+    same = isinstance(row, dict) and row.get("spec") == json.loads(json.dumps(asdict(spec)))
+    return row if same and row.get("error") is None else None
 
 
 def failed(spec: Spec, error: str) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
     """
     try:
         return json.loads(file.read_text(encoding="utf-8"))["accuracies"]
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, LookupError, TypeError):  # none, or a damaged one
         shares = measure()
     replace_file(file, (json.dumps({"accuracies": shares}) + "\n").encode())
     return shares
