@@ -129,6 +129,8 @@ def test_a_damaged_line_in_the_middle_ends_the_recording_and_nothing_is_replaced
         ("{", r"r\.jsonl, line 2: not JSON"),
         ("[1]", r"r\.jsonl, line 2: not a credit record, it lacks advantage, credit"),
         ('{"step": 1}', r"r\.jsonl, line 2: not a credit record, it lacks"),
+        ('{"step": NaN}', r"r\.jsonl, line 2: not JSON \(NaN is"),
+        ('{"step": 1, "step": 2}', r"r\.jsonl, line 2: not JSON \(the key 'step' stands twice"),
         (
             json.dumps(dataclasses.asdict(record(format=FORMAT + 1))),
             rf"line 2: format {FORMAT + 1}, but this version",
@@ -147,9 +149,34 @@ def test_blank_lines_and_later_fields_are_passed_over(tmp_path):
     assert list(read_records(tmp_path / "r.jsonl")) == [record()]
 
 
+def test_a_whole_number_is_a_reward(tmp_path):
+    (tmp_path / "r.jsonl").write_text(json.dumps(json.loads(record().to_json()) | {"reward": 1}))
+    assert [r.reward for r in read_records(tmp_path / "r.jsonl")] == [1]
+
+
+@pytest.mark.parametrize("changed", [{"tokens": ["a"]}, {"turn": []}, {"signals": {"d": [1.0]}}])
+def test_lists_of_another_length_are_named(tmp_path, changed):
+    (tmp_path / "r.jsonl").write_text(json.dumps(json.loads(record().to_json()) | changed))
+    with pytest.raises(ValueError, match=r"r\.jsonl, line 1: .* has \d entries for \d tokens"):
+        list(read_records(tmp_path / "r.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("step", "1"), ("tokens", "ab"), ("signals", []), ("truncated", None), ("advantage", "x")],
+    [
+        ("step", "1"),
+        ("tokens", "ab"),
+        ("signals", []),
+        ("truncated", None),
+        ("advantage", "x"),
+        ("tokens", [1] * 3),
+        ("ids", [None] * 3),
+        ("credit", ["x"] * 3),
+        ("signals", {"d": 3}),
+        ("step", 10**400),
+        ("reward", 10**400),
+        ("tools", {"calls": "1"}),
+    ],
 )
 def test_a_field_of_another_kind_is_named(tmp_path, name, value):
     row = json.loads(record().to_json()) | {name: value}

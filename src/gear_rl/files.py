@@ -1,11 +1,13 @@
-"""Files that are put in place at once."""
+"""Files that are put in place at once, and JSON that means what is written."""
 
+import json
+import math
 import os
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -57,3 +59,30 @@ def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
             raise ValueError(f"{option}: {out} is read here too; name another file")
         if path.is_dir() and path.resolve() in out.resolve().parents:
             raise ValueError(f"{option}: {out} is in {path}, which is read here too; name another file")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ``ValueError`` for NaN, a number too large, or a key that stands twice.
+
+    >>> parse_json("[1e999]")
+    Traceback (most recent call last):
+    ValueError: 1e999 is no JSON value; write null, or quote it
+    """
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_refused, parse_float=_finite)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {max(names, key=names.count)!r} stands twice")
+    return row
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refused(digits)
+
+
+def _refused(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON value; write null, or quote it")

@@ -6,13 +6,15 @@ Written by any engine, read by the viewer and the laboratory. It holds the privi
 import json
 import logging
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
+from inspect import formatannotation
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast, get_origin
+from typing import Any, cast, get_args, get_origin
 
-from gear_rl.files import replace_file
+from gear_rl.files import parse_json, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +78,8 @@ class Record:
         return json.dumps(_compact(asdict(self)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _kinds(hint: Any) -> Any:
-    if isinstance(hint, UnionType):
-        return hint
-    return (float, int, type(None)) if hint is float else get_origin(hint) or hint  # null was not finite
-
-
-_FIELDS: dict[str, Any] = {f.name: _kinds(f.type) for f in fields(Record)}
+_FIELDS: dict[str, Any] = {f.name: f.type for f in fields(Record)}
+_PER_TOKEN = [name for name, hint in _FIELDS.items() if get_origin(hint) is list]
 _REQUIRED = _FIELDS.keys() - {"signals", "fallback", "context", "teacher_prompt", "tools", "truncated"}
 
 
@@ -108,7 +105,7 @@ def _records(lines: Iterable[str | bytes], path: str | Path) -> Iterator[Record]
             continue
         place = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{place}: not JSON ({error}); delete the line") from None
         row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
@@ -117,13 +114,38 @@ def _records(lines: Iterable[str | bytes], path: str | Path) -> Iterator[Record]
             raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
         known = {name: value for name, value in row.items() if name in _FIELDS}
         for name, value in known.items():
-            if not isinstance(value, _FIELDS[name]):
-                raise ValueError(f"{place}: not a credit record, {name} is {type(value).__name__}")
+            if not _fits(value, _FIELDS[name]):
+                raise ValueError(
+                    f"{place}: not a credit record, {name} is {type(value).__name__} {str(value)[:40]!r}, "
+                    f"not {formatannotation(_FIELDS[name])}"
+                )
+        lists = {name: known[name] for name in _PER_TOKEN} | known.get("signals", {})
+        for name, values in lists.items():
+            if len(values) != len(known["tokens"]):
+                raise ValueError(
+                    f"{place}: not a credit record, {name} has {len(values)} entries for "
+                    f"{len(known['tokens'])} tokens"
+                )
         if row["format"] > FORMAT:
             raise ValueError(
                 f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"
             )
         yield Record(**known)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type, inside too; null is a number that was not finite."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if hint is float:
+        return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
+    if hint is int:
+        return isinstance(value, int) and abs(value) < 2**63
+    if kind is None:
+        return isinstance(value, hint)
+    items = cast(dict[str, Any], value).values() if isinstance(value, dict) else value
+    return isinstance(value, kind) and all(_fits(item, inner[-1]) for item in items)
 
 
 class RecordWriter:

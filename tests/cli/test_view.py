@@ -31,3 +31,19 @@ def test_without_a_page_several_files_are_refused(tmp_path):
     done = gear("view", "a.jsonl", "c.jsonl", "--html", "page.html", cwd=tmp_path)
     assert done.returncode == 2 and "c.jsonl does not exist" in done.stderr
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_damaged_record_is_one_line(tmp_path):
+    write(tmp_path / "a.jsonl", "gear")
+    good = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(good + good.replace('["2","!"]', "[1,null]"), encoding="utf-8")
+    for more in ([], ["--html", "page.html"], ["--picture", "a.svg"]):
+        done = gear("view", "a.jsonl", *more, cwd=tmp_path)
+        assert done.returncode == 2 and "a.jsonl, line 2: not a credit record, tokens is" in done.stderr
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path, monkeypatch):
+    write(tmp_path / "a.jsonl", "gear")
+    monkeypatch.setattr("gear_rl.view.terminal.rollout_panel", lambda *_: [][1])
+    done = gear("view", "a.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "a.jsonl: a record cannot be drawn (IndexError: " in done.stderr

@@ -65,3 +65,6 @@ def view(
             out_console.print(f"wrote {picture}", highlight=False)
     except ValueError as error:
         raise InputError(str(error)) from None
+    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        names = ", ".join(map(str, files))
+        raise InputError(f"{names}: a record cannot be drawn ({type(error).__name__}: {error})") from None

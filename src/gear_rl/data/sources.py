@@ -12,6 +12,7 @@ from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.files import parse_json
 
 FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
 _TEXT_KINDS = (".jsonl", ".json", ".csv")
@@ -127,19 +128,10 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parsed(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {max(names, key=names.count)!r} stands twice")
-    return row
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value; write null, or quote it")
+    value = parse_json(text)
+    if "\\ud" in text.lower():  # half a surrogate pair cannot be encoded
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _rows_of(paths: list[Path]) -> Iterator[dict[str, Any]]:
