@@ -22,6 +22,12 @@ def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
         assert f"Does it help? {task}" in page and "</html>" in page
 
 
+def test_a_folder_is_one_line(tmp_path):
+    done = gear("report", ".", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "give the comparison.json of a `gear compare`" in done.stderr
+
+
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"format": 0}'])
 def test_a_file_that_is_no_comparison_is_one_line(text, tmp_path):
     file = tmp_path / "comparison.json"

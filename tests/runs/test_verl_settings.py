@@ -205,9 +205,9 @@ def test_an_environment_is_found_or_the_error_says_how_to_name_one():
     for path, message in (
         (None, "missing"),
         ("some.module", "names no object"),
-        ("arena/chain/easy", "needs the dataset"),
+        ("arena/chain/easy", "'arena' needs the dataset"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=rf"^gear\.environment: .*{message}"):
             environment_factory(path, {})
 
 

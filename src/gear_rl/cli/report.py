@@ -20,7 +20,7 @@ def report(
     from gear_rl.lab.report import save_report
 
     for file in files:
-        page = file.with_name("report.html")
+        page = file.parent / "report.html"
         try:
             save_report(json.loads(file.read_text(encoding="utf-8")), page)
         except (OSError, ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:

@@ -224,16 +224,16 @@ def load_environment(config: RunConfig) -> Any:
     return None if named is None else environment_of(named, config.dataset)
 
 
-def environment_of(path: str, dataset: str) -> Any:
+def environment_of(path: str, dataset: str, key: str = "environment") -> Any:
     """The environment that a path names; ``arena`` is that of the arena's dataset."""
     if path == "arena":
         task, _ = dataset_task(dataset)
         environment = get_task(task).environment
         if environment is None:
             agents = " or ".join(f"arena/{one.name}" for one in all_tasks() if one.agent)
-            raise InputError(f"environment: 'arena' needs the dataset {agents}, not {dataset!r}")
+            raise InputError(f"{key}: 'arena' needs the dataset {agents}, not {dataset!r}")
         return environment
-    return _function(path, "environment")
+    return _function(path, key)
 
 
 def _function(path: str, where: str) -> Any:

@@ -96,8 +96,9 @@ def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[]
             f"gear.environment: missing, but a row has agent_name={AGENT_NAME}; give package.module:Class"
         )
     if path.partition("/")[0] == "arena":
-        return environment_of("arena", path if "/" in path else str(row.get("data_source", path)))
-    return environment_of(path, "")
+        dataset = path if "/" in path else str(row.get("data_source", path))
+        return environment_of("arena", dataset, "gear.environment")
+    return environment_of(path, "", "gear.environment")
 
 
 def _method_settings(name: str) -> set[str]:
