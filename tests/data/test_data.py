@@ -149,6 +149,8 @@ def test_without_held_out_nothing_is_held_out(hub_like):
         ({"role": "user"}, "prompt is neither text nor messages but dict"),
         ([], "prompt is empty"),
         (["hi"], "prompt holds a message without a role"),
+        ([{"role": "user", "content": 7}], "prompt holds a message whose content is int"),
+        ([{"role": "user", "content": {"text": "hi"}}], "prompt holds a message whose content is dict"),
         ([{"role": "user", "content": ""}], "prompt is empty"),
         ([{"role": "user", "content": [{"type": "image"}]}], None),
         ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}], None),

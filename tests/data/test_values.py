@@ -55,6 +55,8 @@ def test_cells_of_a_csv_file_are_text(tmp_path, stream):
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":1,"x":2}\n', "the key 'x' stands twice"),
         ("a.jsonl", b'{"prompt":"a"}\n\n%s\n' % (b"[" * 50_000), "recursion"),
         ("a.jsonl", b'{"prompt":"a"}\n\n\xff\n', "codec can't decode"),
+        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"\\ud83d"}\n', "surrogates not allowed"),
+        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":1e999}\n', "1e999 is no JSON value"),
         ("a.jsonl", b'{"prompt":"a"}\n\n[1]\n', "expected an object, found list"),
         ("a.json", b'[{"prompt":"a"},\n\n{"prompt"}]\n', "Expecting ':'"),
     ],
@@ -90,7 +92,17 @@ def test_a_missing_value_changes_no_other_and_two_kinds_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"b\.jsonl: column 'x': .*; write all its values alike"):
         load_rows(file, chat=False)
     file = written(tmp_path, "c.jsonl", '{"prompt": "a", "x": 3}\n{"prompt": "b", "x": 2.5}')
-    with pytest.raises(InputError, match=r"column 'x': whole numbers and decimals"):
+    with pytest.raises(InputError, match=r"column 'x': float beside int"):
+        load_rows(file, chat=False)
+
+
+def test_a_long_cell_a_late_list_and_booleans_beside_decimals(tmp_path):
+    file = written(tmp_path, "a.csv", "prompt\n" + "a" * 200_000)
+    assert len(load_rows(file, chat=False)[0]["prompt"]) == 200_000
+    file = written(tmp_path, "a.json", '\r\n\r\n\r\n[{"prompt": "a"}]')
+    assert load_rows(file, chat=False)["prompt"][:] == ["a"]
+    file = written(tmp_path, "b.jsonl", '{"prompt": "a", "x": 1.5}\n{"prompt": "b", "x": true}')
+    with pytest.raises(InputError, match=r"column 'x': bool beside float"):
         load_rows(file, chat=False)
 
 

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from functools import wraps
 from typing import Any, cast
 
@@ -43,13 +43,14 @@ def import_object(path: str, where: str) -> Any:
 def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
     """The function, which raises an ``InputError`` with its name for what it raises, and for a faulty result.
 
-    A coroutine or a model is returned as it is.
+    A reward that is a coroutine or a model is returned as it is.
 
     >>> guarded(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
     Traceback (most recent call last):
     gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint' (...)
     """
-    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+    plain = inspect.isfunction(function) and not inspect.iscoroutinefunction(function)
+    if fault is reward_fault and not plain:
         return function
 
     @wraps(function)
@@ -90,8 +91,10 @@ def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:
 def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
     """What is wrong with the rewards of ``given["completions"]``."""
     try:
+        if isinstance(values, dict) or not isinstance(values, Sized):
+            raise TypeError
         count = len([value is None or float(value + 0) for value in values])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return f"{str(values)[:40]!r}; return a list with a number or None for each completion"
     wanted = len(given.get("completions", values))
     return (

@@ -126,6 +126,9 @@ def prompt_fault(prompt: Any) -> str | None:
     if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
         return "prompt holds a message without a role"
     contents = [message.get("content") for message in messages]  # text, or blocks: an image is content too
+    for each in contents:
+        if not isinstance(each, str | list | None):
+            return f"prompt holds a message whose content is {type(each).__name__}"
     said = any(each.strip() if isinstance(each, str) else each for each in contents)
     return None if said else "prompt is empty"
 

@@ -19,6 +19,7 @@ _TEXT_KINDS = (".jsonl", ".json", ".csv")
 """Read here: `datasets` turns ``007`` into 7 and text that looks like a date into one."""
 _SAVED_MARKS = ("dataset_dict.json", "state.json")
 """`save_to_disk` writes one of these into its folder."""
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 _GENERATED = {True: 4096, False: 512}
 """Rows of a generator without a limit, to train on and held out."""
 
@@ -107,10 +108,14 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
         try:
             if path.suffix == ".csv":
+                csv.field_size_limit(2**31 - 1)
                 rows: Iterator[Any] = csv.DictReader(lines(), strict=True)
                 if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
                     raise ValueError("two columns have the same name")
-            elif path.suffix == ".json" and file.read(4).lstrip(b"\xef\xbb\xbf \n").startswith(b"["):
+            elif (
+                path.suffix == ".json"
+                and next(filter(None, (x.strip(_BLANK) for x in file)), b"")[:1] == b"["
+            ):
                 rows = iter(_parsed(path.read_text(encoding="utf-8-sig")))
             else:
                 file.seek(0)
@@ -157,8 +162,9 @@ def as_dataset(rows: list[dict[str, Any]], name: str) -> Any:
     for column in dict.fromkeys(key for row in rows for key in row):  # the first row need not have all
         values = [row.get(column) for row in rows]
         try:
-            if {int, float} <= set(map(type, values)):
-                raise ValueError("whole numbers and decimals, and 3 would become 3.0")
+            kinds = {bool, int, float, str} & set(map(type, values))
+            if len(kinds) > 1:  # 3 would become 3.0
+                raise ValueError(" beside ".join(sorted(kind.__name__ for kind in kinds)))
             arrays[column] = pa.array(values)
         except (ValueError, TypeError, OverflowError) as error:
             raise InputError(
