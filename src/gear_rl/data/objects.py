@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping, Sized
 from functools import wraps
 from typing import Any, cast
 
@@ -93,10 +93,11 @@ def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
     try:
         if isinstance(values, dict) or not isinstance(values, Sized):
             raise TypeError
-        count = len([value is None or float(value + 0) for value in values])
+        given_values = cast(Collection[Any], values)
+        count = len([value is None or float(value + 0) for value in given_values])
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        return f"{str(values)[:40]!r}; return a list with a number or None for each completion"
-    wanted = len(given.get("completions", values))
+        return f"{str(cast(Any, values))[:40]!r}; return a list with a number or None for each completion"
+    wanted = len(given["completions"]) if "completions" in given else count
     return (
         None if count == wanted else f"{count} values for {wanted} completions; return one for each, or None"
     )
