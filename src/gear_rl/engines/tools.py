@@ -61,8 +61,8 @@ class ToolGuard:
     def __init__(self, time_limit: float | None = 30.0, max_chars: int | None = 20_000) -> None:
         self.time_limit, self.max_chars = time_limit, max_chars
         self.answers: dict[str, str | None] = {}
-        """What the model was answered in the batch under way, and the kind of failure it stands for; None for
-        what a tool answered of its own accord that only looks like an error."""
+        """Answers in the current batch, with the kind of failure; None for a tool's own answer that starts like
+        an error."""
         self._classes: dict[type, type] = {}
         self._serving = False
 

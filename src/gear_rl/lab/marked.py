@@ -53,7 +53,7 @@ class UnusableError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """A line of the file: a problem, and a completion of which characters ``start`` to ``end`` are the fault."""
+    """A line of the file: a problem and a completion whose characters ``start`` to ``end`` are the fault."""
 
     line: int
     row: dict[str, Any]

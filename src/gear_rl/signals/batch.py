@@ -45,8 +45,7 @@ class Completions:
     mask: Bool[Tensor, "B T"]
     """True on tokens that are trained."""
     asked: Int[Tensor, "B T"] | None = None
-    """Of which token in each place the log-prob is meant, after the tokens that are really before it; None for
-    the one that is there."""
+    """Token id to score at each position; None for the sampled one."""
 
     def take(self, rows: Int[Tensor, " N"]) -> "Completions":
         """The same of some rows."""
@@ -194,7 +193,7 @@ class ForwardRequest:
     """Which signals an engine should compute by forward passes, and from what."""
 
     needs: Sequence[str | Signal]
-    """The signals, each of which costs a forward pass."""
+    """Signals that need a forward pass."""
     step: int
     completions: Completions
     student: Prompts

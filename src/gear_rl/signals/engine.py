@@ -50,9 +50,9 @@ class Engine(Protocol):
     >>> class Alone:
     ...     tokenizer, max_positions, rank, world_size, record_sink = None, None, 0, 1, None
     ...     def render(self, prompts, chat_template_kwargs):
-    ...         raise NotImplementedError
+    ...         return []
     ...     def forward(self, request):
-    ...         raise NotImplementedError
+    ...         return {}
     ...     def gather(self, x):
     ...         return x
     ...     def gather_objects(self, items):

@@ -4,6 +4,7 @@ For engines that hold the weights where the credit step runs (TRL, a loop of one
 those that do not.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -44,8 +45,8 @@ class ModelPasses:
     skip_first_tokens: int = 0
     """Tokens at the start of every turn where the teacher is taken to agree."""
     largest: Callable[[int], int] = _same
-    """The largest of the numbers that all processes call this with: where weights are sharded, every process
-    must run as many forwards as the one that has most."""
+    """Returns the maximum over all processes: with sharded weights every process must run equally many
+    forwards."""
     teacher_model: nn.Module | None = None
     """Another model, over the same vocabulary, that is the teacher in place of this one with other weights."""
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
@@ -155,7 +156,7 @@ class ModelPasses:
         return None if isinstance(self.teacher, LiveTeacher) else self.teacher.weights
 
 
-class PassSignal(Signal):
+class PassSignal(Signal, ABC):
     """A signal that is made by forward passes of its own, where the weights are.
 
     Subclasses are frozen dataclasses whose fields are their settings.
@@ -166,9 +167,9 @@ class PassSignal(Signal):
         """What it reads of the rollouts beside their tokens: ``ForwardRequest.inputs`` has each by its name."""
         return ()
 
+    @abstractmethod
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
         """The signal; 0 in rows that are not scored."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ does and OAR's snippet does not. Dropout is off; gradients are of activations on
 
 import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -60,8 +61,9 @@ class _Saliency(PassSignal):
         """What there is to run for these rows; as many at a time as a batch has."""
         return rows
 
+    @abstractmethod
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[Any]) -> None:
-        raise NotImplementedError
+        """Write the values of one batch of that work."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A new signal is one file with one class. A method of the package or of anybody's
 those in ``signals.table`` may be named by a string as well.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from gear_rl.tensor.logits import Head
 from gear_rl.types import Signal
 
 
-class BatchSignal(Signal):
+class BatchSignal(Signal, ABC):
     """A signal that costs no forward pass: of the tokens, the text, the turns or the rewards.
 
     Subclasses are frozen dataclasses whose fields are their settings. The share of a completion that a token
@@ -33,9 +34,9 @@ class BatchSignal(Signal):
     (Place(), GroupB())
     """
 
+    @abstractmethod
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         """The signal of this process's completions; every process calls this, in the same order."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

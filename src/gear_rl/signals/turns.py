@@ -123,10 +123,10 @@ def turn_reward_values(
 ) -> Float[Tensor, "B T"]:
     """The reward of each token's turn; 0 where the mask is False.
 
-    For each rollout the first that has something to say: ``environment``, what its ``turn_rewards()`` returned;
-    ``logged``, what a reward function gave to ``log_extra("turn_rewards", ...)``; else 1 for a turn that called
-    tools of which all answered and none ``failed(rollout, answer)``, and 0 for any other turn. The value of a
-    last turn that calls nothing may be left out. If an environment gives any other number, the rollout's values
+    Uses the first that is not None for each rollout: ``environment``, the result of its ``turn_rewards()``;
+    ``logged``, the values of ``log_extra("turn_rewards", ...)``. Without either, a turn is worth 1 if all of its
+    tool calls were answered and none ``failed(rollout, answer)``, and 0 otherwise. The value of a last turn that
+    calls nothing may be left out. If an environment gives any other number, the rollout's values
     are NaN and a warning names both; from a reward function that raises ``ValueError``.
 
     >>> call = {"role": "assistant", "tool_calls": [{}]}

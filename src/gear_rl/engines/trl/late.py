@@ -60,7 +60,7 @@ class StudentPass:
 
 
 class StudentForwards:
-    """TRL's forwards of the student, the next of which is captured where somebody waits for it."""
+    """Captures the student's hidden states from TRL's next forward, where a receiver is set."""
 
     def __init__(self) -> None:
         self.receive: Callable[[StudentPass | None], None] | None = None
