@@ -241,9 +241,10 @@ def test_the_versions_are_those_of_the_runs(comparison):
 
 
 ASKS = """
-import json, sys
+import json, signal, sys
 from pathlib import Path
 from gear_rl.lab.training import Spec, run_cells
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 if __name__ == "__main__":
     run_cells([Spec(**json.loads(sys.argv[1]))], Path(sys.argv[2]), jobs=1)
 """
@@ -261,7 +262,7 @@ def test_a_run_ends_with_the_one_who_asked_for_it(tmp_path, how):
     children = psutil.Process(asks.pid).children()
     assert children
     asks.send_signal(how)
-    asks.wait(timeout=120)  # a busy machine takes its time to end an interpreter
+    asks.wait(timeout=30)
     assert psutil.wait_procs(children, timeout=5)[1] == []
     assert not (cells / spec.file).exists()
 
