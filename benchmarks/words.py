@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.results import Cells
+from gear_rl.credit.contexts import render
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.data.word_problems import first_wrong_number, results
@@ -33,7 +34,6 @@ from gear_rl.lab.statistics import bootstrap_interval
 from gear_rl.lab.teacher import sampling_config, teacher_config
 from gear_rl.runs.machine import machine_defaults, quiet_libraries
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.signals.privileged import render
 
 CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
 """Column that the teacher is shown, and its name."""

@@ -131,8 +131,8 @@ def test_every_make_target_of_a_page_is_in_the_makefile():
 
 
 def test_every_kind_of_failure_is_on_the_agents_page():
+    from gear_rl.credit.config import SOURCES
     from gear_rl.environments import TOOL_FAILURES as FAILURES
-    from gear_rl.signals.privileged import SOURCES
 
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     assert [name for name in (*FAILURES, *SOURCES) if f"| `{name}` |" not in page] == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gear_rl.arena import chain, model
 from gear_rl.arena.model import prompt_text, sample
 from gear_rl.arena.task import TEMPLATE, Reference, all_tasks, get_task
-from gear_rl.signals.privileged import render
+from gear_rl.credit.contexts import render
 
 torch.set_num_threads(1)
 Loaded = tuple[Any, Any]

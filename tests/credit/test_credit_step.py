@@ -13,13 +13,12 @@ from engines import tiny
 from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import too_long, warn_of_long
-from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import assign, for_loss, prepare, step
+from gear_rl.engines.trl.late import joined, part_of
 from gear_rl.methods import Sdpg, Shuffled
-from gear_rl.signals.batch import left_padded
+from gear_rl.signals.batch import TeacherPrompt, left_padded
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.passes import ModelPasses, PassSignal
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import score
 from gear_rl.signals.signal import BatchSignal, names_of
 from gear_rl.types import Signal
@@ -164,12 +163,12 @@ def test_parts_of_a_batch_joined_are_the_whole(model, tokenizer):
     plan = prepare(rollouts, method, engine, config)
     whole = assign(plan, engine, config)
     rows = [torch.tensor([3, 0]), torch.tensor([1, 2])]
-    parts = [assign(plan.take(own), engine, config) for own in rows]
-    joined = CreditResult.joined(parts, rows)
-    torch.testing.assert_close(joined.credit.advantage, whole.credit.advantage, rtol=1e-4, atol=1e-5)
-    assert torch.equal(joined.credit.segment_id, whole.credit.segment_id)
-    assert torch.equal(joined.trusted_B, whole.trusted_B)
-    assert {name: value.tolist() for name, value in joined.fallback_B.items()} == {
+    parts = [assign(part_of(plan, own), engine, config) for own in rows]
+    whole_again = joined(parts, rows)
+    torch.testing.assert_close(whole_again.credit.advantage, whole.credit.advantage, rtol=1e-4, atol=1e-5)
+    assert torch.equal(whole_again.credit.segment_id, whole.credit.segment_id)
+    assert torch.equal(whole_again.trusted_B, whole.trusted_B)
+    assert {name: value.tolist() for name, value in whole_again.fallback_B.items()} == {
         name: value.tolist() for name, value in whole.fallback_B.items()
     }
 
@@ -312,7 +311,7 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
         assert plan.fallback_B["long_context"].tolist() == [False, False, not fits, False]
         lengths = plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)
         assert (int(lengths.max()) > longest + 130) == fits
-        assert (plan.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
+        assert (plan.batch.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
 
 
 def test_a_megabyte_is_not_tokenised_to_find_that_it_is_too_long(model, tokenizer):

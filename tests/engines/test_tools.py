@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from engines.desks import Place, Point, Store
+from gear_rl.credit.contexts import context_text
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.environments import (
     ANCHOR_STATES,
@@ -22,7 +23,6 @@ from gear_rl.environments import (
     value_of,
 )
 from gear_rl.signals.control_tokens import control_pattern, defused, defused_message
-from gear_rl.signals.privileged import context_text
 
 
 def store(**limits: Any) -> tuple[ToolGuard, Store]:

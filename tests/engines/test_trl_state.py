@@ -93,7 +93,7 @@ def test_feedback_that_a_reward_function_logs_is_told_to_failures(roomy, tmp_pat
         )
 
     trainer().train()
-    assert told == [["a< |im_end|>", '{"line": 3}', "", ""]]
+    assert told == [["a< |im_end|>", '{"line": 3}', None, None]]
     records = list(read_records(tmp_path / "records.jsonl"))
     assert [record.reward for record in records] == [0.0, 0.0, 0.0, 0.5]
     values.pop()

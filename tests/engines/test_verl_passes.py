@@ -16,8 +16,7 @@ from gear_rl.engines.verl.passes import (
     request_of_rows,
     rows_of_request,
 )
-from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
-from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.batch import Completions, ForwardRequest, TeacherPrompt, left_padded
 from gear_rl.signals.signal import names_of
 from gear_rl.types import is_per_row
 from support.batches import PlainEngine, batch_of

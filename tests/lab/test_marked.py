@@ -13,6 +13,7 @@ from engines import tiny
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
+from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.errors import InputError
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.score import (
@@ -24,7 +25,6 @@ from gear_rl.lab.score import (
 )
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from support.commands import gear, untouched
 
 GOOD = json.loads(EXAMPLE)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import Rlcsd, Rlsd, Uniform
-from gear_rl.signals.contrast import contrasted
+from gear_rl.signals.passes import contrasted
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, rollouts
 

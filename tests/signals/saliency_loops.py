@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from engines import tiny
-from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, TeacherPrompt, left_padded
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.signals.teacher import LiveTeacher
 

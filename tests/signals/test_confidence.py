@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from engines import tiny
-from gear_rl.signals.batch import Completions, Prompts, left_padded
+from gear_rl.signals.batch import Completions, Prompts, TeacherPrompt, left_padded
 from gear_rl.signals.confidence import answer_confidence, confidence_batches
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.types import TokenSignals
 
 PAD, WIDTH = 0, 9

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gear_rl.credit.config import SOURCES, check_sources
 from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
-from gear_rl.signals.contrast import contrasted, skipping_first
-from gear_rl.signals.privileged import SOURCES, check_sources
+from gear_rl.signals.passes import contrasted, skipping_first
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
 

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from engines.positions import MODELS, made
-from gear_rl.signals.batch import Completions, left_padded
+from gear_rl.signals.batch import Completions, TeacherPrompt, left_padded
 from gear_rl.signals.confidence import answer_confidence
 from gear_rl.signals.forwards import (
     hidden_states,
@@ -14,7 +14,6 @@ from gear_rl.signals.forwards import (
     positions,
     takes_positions,
 )
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import score, teacher_states
 from gear_rl.signals.transport import completion_states, transport_distances
 from signals.saliency_loops import saliency, signal_of

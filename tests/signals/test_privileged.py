@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.signals.privileged import DEFAULT_TEMPLATE, fill, privileged_context, render, splice
+from gear_rl.credit.config import DEFAULT_TEMPLATE
+from gear_rl.credit.contexts import fill, privileged_context, render
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -41,8 +42,6 @@ def test_content_blocks_keep_their_images():
 @pytest.mark.parametrize(
     ("prompt", "template", "message"),
     [
-        ("q", "{prompt}", "lacks {privileged_context}"),
-        ("q", "{privileged_context}", "lacks {prompt}"),
         ([{"role": "tool", "content": "x"}], DEFAULT_TEMPLATE, "no user or system message"),
         ([{"role": "user", "content": [{"type": "image"}]}], DEFAULT_TEMPLATE, "no text to hold"),
     ],
@@ -84,7 +83,3 @@ def test_columns_are_tried_in_their_order(row, expected):
 def test_a_named_column_is_the_only_one():
     assert privileged_context({"answer": "a", "gold": "g"}, column="gold") == ("gold", "g")
     assert privileged_context({"answer": "a"}, column="gold") is None
-
-
-def test_splicing_keeps_the_prompt_verbatim():
-    assert splice([1, 2], [3, 4, 5]).ids == (1, 2, 3, 4, 5)

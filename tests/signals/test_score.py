@@ -9,10 +9,9 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
-from gear_rl.signals.batch import Completions, Prompts, left_padded
+from gear_rl.signals.batch import Completions, Prompts, TeacherPrompt, left_padded
 from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.forwards import backbone_of, head_of, hidden_states
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.score import KeptStates, score, teacher_states
 from gear_rl.signals.signal import needs_student, needs_teacher
 from gear_rl.signals.teacher import CopyTeacher

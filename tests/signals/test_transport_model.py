@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from engines import tiny
-from gear_rl.signals.batch import Completions, left_padded
-from gear_rl.signals.privileged import TeacherPrompt
+from gear_rl.signals.batch import Completions, TeacherPrompt, left_padded
 from gear_rl.signals.transport import num_transport_batches, transport_distances
 
 pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'")

@@ -14,11 +14,10 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from gear_rl.arena.model import load
-from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, TeacherPrompt, left_padded
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.signals.teacher import LiveTeacher
 from gear_rl.signals.transport import TransportDistance

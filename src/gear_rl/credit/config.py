@@ -5,23 +5,35 @@ A method's own settings are the method's fields, an engine's are the engine's.
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
 from gear_rl.signals.answers import check_pattern
-from gear_rl.signals.privileged import (
-    DEFAULT_HINT,
-    DEFAULT_TEMPLATE,
-    NO_CONTRAST,
-    check_sources,
-    check_template,
-)
 from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 C = TypeVar("C", bound="CreditConfig")
+
+PRIVILEGED_COLUMNS = ("privileged_context", "solution", "answer", "ground_truth")
+"""Where a dataset row may hold the privileged context, in the order in which they are tried."""
+
+SOURCES = ("environment", "row", "sibling", "feedback", "function")
+"""Where a privileged context may come from."""
+CONTRASTS = ("sibling", "shuffled")
+NO_CONTRAST = "none"
+"""Wrong contexts that are made from the batch; any other name is a column of the dataset."""
+
+DEFAULT_TEMPLATE = (
+    "{prompt}\n\nHere is a reference solution:\n{privileged_context}\n\n"
+    "Solve the problem in your own words, step by step."
+)
+"""How the teacher is shown the privileged context, unless a template is given (ours; the paper's is unknown)."""
+
+DEFAULT_HINT = "Reference solution for the problem below:\n{privileged_context}\n\n"
+"""The text whose ids are spliced before the student's prompt, unless a template is given."""
 
 METHOD_SETTINGS: dict[str, Any] = {
     "teacher_model_kind": "live",
@@ -210,3 +222,31 @@ class CreditConfig:
             raise ValueError(f"max_privileged_tokens: {self.max_privileged_tokens}; give 1 or more, or None")
         if self.teacher_skip_first_tokens < 0:
             raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
+
+
+def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
+    """Raise ``ValueError`` that names a source which is not known, or missing.
+
+    >>> check_sources(["row", "oracle"])
+    Traceback (most recent call last):
+    ValueError: privileged_sources: 'oracle' is not one of environment, row, sibling, feedback, function
+    """
+    for source in sources:
+        if source not in SOURCES:
+            raise ValueError(f"privileged_sources: {source!r} is not one of {', '.join(SOURCES)}")
+    if not sources:
+        raise ValueError(f"privileged_sources: empty; give one or more of {', '.join(SOURCES)}")
+    if "function" in sources and not has_function:
+        raise ValueError("privileged_sources: 'function' needs a function; give one as `privileged`")
+
+
+def check_template(template: str, placeholders: Sequence[str]) -> None:
+    """Raise ``ValueError`` that names the placeholder which the template lacks.
+
+    >>> check_template("{prompt}", ["{privileged_context}"])
+    Traceback (most recent call last):
+    ValueError: teacher template: '{prompt}' lacks {privileged_context}; add the placeholder
+    """
+    for placeholder in placeholders:
+        if placeholder not in template:
+            raise ValueError(f"teacher template: {template!r} lacks {placeholder}; add the placeholder")

@@ -1,39 +1,43 @@
-"""What the teacher sees of every rollout of a batch: its privileged context, and the prompt that shows it.
+"""What the teacher sees of every rollout: its privileged context, and the prompt that shows it. Scores nothing.
 
 A row may hold the context, an environment may know it, a successful sibling may serve as one, or the
-environment's feedback, or a function of the user's. Scores nothing.
+environment's feedback, or a function of the user's. A teacher's prompt is only ever scored with: it has a type of
+its own, and nothing that generates accepts it.
 """
 
+import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.config import (
+    DEFAULT_TEMPLATE,
+    NO_CONTRAST,
+    PRIVILEGED_COLUMNS,
+    SOURCES,
+    CreditConfig,
+    check_sources,
+)
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
-from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded
+from gear_rl.signals.batch import Prompts, RolloutBatch, TeacherPrompt, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids
-from gear_rl.signals.privileged import (
-    NO_CONTRAST,
-    SOURCES,
-    Message,
-    TeacherPrompt,
-    check_sources,
-    context_text,
-    fill,
-    privileged_context,
-    render,
-    splice,
-)
-from gear_rl.signals.signal import signals_of
+from gear_rl.signals.signal import BatchSignal, signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+"""A chat message: ``role``, ``content``, and whatever else the template reads."""
+Prompt = str | Sequence[Message]
+"""A prompt before the tokenizer: plain text, or chat messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,18 @@ def needs_context(method: CreditAssigner) -> bool:
     )
 
 
+def needs_passes(method: CreditAssigner) -> bool:
+    """Whether the method costs forward passes of the model.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("uniform", "gigpo", "gear", "opsd") if needs_passes(METHODS[name]())]
+    ['gear', 'opsd']
+    """
+    return distillation_of(method) is not None or any(
+        not isinstance(signal, BatchSignal) for signal in signals_of(method.needs)
+    )
+
+
 def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> list[str]:
     """The sources to try, in order; a function that was given and is not listed is tried first.
 
@@ -103,12 +119,16 @@ def contexts_of(
 ) -> Contexts:
     """The privileged context of every rollout, and a wrong one where a contrast is set.
 
-    ``config`` is ``resolved``. Every process must call this: siblings may be on another one.
+    ``config`` is ``resolved``. Every process must call this: siblings may be on another one. Raises
+    ``ValueError`` for an unknown source.
     """
     sources, contrast = sources_of(config, privileged), cast(str, config.teacher_contrast)
+    check_sources(sources, privileged is not None)
+    if batch.environments is None:
+        sources = [source for source in sources if source != "environment"]
     success = cast(float, config.success_reward)
-    local = _rollouts(batch, engine, "environment" in sources)
     among = "sibling" in {*sources, contrast}
+    local = _rollouts(batch, engine, "environment" in sources) if among or {*sources} - {"row"} else []
     everyone = engine.gather_objects(local) if among else local
     first = batch.first if among else 0
     pairs = find_contexts(
@@ -144,33 +164,32 @@ def find_contexts(
     function: PrivilegedFunction | None = None,
     success_reward: float = 1.0,
 ) -> list[tuple[str, str] | None]:
-    """For each rollout the first source that has a context, and the context; None where none has.
+    """For each row the first source that has a context, and the context; None where none has.
 
-    ``everyone`` holds the rollouts of all processes, ``first`` says where this process's begin. A sibling is the
-    next rollout of the group, going round, whose reward is at least ``success_reward``. Feedback is offered to
-    failures only. Raises ``ValueError`` for an unknown source and for a function that returns no text.
+    ``rollouts`` are those of the rows, read by every source but "row"; ``everyone`` those of all processes, where
+    this process's begin at ``first``. A sibling is the next rollout of the group, going round, whose reward is at
+    least ``success_reward``. Feedback is offered to failures only. Raises ``ValueError`` for a function that
+    returns no text.
 
     >>> won = Rollout(completion="4", text="4", reward=1.0, group=0)
     >>> lost = Rollout(completion="5", text="5", reward=0.0, group=0)
     >>> find_contexts([{}, {}], [won, lost], [won, lost], ["row", "sibling"])
     [None, ('sibling', '4')]
     """
-    check_sources(sources, function is not None)
 
     def offered(source: str, i: int) -> tuple[str, str] | None:
-        rollout = rollouts[i]
+        text: Any = None
         if source == "row":
             return privileged_context(rows[i], column)
-        text: Any = None
         if source == "environment":
-            text = rollout.privileged_context
+            text = rollouts[i].privileged_context
         elif source == "sibling":
             text = _sibling(everyone, first + i, lambda reward: reward >= success_reward)
         elif source == "feedback":
-            failed = rollout.reward is not None and rollout.reward < success_reward
-            text = rollout.feedback if failed else None
+            reward = rollouts[i].reward
+            text = rollouts[i].feedback if reward is not None and reward < success_reward else None
         elif function is not None:
-            text = function(rows[i], rollout)
+            text = function(rows[i], rollouts[i])
             if text is not None and not isinstance(text, str):
                 raise ValueError(
                     f"privileged: the function returned {type(text).__name__}; return text, or None where there "
@@ -178,10 +197,9 @@ def find_contexts(
                 )
         return (source, text) if text is not None and text.strip() else None
 
-    found: list[tuple[str, str] | None] = []
-    for i in range(len(rollouts)):
-        offers = (offered(source, i) for source in sources)
-        found.append(next((offer for offer in offers if offer is not None), None))
+    found: list[tuple[str, str] | None] = [None] * len(rows)
+    for source in sources:
+        found = [offered(source, i) if pair is None else pair for i, pair in enumerate(found)]
     return found
 
 
@@ -218,32 +236,33 @@ def teacher_prompts(
 ) -> tuple[Prompts, list[bool]]:
     """What the teacher is shown, one prompt per rollout; and whether its context was too long to be shown.
 
-    A rollout without context, or with one that is too long, is shown the student's prompt.
+    A rollout without context, or with one that is too long, is shown the student's prompt. "splice" puts the
+    context's ids before the verbatim ids of the student's prompt, which may exist as ids only.
     """
-    student = batch.student
+    student, template = batch.student, config.template
     long = too_long(contexts, engine, config)
     contexts = [None if over else text for text, over in zip(contexts, long, strict=True)]
 
-    def own_ids(b: int) -> list[int]:
-        return int_list(student.ids_BP[b][student.attention_BP[b].bool()])
+    def own_ids(b: int) -> tuple[int, ...]:
+        return tuple(int_list(student.ids_BP[b][student.attention_BP[b].bool()]))
 
     if config.teacher_prompt == "splice":
-        hints = [fill(config.template, privileged_context=text) if text else "" for text in contexts]
-        prompts = [splice(plain_ids(engine.tokenizer, hint), own_ids(b)) for b, hint in enumerate(hints)]
+        hints = [fill(template, privileged_context=text) if text else "" for text in contexts]
+        prompts = [(*plain_ids(engine.tokenizer, hint), *own_ids(b)) for b, hint in enumerate(hints)]
     else:
         shown = [
-            render(prompt, text, config.template) if text else prompt
+            render(prompt, text, template) if text else prompt
             for prompt, text in zip(batch.prompts, contexts, strict=True)
         ]
         template_kwargs = cast(Mapping[str, Any] | None, config.teacher_chat_template_kwargs)
-        prompts = [TeacherPrompt(tuple(ids)) for ids in engine.render(shown, template_kwargs)]
+        prompts = [tuple(ids) for ids in engine.render(shown, template_kwargs)]
     places = engine.max_positions
     for b, length in enumerate(int_list(batch.completions.attention.sum(-1))):
-        if places is not None and contexts[b] and len(prompts[b].ids) + length > places:
+        if places is not None and contexts[b] and len(prompts[b]) + length > places:
             long[b] = True
-            prompts[b] = TeacherPrompt(tuple(own_ids(b)))
+            prompts[b] = own_ids(b)
     pad_id = cast(int, engine.tokenizer.pad_token_id)
-    return left_padded(prompts, pad_id=pad_id, device=student.ids_BP.device), long
+    return left_padded([TeacherPrompt(ids) for ids in prompts], pad_id, student.ids_BP.device), long
 
 
 def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfig) -> list[bool]:
@@ -279,6 +298,118 @@ def source_metrics(sources: Sequence[str | None], names: Sequence[str], engine: 
     # Whatever is no source by name is the column of a row.
     kinds = [name if name in SOURCES or name is None else "row" for name in everywhere]
     return {f"gear/context/{name}": float(kinds.count(name)) for name in names}
+
+
+def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tuple[str, str] | None:
+    """The row's privileged context and the column it came from; None if the row has none.
+
+    The columns are tried in the order of ``PRIVILEGED_COLUMNS``, then verl's ``reward_model.ground_truth``;
+    with ``column`` that one only. Text that is empty or blank is no context (``context_text``).
+
+    >>> privileged_context({"prompt": "2+2", "solution": None, "answer": 4})
+    ('answer', '4')
+    >>> privileged_context({"prompt": "2+2", "answer": " "})
+    """
+    for name in (column,) if column is not None else PRIVILEGED_COLUMNS:
+        text = context_text(row.get(name))
+        if text is not None:
+            return name, text
+    reward_model: Any = row.get("reward_model")
+    if column is None and isinstance(reward_model, Mapping):
+        ground_truth: Any = reward_model.get("ground_truth")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        text = context_text(ground_truth)
+        if text is not None:
+            return "reward_model.ground_truth", text
+    return None
+
+
+def context_text(value: Any) -> str | None:
+    """A privileged context as text; None for nothing, for blank text and for NaN, which tables have for nothing.
+
+    A number becomes its digits, a list of messages their contents, any other value its JSON, without the keys
+    that hold null: a dataset fills them in where another row has them.
+
+    >>> context_text([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), context_text(" ")
+    ('a\\nb', None)
+    >>> context_text(True), context_text(float("nan")), context_text({"x": 1, "y": None})
+    ('true', None, '{"x": 1}')
+    """
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        text = str(value) if value == value else ""  # NaN alone is not itself
+    else:
+        items: list[Any] = [*value] if isinstance(value, list) else []
+        if items and all(isinstance(item, Mapping) and "content" in item for item in items):
+            text = "\n".join(str(message["content"]) for message in items)
+        else:
+            given = value is not None and value not in ("", [], {})
+            text = json.dumps(_without_null(value), ensure_ascii=False, default=str) if given else ""
+    return text if text.strip() else None
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[str, Any], value).items()
+        return {name: _without_null(inner) for name, inner in pairs if inner is not None}
+    return [_without_null(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def source_counts(rows: Sequence[Mapping[str, Any]], column: str | None = None) -> dict[str, int]:
+    """How many rows take their privileged context from which column; key ``none`` for rows without.
+
+    >>> source_counts([{"answer": "4"}, {"solution": "2+2=4"}, {"answer": ""}, {"answer": "5"}])
+    {'answer': 2, 'none': 1, 'solution': 1}
+    """
+    pairs = (privileged_context(row, column) for row in rows)
+    return dict(sorted(Counter("none" if pair is None else pair[0] for pair in pairs).items()))
+
+
+def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:
+    """The prompt with the template's text in place of its first user message (else its first system message).
+
+    The first, so that every later turn of the rollout is shifted equally. ``{prompt}`` and
+    ``{privileged_context}`` stand for the message's own text and the context; braces elsewhere, in the
+    template or in either text, are left alone. The prompt handed in is not changed. Raises ``ValueError`` if
+    no message can take it.
+
+    >>> render([{"role": "user", "content": "2+2"}], "4", "{prompt} (it is {privileged_context})")
+    [{'role': 'user', 'content': '2+2 (it is 4)'}]
+    """
+    if isinstance(prompt, str):
+        return fill(template, prompt=prompt, privileged_context=context)
+    roles = [message.get("role") for message in prompt]
+    place = next((roles.index(role) for role in ("user", "system") if role in roles), None)
+    if place is None:
+        raise ValueError(
+            f"prompt: no user or system message to hold the privileged context, only {roles}; add one, or use "
+            "teacher_prompt='splice'"
+        )
+    message = prompt[place]
+    content: Any = message.get("content")
+    return [
+        *prompt[:place],
+        {**message, "content": _filled_content(content, context, template)},
+        *prompt[place + 1 :],
+    ]
+
+
+def fill(template: str, **values: str) -> str:
+    """The template with each ``{name}`` replaced by its value, all at once: a value is never searched.
+
+    >>> fill("{prompt} | {other}", prompt="write {prompt}")
+    'write {prompt} | {other}'
+    """
+    return re.sub(r"\{(" + "|".join(values) + r")\}", lambda match: values[match[1]], template)
+
+
+def _filled_content(content: Any, context: str, template: str) -> Any:
+    if isinstance(content, str):
+        return fill(template, prompt=content, privileged_context=context)
+    blocks: list[dict[str, Any]] = [dict(block) for block in content or ()]
+    for block in blocks:
+        if block.get("type") == "text":
+            block["text"] = fill(template, prompt=str(block["text"]), privileged_context=context)
+            return blocks
+    raise ValueError(f"prompt: the message has no text to hold the privileged context, only {content!r}")
 
 
 def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:

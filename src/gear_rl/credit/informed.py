@@ -144,7 +144,7 @@ class TeacherCheck:
 
     def __call__(self, plan: CreditPlan, engine: Engine, config: CreditConfig) -> None:
         """Look at a batch, if it is its turn; every process must call this."""
-        batch, own = plan.batch, list(plan.contexts)
+        batch, own = plan.batch, list(plan.batch.contexts)
         if self.every == 0 or (batch.step + 1) % self.every or not needs_teacher(plan.method.needs):
             return
         everywhere = engine.gather_objects(own)

@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.step import step as credit_step
-from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, TeacherPrompt, left_padded
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.privileged import PRIVILEGED_COLUMNS, TeacherPrompt
 from gear_rl.signals.teacher import LiveTeacher, Teacher
 from gear_rl.types import Credit, CreditAssigner
 

@@ -24,7 +24,8 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     weight = weights(credit, batch.advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     # A record has the ids of its tokens already.
-    shown = [name for name in names_of(plan.method.needs) if not is_per_row(name) and name != "token_id"]
+    names = [name for name in names_of(plan.method.needs) if not is_per_row(name) and name != "token_id"]
+    shown = {name: signals.get(name) for name in names}
     none: dict[str, int] = {}
     tools = batch.tool_counts or [none] * len(batch.messages)
     prompts = zip(batch.student.ids_BP, batch.student.attention_BP.bool(), strict=True)
@@ -48,7 +49,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 advantage=float(batch.advantage_B[b]),
                 credit=_values(credit.advantage[b][kept]),
                 weight=_values(weight[b][kept]),
-                signals={name: _values(signals.get(name)[b][kept]) for name in shown if result.scored_B[b]},
+                signals={name: _values(x[b][kept]) for name, x in shown.items() if result.scored_B[b]},
                 fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
                 context=plan.sources[b],
                 teacher_prompt=shown_to_teacher[b],

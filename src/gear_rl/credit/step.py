@@ -8,6 +8,7 @@ method.
 import logging
 import time
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,12 +28,12 @@ from gear_rl.credit.metrics import finished, measured, tool_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
 from gear_rl.credit.siblings import credit_beside_siblings
-from gear_rl.credit.signals import collect
 from gear_rl.signals.batch import Prompts, RolloutBatch
-from gear_rl.signals.contrast import skipping_first
 from gear_rl.signals.engine import Engine
-from gear_rl.signals.signal import names_of, needs_teacher
-from gear_rl.tensor.lists import float_list
+from gear_rl.signals.passes import PassSignal, skipping_first
+from gear_rl.signals.signal import BatchSignal, needs_teacher, signals_of
+from gear_rl.tensor.lists import float_list, int_list
+from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import Scheduled, distillation_of, is_additive
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
@@ -71,49 +72,48 @@ def prepare(
     """The contexts of the rollouts and which completions are worth scoring; nothing is scored yet."""
     method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
     mask, advantage_B = batch.completions.mask, batch.advantage_B
-    trained_B, missing, long = mask.any(-1), [False] * len(mask), [False] * len(mask)
+    trained_B, reads_context = mask.any(-1), needs_context(method)
+    missing_B, long_B = torch.zeros_like(trained_B), torch.zeros_like(trained_B)
     sources = contexts = list[str | None]([None] * len(mask))
     teachers = list[Prompts]()
-    if needs_context(method):
+    if reads_context:
         found = contexts_of(batch, engine, config, privileged)
         shown = [found.texts]
         if found.wrong is not None and needs_teacher(method.needs):
             # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
             shown.append(found.wrong)
         for texts in shown:
-            prompts, over = teacher_prompts(batch, engine, config, [text or "" for text in texts])
+            prompts, long = teacher_prompts(batch, engine, config, texts)
             teachers.append(prompts)
-            missing = [one or text is None for one, text in zip(missing, texts, strict=True)]
-            long = [one or other for one, other in zip(long, over, strict=True)]
-        if any(long):
+            missing_B |= missing_B.new_tensor([text is None for text in texts])
+            long_B |= long_B.new_tensor(long)
+        if long_B.any():
             warn_of_long(config.max_privileged_tokens, engine.max_positions)
         sources, contexts = (
-            [None if over else value for value, over in zip(values, long, strict=True)]
+            [None if over else value for value, over in zip(values, int_list(long_B), strict=True)]
             for values in (found.sources, found.texts)
         )
-    missing_B, long_B = (
-        torch.tensor(values, dtype=torch.bool, device=mask.device) for values in (missing, long)
-    )
     fallback_B = {
         "no_context": missing_B & trained_B,
         "long_context": long_B & ~missing_B & trained_B,
         "non_finite": torch.zeros_like(trained_B),
         "no_token": ~trained_B,
     }
-    reads = bool(method.needs) or distillation_of(method) is not None
-    scored_B = trained_B & ~fallback_B["no_context"] & ~fallback_B["long_context"] & reads
-    if not is_additive(method):
+    scored_B = trained_B & ~missing_B & ~long_B
+    if not _reads_signals(method):
+        scored_B = torch.zeros_like(scored_B)
+    elif not is_additive(method):
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
         scored_B = scored_B & (advantage_B != 0)
+    success = cast(float, config.success_reward)
     return CreditPlan(
         method=method,
-        batch=batch,
+        batch=replace(batch, contexts=contexts, success_reward=success, answer_pattern=config.answer_pattern),
         sources=sources,
-        contexts=contexts,
         teachers=teachers,
         scored_B=scored_B,
         fallback_B=fallback_B,
-        source_names=sources_of(config, privileged) if needs_context(method) else [],
+        source_names=sources_of(config, privileged) if reads_context else [],
     )
 
 
@@ -121,17 +121,18 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     """The method's credit where the signals can be trusted, the completion's own advantage elsewhere."""
     method, batch, scored_B = plan.method, plan.batch, plan.scored_B
     advantage_B, mask = batch.advantage_B, batch.completions.mask
-    signals = collect(method.needs, batch, plan.teachers, plan.contexts, scored_B, engine, config)
+    reads_signals = _reads_signals(method)
+    signals = collect(plan, engine)
     fallback_B, finite_B = dict(plan.fallback_B), finite_rows(signals)
     fallback_B["non_finite"] = scored_B & ~finite_B
     falls_B = torch.stack(list(fallback_B.values())).any(0)
     # The others must not be compared with signals that a completion does not have.
     absent_B = (falls_B & ~fallback_B["no_token"]) | ~finite_B
-    if {"reward_B", "rewards_BR"} & {*names_of(method.needs)}:
+    if "reward_B" in signals or "rewards_BR" in signals:
         # Nobody judged it, which is no reward of 0: engines leave it out of its group as well.
         absent_B = absent_B | ~batch.judged()
     falls_B = falls_B | absent_B
-    base_B = torch.where(falls_B, 0.0, advantage_B) if plan.reads_signals else advantage_B
+    base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
     credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
     # A method of the user's may itself divide by zero.
@@ -140,7 +141,7 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
         finite_B = finite_B & credit.distill_weight.isfinite().all(-1)
     fallback_B["non_finite"] = fallback_B["non_finite"] | ~finite_B
     falls_B = falls_B | fallback_B["non_finite"]
-    if plan.reads_signals and not is_additive(method):
+    if reads_signals and not is_additive(method):
         falls_B = falls_B | (advantage_B == 0)  # nothing was computed there, so nothing may be added either
     if falls_B.any():
         credit = credit.falling_back(falls_B, advantage_B, mask)
@@ -161,6 +162,23 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
         fallback_B=fallback_B,
         trusted_B=scored_B & ~falls_B,
     )
+
+
+def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
+    """The signals that the method needs, and no others; 0 in rows that are not scored, where a pass makes them.
+
+    Every process must call this for the same method.
+    """
+    batch, signals = plan.batch, signals_of(plan.method.needs)
+    plain = [signal for signal in signals if isinstance(signal, BatchSignal)]
+    passes = [signal for signal in signals if not isinstance(signal, BatchSignal)]
+    read = [own for signal in passes if isinstance(signal, PassSignal) for own in signal.reads]
+    made = {signal.name: signal.compute(batch, engine) for signal in dict.fromkeys([*plain, *read])}
+    values = {signal.name: made[signal.name] for signal in plain}
+    if passes:
+        values |= engine.forward(plan.request(passes, {signal.name: made[signal.name] for signal in read}))
+    mask = batch.completions.mask
+    return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
 
 
 def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: float) -> None:
@@ -200,6 +218,10 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
     trained = batch.completions.mask if batch.trained is None else batch.trained
     plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
+
+
+def _reads_signals(method: CreditAssigner) -> bool:
+    return bool(method.needs) or distillation_of(method) is not None
 
 
 def _skipping_first(credit: Credit, signals: TokenSignals, num_tokens: int) -> Credit:

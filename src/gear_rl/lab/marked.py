@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.arena.task import DEFAULT_TASK, Case
-from gear_rl.credit.contexts import wrong_contexts
+from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS
+from gear_rl.credit.contexts import privileged_context, render, wrong_contexts
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
@@ -23,7 +24,6 @@ from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena
 from gear_rl.signals.forwards import max_positions
-from gear_rl.signals.privileged import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, privileged_context, render
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '

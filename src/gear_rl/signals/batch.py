@@ -1,14 +1,13 @@
 """A batch of rollouts as the credit step sees it, and what it requests of an engine. Knows no trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.lists import int_list
 from gear_rl.types import Signal
 
@@ -55,6 +54,17 @@ class Completions:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TeacherPrompt:
+    """Token ids that only a scoring pass may read. Not a list: nothing that generates can take it by mistake.
+
+    >>> TeacherPrompt((7, 8)).ids
+    (7, 8)
+    """
+
+    ids: tuple[int, ...]
+
+
 def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
     """The teacher's prompts as one batch.
 
@@ -74,13 +84,6 @@ def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.dev
 
 def _no_call_failed(rollout: int, message: Mapping[str, Any]) -> bool:
     return False
-
-
-_LISTS = (
-    "prompts", "rows", "messages", "rewards", "group", "environments", "feedback", "turn_rewards", "tool_counts",
-    "truncated", "contexts",
-)  # fmt: skip
-"""The fields of a batch with one entry per rollout that are no tensors; None or empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,20 +175,21 @@ class RolloutBatch:
         """The same of some rollouts, in the given order; ``first`` and ``num_rollouts`` stay as they are."""
         numbers = int_list(rows)
 
+        def part(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value[rows]
+            if isinstance(value, Prompts | Completions):
+                return value.take(rows)
+            if isinstance(value, Sequence) and not isinstance(value, str) and value:
+                entries = cast(Sequence[Any], value)
+                return [entries[b] for b in numbers]
+            return value
+
         def call_failed(b: int, message: Mapping[str, Any]) -> bool:
             return self.call_failed(numbers[b], message)
 
-        lists: dict[str, Any] = {name: getattr(self, name) for name in _LISTS}
-        return replace(
-            self,
-            completions=self.completions.take(rows),
-            student=self.student.take(rows),
-            advantage_B=self.advantage_B[rows],
-            rewards_BR=self.rewards_BR[rows],
-            call_failed=call_failed,
-            trained=None if self.trained is None else self.trained[rows],
-            **{name: values and [values[b] for b in numbers] for name, values in lists.items()},
-        )
+        parts = {one.name: part(getattr(self, one.name)) for one in fields(self)}
+        return replace(self, **parts | {"call_failed": call_failed})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

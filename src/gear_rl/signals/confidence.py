@@ -17,7 +17,6 @@ from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutB
 from gear_rl.signals.engine import Engine, plain_ids
 from gear_rl.signals.forwards import evaluating, head_of, hidden_states
 from gear_rl.signals.passes import ModelPasses, PassSignal
-from gear_rl.signals.privileged import fill
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import has_turn, on_turns
 from gear_rl.tensor.lists import int_list
@@ -35,7 +34,9 @@ class AnswerIds(BatchSignal):
     template: str = "{privileged_context}"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        written = [fill(self.template, privileged_context=text) if text else "" for text in batch.contexts]
+        written = [
+            self.template.replace("{privileged_context}", text) if text else "" for text in batch.contexts
+        ]
         ids = [plain_ids(engine.tokenizer, text) for text in written]
         width = max(1, *map(len, ids))
         rows = [own + [-1] * (width - len(own)) for own in ids]

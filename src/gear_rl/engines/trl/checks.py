@@ -4,17 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context, sources_of
-from gear_rl.credit.signals import needs_passes
+from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, check_sources
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes, source_counts, sources_of
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.environments import has_privileged_context
-from gear_rl.signals.privileged import (
-    CONTRASTS,
-    NO_CONTRAST,
-    PRIVILEGED_COLUMNS,
-    check_sources,
-    source_counts,
-)
 from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner

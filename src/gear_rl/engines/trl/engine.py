@@ -30,16 +30,11 @@ class TRLEngine:
     have another number of forwards there (weights are not sharded then).
     """
 
-    def __init__(
-        self,
-        trainer: "GEARTrainer",
-        *,
-        student_states: StudentStates | None = None,
-        teacher_states: TeacherStates | None = None,
-        in_loss: bool = False,
-    ) -> None:
+    student_states: StudentStates | None = None
+    teacher_states: TeacherStates | None = None
+
+    def __init__(self, trainer: "GEARTrainer", *, in_loss: bool = False) -> None:
         self.trainer, self.in_loss = trainer, in_loss
-        self.student_states, self.teacher_states = student_states, teacher_states
         self.tokenizer = cast(Tokenizer, trainer._tokenizer)
         self.max_positions = max_positions(unwrapped(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)

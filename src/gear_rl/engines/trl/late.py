@@ -6,8 +6,9 @@ a step of SmolLM2-135M with a pass of our own takes 1.10 of such a step. Knows n
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import torch
@@ -18,11 +19,11 @@ from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.step import assign, for_loss, report
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.forwards import capturing
 from gear_rl.signals.passes import shares_prompts
 from gear_rl.signals.score import KeptStates, TeacherStates
 from gear_rl.signals.signal import needs_student, signals_of
+from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import predicting_positions
 from gear_rl.traits import distillation_of, is_per_completion
 
@@ -179,7 +180,7 @@ class LateCredit:
         self._rows: list[Tensor] = []
         self._results: list[CreditResult] = []
         self._teacher_states: TeacherStates | None = None
-        request = _request(plan)
+        request = plan.request(plan.method.needs)
         if len(plan.scored_B) > config.per_device_train_batch_size and shares_prompts(request):
             # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
             self._teacher_states = engine_of().passes.teacher_pass(request)
@@ -188,58 +189,62 @@ class LateCredit:
 
     def waiting(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[StudentPass | None], None]]:
         """The micro-batch for TRL's loss, and what gets the student's pass before the advantages are read."""
+        begin = time.perf_counter()
         rows = cast(Tensor, inputs[ROW])
         # Without advantages: a loss that read them too early must not find the plain ones.
         waiting = {name: value for name, value in inputs.items() if name not in (ROW, "advantages")}
-        plan = self._plan.take(rows)
-        teacher = self.teacher_states(rows, plan)
+        plan, engine = part_of(self._plan, rows), self._engine_of(in_loss=True)
+        # Before the student's forward: lending weights writes into what its graph saves.
+        if self._teacher_states is None:
+            engine.teacher_states = engine.passes.teacher_pass(plan.request(plan.method.needs))
+        else:
+            engine.teacher_states = self._teacher_states.rows(rows)
+        self._seconds += time.perf_counter() - begin
 
         def receive(student: StudentPass | None) -> None:
-            waiting["advantages"] = self.assign(rows, plan, teacher, student)
+            # What was not captured as expected is computed once more.
+            engine.student_states = None if student is None else student.states
+            waiting["advantages"] = self._assign(rows, plan, engine)
 
         return waiting, receive
 
-    def teacher_states(self, rows: Int[Tensor, " N"], plan: CreditPlan) -> TeacherStates | None:
-        """The teacher's pass, before the student's forward: lending weights writes into what its graph saves."""
-        begin = time.perf_counter()
-        if self._teacher_states is None:
-            states = self._engine_of(in_loss=True).passes.teacher_pass(_request(plan))
-        else:
-            states = self._teacher_states.rows(rows)
-        self._seconds += time.perf_counter() - begin
-        return states
-
     @torch.no_grad()
-    def assign(
-        self,
-        rows: Int[Tensor, " N"],
-        plan: CreditPlan,
-        teacher: TeacherStates | None,
-        student: StudentPass | None,
-    ) -> Tensor:
+    def _assign(self, rows: Int[Tensor, " N"], plan: CreditPlan, engine: TRLEngine) -> Tensor:
         """The advantages of a micro-batch; with the last one all is logged and recorded."""
         begin = time.perf_counter()
-        # What was not captured as expected is computed once more.
-        states = None if student is None else student.states
-        engine = self._engine_of(student_states=states, teacher_states=teacher, in_loss=True)
         result = assign(plan, engine, self._config)
         self._rows.append(rows)
         self._results.append(result)
         self._seconds += time.perf_counter() - begin
         if sum(map(len, self._rows)) == len(self._plan.scored_B):
-            whole = CreditResult.joined(self._results, self._rows)
-            report(self._plan, whole, self._engine_of(), self._seconds)
+            report(self._plan, joined(self._results, self._rows), self._engine_of(), self._seconds)
             self._teacher_states = None
         return for_loss(plan.batch, result.credit)
 
 
-def _request(plan: CreditPlan) -> ForwardRequest:
-    """The signals of the plan, all of which are made by the student's and the teacher's passes here."""
-    return ForwardRequest(
-        needs=tuple(plan.method.needs),
-        step=plan.batch.step,
-        completions=plan.batch.completions,
-        student=plan.batch.student,
-        teachers=plan.teachers,
-        scored_B=plan.scored_B,
+def part_of(plan: CreditPlan, rows: Int[Tensor, " N"]) -> CreditPlan:
+    """The plan of some rollouts."""
+    return replace(
+        plan,
+        batch=plan.batch.take(rows),
+        sources=[plan.sources[b] for b in int_list(rows)],
+        teachers=[teacher.take(rows) for teacher in plan.teachers],
+        scored_B=plan.scored_B[rows],
+        fallback_B={name: value[rows] for name, value in plan.fallback_B.items()},
     )
+
+
+def joined(parts: Sequence[CreditResult], rows: Sequence[Int[Tensor, " N"]]) -> CreditResult:
+    """One result of parts that hold the given rows of a batch, each row once; in the order of the batch."""
+    order = torch.cat(list(rows)).argsort()
+
+    def of(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat(list(values))[order]
+        if isinstance(values[0], Mapping):
+            names = cast(Mapping[str, Any], values[0])
+            return {name: of([value[name] for value in values]) for name in names}
+        columns = {f.name: [getattr(value, f.name) for value in values] for f in fields(values[0])}
+        return type(values[0])(**{name: of(own) for name, own in columns.items() if own[0] is not None})
+
+    return of(parts)

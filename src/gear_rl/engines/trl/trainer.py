@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.credit.config import METHOD_SETTINGS
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context
+from gear_rl.credit.config import METHOD_SETTINGS, PRIVILEGED_COLUMNS
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
-from gear_rl.credit.signals import needs_passes
 from gear_rl.credit.step import assign, for_loss, prepare, report
 from gear_rl.engines.checkpoints import UNFINISHED
 from gear_rl.engines.folder import RunFolder
@@ -57,7 +56,6 @@ from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
-from gear_rl.signals.privileged import PRIVILEGED_COLUMNS
 from gear_rl.signals.signal import names_of, needs_student
 from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.traits import distillation_of, method_settings
@@ -252,12 +250,9 @@ class GEARTrainer(GRPOTrainer):
 
     # --- the credit step ------------------------------------------------------------------------------------
 
-    def credit_engine(self, **states: Any) -> TRLEngine:
-        """The engine of the next credit step; override it for passes or signals of your own.
-
-        ``states`` are the hidden states of passes that have been run already.
-        """
-        return TRLEngine(self, **states)
+    def credit_engine(self, *, in_loss: bool = False) -> TRLEngine:
+        """The engine of the next credit step; override it for passes or signals of your own."""
+        return TRLEngine(self, in_loss=in_loss)
 
     def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
         """The advantages for TRL: of every token, (B, T), or its own where the credit is computed in the loss."""

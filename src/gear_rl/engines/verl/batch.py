@@ -16,9 +16,8 @@ from torch import Tensor
 
 from gear_rl.engines.verl.passes import padded
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
-from gear_rl.signals.batch import Completions, RolloutBatch, left_padded
+from gear_rl.signals.batch import Completions, RolloutBatch, TeacherPrompt, left_padded
 from gear_rl.signals.engine import Tokenizer
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)

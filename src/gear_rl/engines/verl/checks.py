@@ -9,13 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context
-from gear_rl.credit.signals import needs_passes
+from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.files import check_output
-from gear_rl.signals.privileged import NO_CONTRAST, check_sources
 from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner

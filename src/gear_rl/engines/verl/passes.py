@@ -15,9 +15,8 @@ from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.records import Record
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, TeacherPrompt, left_padded
 from gear_rl.signals.engine import Tokenizer
-from gear_rl.signals.privileged import TeacherPrompt
 from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.types import Signal, is_per_row
