@@ -11,7 +11,7 @@ from engines import tiny
 from gear_rl.signals.batch import Completions, ForwardRequest, TeacherPrompt, left_padded
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from gear_rl.signals.teacher import LiveTeacher
+from gear_rl.signals.teacher import Teacher
 
 PAD = 3
 SIGNALS = {cls.name: cls for cls in (AnswerOcclusion, AnswerGradient, AnswerActivation)}
@@ -63,7 +63,7 @@ def saliency(model, completions, prompts, region, signals, row_B=None, num_batch
         scored_B=rows,
         inputs={"answer_region": region},
     )
-    weights = {"teacher": LiveTeacher(), "reference": LiveTeacher()}
+    weights = {"teacher": Teacher(), "reference": Teacher()}
     passes = ModelPasses(model=model, largest=lambda count: max(count, num_batches), **weights, **options)
     return passes.run(request)
 

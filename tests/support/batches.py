@@ -8,7 +8,7 @@ import torch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.teacher import CopyTeacher, LiveTeacher
+from gear_rl.signals.teacher import CopyTeacher, Teacher
 
 
 def batch_of(ids: torch.Tensor, mask: torch.Tensor | None = None, **changes: Any) -> RolloutBatch:
@@ -46,7 +46,7 @@ class PlainEngine:
                 model=model,
                 skip_first_tokens=0 if config is None else config.teacher_skip_first_tokens,
                 pad_id=tokenizer.pad_token_id,
-                teacher=LiveTeacher(),
+                teacher=Teacher(),
                 reference=CopyTeacher(model),
             )
 

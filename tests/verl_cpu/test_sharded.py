@@ -19,7 +19,7 @@ from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from gear_rl.signals.teacher import LiveTeacher
+from gear_rl.signals.teacher import Teacher
 from gear_rl.signals.transport import TransportDistance
 
 RANKS, ROWS, TOKENS = 2, 8, 12
@@ -75,8 +75,8 @@ def score(rank: int, port: int, folder: str) -> None:
     rows = torch.arange(rank * ROWS // RANKS, (rank + 1) * ROWS // RANKS)
     same: dict[str, Any] = {
         "pad_id": 0,
-        "teacher": LiveTeacher(),
-        "reference": LiveTeacher(),
+        "teacher": Teacher(),
+        "reference": Teacher(),
     }
     pairs = {}
     for name in SIGNALS:

@@ -4,7 +4,6 @@
 the student's hidden states with their graph, and divides the sums as it divides its own loss.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import Prompts
-from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states, unwrapped
-from gear_rl.signals.teacher import LiveTeacher, Teacher
+from gear_rl.signals.batch import Completions, Prompts
+from gear_rl.signals.forwards import head_is_trained, head_of, unwrapped
+from gear_rl.signals.score import teacher_states
+from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
 from gear_rl.traits import Anchor, Distillation
@@ -78,23 +78,18 @@ def teacher_hidden(
     that have nothing to distil here.
     """
     places = batch.distilled
-    rows = places.any(-1)
-    if not rows.any():
+    if not places.any():
         return None, None
-    kept = places[rows]
-    width = int(kept.any(0).nonzero().max().item()) + 1
-    prompt, prompt_attention = batch.teacher.ids_BP[rows], batch.teacher.attention_BP[rows]
-    begin = int(prompt_attention.any(0).nonzero().min().item()) if prompt_attention.any() else 0
-    ids = torch.cat([prompt[:, begin:], batch.ids[rows][:, :width]], 1)
-    attention = torch.cat([prompt_attention[:, begin:], batch.attention[rows][:, :width].long()], 1)
-    borrows = not isinstance(teacher, LiveTeacher)
-    with evaluating(model), teacher.weights(model) if borrows else nullcontext():
-        hidden = hidden_states(model, ids, attention, num_tokens=width)[kept[:, :width]]
-        head = None
-        if borrows and head_is_trained(model):
-            # A copy: once the weights are handed back, the parameter is the student's again.
-            head = head_of(model, temperature).clone()
-    return hidden, head
+    states = teacher_states(
+        model,
+        Completions(ids=batch.ids, attention=batch.attention, mask=places),
+        batch.teacher,
+        temperature=temperature,
+        teacher_weights=teacher.weights if teacher.lends else None,
+        row_B=places.any(-1),
+        batch_size=len(places),
+    )
+    return states.hidden(torch.arange(len(places), device=places.device), places), states.head
 
 
 def distillation_sums(

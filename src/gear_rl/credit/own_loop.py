@@ -12,7 +12,7 @@ from gear_rl.credit.step import step as credit_step
 from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, TeacherPrompt, left_padded
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.teacher import LiveTeacher, Teacher
+from gear_rl.signals.teacher import Teacher
 from gear_rl.types import Credit, CreditAssigner
 
 T = TypeVar("T")
@@ -102,8 +102,8 @@ class _OneProcess:
             model=model,
             skip_first_tokens=config.teacher_skip_first_tokens,
             pad_id=self.pad_id,
-            teacher=teacher or LiveTeacher(),
-            reference=reference or LiveTeacher(),
+            teacher=teacher or Teacher(),
+            reference=reference or Teacher(),
             temperature=temperature,
             batch_size=batch_size,
         )

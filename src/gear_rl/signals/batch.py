@@ -180,10 +180,9 @@ class RolloutBatch:
                 return value[rows]
             if isinstance(value, Prompts | Completions):
                 return value.take(rows)
-            if isinstance(value, Sequence) and not isinstance(value, str) and value:
-                entries = cast(Sequence[Any], value)
-                return [entries[b] for b in numbers]
-            return value
+            entries: Any = value
+            is_list = isinstance(value, Sequence) and not isinstance(value, str)
+            return [entries[b] for b in numbers] if is_list and entries else entries
 
         def call_failed(b: int, message: Mapping[str, Any]) -> bool:
             return self.call_failed(numbers[b], message)

@@ -19,7 +19,7 @@ from gear_rl.signals.forwards import head_of
 from gear_rl.signals.prefix import shared_prompts
 from gear_rl.signals.score import StudentStates, TeacherStates, score, teacher_states
 from gear_rl.signals.signal import BatchSignal, FoldSignal, needs_teacher, signals_of
-from gear_rl.signals.teacher import LiveTeacher, Teacher
+from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
 
@@ -84,13 +84,6 @@ class ModelPasses:
         [teacher] = request.teachers
         return self._teacher_states(request, teacher, 0)
 
-    def student_pass(self, request: ForwardRequest) -> StudentStates:
-        """The student's pass of ``run`` by itself, to compare several teachers with."""
-        return teacher_states(
-            self.model, request.completions, request.student, share_prompts=self.share_prompts,
-            num_batches=self._num_batches(request), **self.options(request),
-        ).hidden  # fmt: skip
-
     def options(self, request: ForwardRequest) -> dict[str, Any]:
         """What every pass over the rows to score is called with."""
         return {
@@ -154,7 +147,7 @@ class ModelPasses:
 
     @property
     def _lent_weights(self) -> Callable[[nn.Module], AbstractContextManager[None]] | None:
-        return None if isinstance(self.teacher, LiveTeacher) else self.teacher.weights
+        return self.teacher.weights if self.teacher.lends else None
 
 
 class PassSignal(Signal, ABC):

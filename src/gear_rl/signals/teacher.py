@@ -7,7 +7,7 @@ calls ``update`` after each optimizer step, and saves ``state_dict`` with the ru
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,54 +19,45 @@ TeacherKind = Literal["live", "base", "ema", "sync"]
 disabled). ``ema``: a moving average. ``sync``: a copy renewed every few steps."""
 
 
-@runtime_checkable
-class Teacher(Protocol):
-    """Lends weights to a model, follows its training, can be saved.
+class Teacher:
+    """The student itself, seeing more. Subclasses lend the model other weights, follow its training, are saved.
 
     >>> teacher = make_teacher("ema", nn.Linear(1, 1))
-    >>> isinstance(teacher, Teacher), sorted(teacher.state_dict())
-    (True, ['bias', 'weight'])
+    >>> isinstance(teacher, Teacher), sorted(teacher.state_dict()), Teacher().state_dict()
+    (True, ['bias', 'weight'], {})
     """
+
+    lends = False
+    """Whether its weights differ from the student's."""
 
     def weights(self, model: nn.Module) -> AbstractContextManager[None]:
         """While it is open, ``model`` computes with the teacher's weights."""
-        ...
-
-    def update(self, model: nn.Module, step: int) -> None:
-        """Follow the student after optimizer step ``step``."""
-        ...
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What has to be saved; empty if nothing has."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a saved state; ``ValueError`` if it is another model's."""
-        ...
-
-
-class LiveTeacher:
-    """The student itself, seeing more.
-
-    >>> LiveTeacher().state_dict()
-    {}
-    """
-
-    def weights(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def update(self, model: nn.Module, step: int) -> None:
-        pass
+        """Follow the student after optimizer step ``step``."""
 
     def state_dict(self) -> dict[str, Tensor]:
+        """What has to be saved; empty if nothing has."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        _check_keys({}, state)
+        """Take up a saved state; ``ValueError`` if it is another model's."""
+        expected = self.state_dict()
+        if expected.keys() != state.keys():
+            odd = sorted(expected.keys() ^ state.keys())[:3]
+            raise ValueError(
+                f"teacher state: {len(state)} parameters saved, {len(expected)} expected; the first that differ "
+                f"are {odd}. Resume with the model and the teacher_model_kind that the checkpoint was made with"
+            )
+        for name, copy in expected.items():
+            copy.copy_(_sharded_as(copy, state[name]))
 
 
-class _AdapterFreeTeacher:
+class _AdapterFreeTeacher(Teacher):
     """The base model under a PEFT adapter, by switching the adapter off: no copy, nothing to save."""
+
+    lends = True
 
     def weights(self, model: nn.Module) -> AbstractContextManager[None]:
         wrapped: Any = model
@@ -74,17 +65,8 @@ class _AdapterFreeTeacher:
             wrapped = wrapped.module
         return cast(AbstractContextManager[None], wrapped.disable_adapter())
 
-    def update(self, model: nn.Module, step: int) -> None:
-        pass
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        _check_keys({}, state)
-
-
-class CopyTeacher:
+class CopyTeacher(Teacher):
     """A copy of the trained parameters: frozen, renewed every ``sync_steps`` steps, or a moving average.
 
     ``update_rate`` is the share of the student that each step mixes in: 0 never, 1 all of it (EMA as in SDPO,
@@ -103,6 +85,8 @@ class CopyTeacher:
     >>> model.weight.item()
     3.0
     """
+
+    lends = True
 
     def __init__(self, model: nn.Module, update_rate: float = 0.0, sync_steps: int = 1) -> None:
         if not 0.0 <= update_rate <= 1.0:
@@ -141,11 +125,6 @@ class CopyTeacher:
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._copy)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        _check_keys(self._copy, state)
-        for name, copy in self._copy.items():
-            copy.copy_(_sharded_as(copy, state[name]))
-
     @staticmethod
     @torch.no_grad()
     def _write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
@@ -159,11 +138,11 @@ def make_teacher(
     """The teacher that ``kind`` names; ``ValueError`` for a name that is none.
 
     >>> type(make_teacher("live", nn.Linear(1, 1))).__name__
-    'LiveTeacher'
+    'Teacher'
     """
     match kind:
         case "live":
-            return LiveTeacher()
+            return Teacher()
         case "base" if hasattr(model, "peft_config"):
             return _AdapterFreeTeacher()
         case "base":
@@ -192,12 +171,3 @@ def _sharded_as(like: Tensor, whole: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
-
-
-def _check_keys(expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    if expected.keys() != saved.keys():
-        odd = sorted(expected.keys() ^ saved.keys())[:3]
-        raise ValueError(
-            f"teacher state: {len(saved)} parameters saved, {len(expected)} expected; the first that differ "
-            f"are {odd}. Resume with the model and the teacher_model_kind that the checkpoint was made with"
-        )

@@ -19,7 +19,7 @@ from gear_rl.signals.forwards import head_of
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.score import TeacherStates, teacher_states
 from gear_rl.signals.signal import needs_teacher
-from gear_rl.signals.teacher import LiveTeacher, make_teacher
+from gear_rl.signals.teacher import Teacher, make_teacher
 
 
 class CreditWorker(ActorRolloutRefWorker):
@@ -47,8 +47,8 @@ class CreditWorker(ActorRolloutRefWorker):
             skip_first_tokens=order.config.teacher_skip_first_tokens,
             pad_id=order.pad_id,
             # With LoRA verl loads no reference: the teacher is the model without its adapter.
-            teacher=make_teacher("base", model) if base and self.ref is None else LiveTeacher(),
-            reference=LiveTeacher(),  # reference_logprob is refused
+            teacher=make_teacher("base", model) if base and self.ref is None else Teacher(),
+            reference=Teacher(),  # reference_logprob is refused
             temperature=order.temperature,
             batch_size=cast(int, order.config.credit_batch_size),
             seed=order.seed,
