@@ -254,18 +254,19 @@ def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
 def _passes_timed(clock: _Clock) -> Generator[None]:
     """The passes of the credit, of whatever trainer: GRPO has none."""
     from gear_rl.engines.trl.late import LateCredit
-    from gear_rl.signals.score import _Scorer
+    from gear_rl.signals.score import Scorer
 
     places = (
-        (LateCredit, "teacher_states", "credit"),
-        (LateCredit, "assign", "credit"),
-        (_Scorer, "student", "student"),
-        (_Scorer, "teacher", "teacher"),
-        (_Scorer, "statistics", "head"),
+        (LateCredit, "waiting", "credit"),
+        (LateCredit, "_assign", "credit"),
+        (Scorer, "_statistics", "head"),
+        (Scorer, "_hidden", "student"),
     )
     kept = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), call in zip(places, kept, strict=True):
         setattr(owner, name, clock.timed(part, call))
+    student, teacher = Scorer._hidden, clock.timed("teacher", kept[-1])
+    Scorer._hidden = lambda *args, lent=False: teacher(*args, lent=True) if lent else student(*args)
     try:
         yield
     finally:

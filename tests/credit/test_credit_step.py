@@ -19,10 +19,10 @@ from gear_rl.methods import Sdpg, Shuffled
 from gear_rl.signals.batch import TeacherPrompt, left_padded
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.passes import ModelPasses, PassSignal
-from gear_rl.signals.score import score
 from gear_rl.signals.signal import BatchSignal, names_of
 from gear_rl.types import Signal
 from support.batches import PlainEngine, batch_of
+from support.scoring import score
 
 COMPLETIONS = ["1 plus 2 is 3", "4", "it is 7 or 8", "no, it is 9"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.signals import passes as engine
+from gear_rl.signals.score import Scorer
 
 END = "<|im_end|>"
 
@@ -109,13 +109,13 @@ class Seen:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.calls: list[tuple[Any, Any, Any]] = []
-        score = engine.score
+        scored_by = Scorer.signals
 
-        def watched(net: Any, completions: Any, student: Any, teacher: Any = None, **kw: Any) -> Any:
-            self.calls.append((completions, student, teacher))
-            return score(net, completions, student, teacher, **kw)
+        def watched(scorer: Any, needs: Any, student: Any, teacher: Any = None, *more: Any) -> Any:
+            self.calls.append((scorer.completions, student, teacher))
+            return scored_by(scorer, needs, student, teacher, *more)
 
-        monkeypatch.setattr(engine, "score", watched)
+        monkeypatch.setattr(Scorer, "signals", watched)
 
 
 def unpadded(ids: torch.Tensor, attention: torch.Tensor) -> list[list[int]]:

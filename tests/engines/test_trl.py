@@ -9,12 +9,12 @@ import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-import gear_rl.signals.passes as engine
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.credit import metrics
 from gear_rl.engines.trl.config import LOSS_TYPES, incompatibilities
 from gear_rl.records import read_records
+from gear_rl.signals.score import Scorer
 from gear_rl.types import Credit
 
 
@@ -205,9 +205,9 @@ def test_a_run_that_makes_next_to_no_segments_says_so(
 
 def test_groups_without_spread_skip_the_teacher(tiny_model, tmp_path, monkeypatch):
     scored = []
-    original = engine.score
+    original = Scorer.signals
     monkeypatch.setattr(
-        engine, "score", lambda *args, **kw: scored.append(int(kw["row_B"].sum())) or original(*args, **kw)
+        Scorer, "signals", lambda self, *args: scored.append(int(self.row_B.sum())) or original(self, *args)
     )
     trainer = run(
         tmp_path,
@@ -252,15 +252,15 @@ def test_rows_without_context_keep_their_grpo_advantage(tiny_model, tmp_path, ca
 @pytest.mark.parametrize("student_pass", ["auto", "own"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value, student_pass):
-    original = engine.score
+    original = Scorer.signals
 
-    def poisoned(*args, **kw):
-        signals = original(*args, **kw)
-        row = kw["row_B"].nonzero()[0, 0]
+    def poisoned(self, *args):
+        signals = original(self, *args)
+        row = self.row_B.nonzero()[0, 0]
         signals.divergence[row, 2] = value
         return signals
 
-    monkeypatch.setattr(engine, "score", poisoned)
+    monkeypatch.setattr(Scorer, "signals", poisoned)
     changes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     file = str(tmp_path / "records.jsonl")
     trainer = run(tmp_path, tiny_model, Gear(), record_file=file, student_pass=student_pass, **changes)

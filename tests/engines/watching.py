@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 import gear_rl.signals.confidence as confidences
-import gear_rl.signals.passes as engine
 from gear_rl.engines.trl import trainer as trl
 from gear_rl.signals.batch import Prompts
+from gear_rl.signals.score import Scorer
 
 
 def kept_ids(ids: Any, attention: Any) -> list[list[int]]:
@@ -43,17 +43,17 @@ class Watch:
         patch.setattr(model, "generate", watched)
 
     def _watch_teacher(self, patch: pytest.MonkeyPatch) -> None:
-        score, ahead, confidence = engine.score, engine.teacher_states, confidences.answer_confidence
+        scored_by, ahead, confidence = Scorer.signals, Scorer.teacher_states, confidences.answer_confidence
         attach = trl.attach
 
-        def scored(net: Any, completions: Any, student: Any, teacher: Any, **kw: Any) -> Any:
+        def scored(scorer: Any, needs: Any, student: Any, teacher: Any = None, *more: Any) -> Any:
             if isinstance(teacher, Prompts):
                 self.teacher += kept_ids(teacher.ids_BP, teacher.attention_BP)
-            return score(net, completions, student, teacher, **kw)
+            return scored_by(scorer, needs, student, teacher, *more)
 
-        def taught(net: Any, completions: Any, teacher: Any, **kw: Any) -> Any:
+        def taught(scorer: Any, teacher: Any) -> Any:
             self.teacher += kept_ids(teacher.ids_BP, teacher.attention_BP)
-            return ahead(net, completions, teacher, **kw)
+            return ahead(scorer, teacher)
 
         def attached(output: Any, *more: Any) -> None:
             self.told += kept_ids(more[2].ids_BP, more[2].attention_BP)
@@ -63,7 +63,7 @@ class Watch:
             self.told += answers
             return confidence(net, completions, student, answers, **kw)
 
-        patch.setattr(engine, "score", scored)
-        patch.setattr(engine, "teacher_states", taught)
+        patch.setattr(Scorer, "signals", scored)
+        patch.setattr(Scorer, "teacher_states", taught)
         patch.setattr(confidences, "answer_confidence", confident)
         patch.setattr(trl, "attach", attached)

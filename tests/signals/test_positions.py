@@ -14,9 +14,9 @@ from gear_rl.signals.forwards import (
     positions,
     takes_positions,
 )
-from gear_rl.signals.score import score, teacher_states
 from gear_rl.signals.transport import completion_states, transport_distances
 from signals.saliency_loops import saliency, signal_of
+from support.scoring import score, teacher_states
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [13], [5, 6, 7]]
 HINTED = [[21, 22, *PROMPTS[0]], [23, *PROMPTS[1]], [24, 25, 26, *PROMPTS[2]], [21, 22, *PROMPTS[3]]]

@@ -11,7 +11,7 @@ from gear_rl.signals import prefix
 from gear_rl.signals.batch import Completions, TeacherPrompt, left_padded
 from gear_rl.signals.forwards import captured_forward, hidden_states
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
-from gear_rl.signals.score import score
+from support.scoring import score
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [15, 16, 17, 18, 19]]
 OF_ROW = [0, 2, 0, 1, 2, 0, 1]

@@ -12,9 +12,10 @@ from engines import tiny
 from gear_rl.signals.batch import Completions, Prompts, TeacherPrompt, left_padded
 from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.forwards import backbone_of, head_of, hidden_states
-from gear_rl.signals.score import KeptStates, score, teacher_states
+from gear_rl.signals.score import KeptStates
 from gear_rl.signals.signal import needs_student, needs_teacher
 from gear_rl.signals.teacher import CopyTeacher
+from support.scoring import score, teacher_states
 
 PAD = 0
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]

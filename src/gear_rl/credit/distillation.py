@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gear_rl.signals.batch import Completions, Prompts
 from gear_rl.signals.forwards import head_is_trained, head_of, unwrapped
-from gear_rl.signals.score import teacher_states
+from gear_rl.signals.score import Scorer
 from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
@@ -80,15 +80,15 @@ def teacher_hidden(
     places = batch.distilled
     if not places.any():
         return None, None
-    states = teacher_states(
-        model,
-        Completions(ids=batch.ids, attention=batch.attention, mask=places),
-        batch.teacher,
+    scorer = Scorer(
+        model=model,
+        completions=Completions(ids=batch.ids, attention=batch.attention, mask=places),
+        row_B=places.any(-1),
         temperature=temperature,
         teacher_weights=teacher.weights if teacher.lends else None,
-        row_B=places.any(-1),
         batch_size=len(places),
     )
+    states = scorer.teacher_states(batch.teacher)
     return states.hidden(torch.arange(len(places), device=places.device), places), states.head
 
 

@@ -75,7 +75,10 @@ class AnswerConfidence(PassSignal):
             request.student,
             answers,
             num_batches=passes.largest(count),
-            **passes.options(request),
+            row_B=request.scored_B,
+            batch_size=passes.batch_size,
+            temperature=passes.temperature,
+            head_context=passes.head_context,
         )
 
 

@@ -17,7 +17,7 @@ from gear_rl.signals.batch import ForwardRequest, Prompts
 from gear_rl.signals.folds import DIVERGENCES, STUDENT_LOGPROB, TEACHER_LOGPROB
 from gear_rl.signals.forwards import head_of
 from gear_rl.signals.prefix import shared_prompts
-from gear_rl.signals.score import StudentStates, TeacherStates, score, teacher_states
+from gear_rl.signals.score import Scorer, StudentStates, TeacherStates
 from gear_rl.signals.signal import BatchSignal, FoldSignal, needs_teacher, signals_of
 from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.segments import segment_starts, turn_ids
@@ -82,32 +82,33 @@ class ModelPasses:
         if not needs_teacher(request.needs):
             return None
         [teacher] = request.teachers
-        return self._teacher_states(request, teacher, 0)
+        return self._teacher_states(self.scorer(request, self.teacher, num_batches=0), teacher)
 
-    def options(self, request: ForwardRequest) -> dict[str, Any]:
-        """What every pass over the rows to score is called with."""
-        return {
-            "row_B": request.scored_B,
-            "batch_size": self.batch_size,
-            "temperature": self.temperature,
-            "head_context": self.head_context,
-        }
+    def scorer(self, request: ForwardRequest, teacher: Teacher, num_batches: int | None = None) -> Scorer:
+        """The passes over the rows to score, with these weights for the teacher.
 
-    def _num_batches(self, request: ForwardRequest) -> int:
-        return self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
-
-    def _teacher_states(self, request: ForwardRequest, teacher: Prompts, count: int) -> TeacherStates:
-        other = self.teacher_model
-        states = teacher_states(
-            self.model if other is None else other,
-            request.completions,
-            teacher,
-            teacher_weights=self._lent_weights if other is None else None,
-            num_batches=count,
+        Every process must call this if ``num_batches`` is None: then it is the largest of all.
+        """
+        if num_batches is None:
+            num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
+        return Scorer(
+            model=self.model,
+            completions=request.completions,
+            row_B=request.scored_B,
+            temperature=self.temperature,
+            teacher_weights=teacher.weights if teacher.lends else None,
+            head_context=self.head_context,
+            batch_size=self.batch_size,
+            num_batches=num_batches,
             share_prompts=self.share_prompts,
-            **self.options(request),
         )
-        return states if other is None else replace(states, head=head_of(other, self.temperature))
+
+    def _teacher_states(self, scorer: Scorer, teacher: Prompts) -> TeacherStates:
+        other = self.teacher_model
+        if other is None:
+            return scorer.teacher_states(teacher)
+        states = replace(scorer, model=other, teacher_weights=None).teacher_states(teacher)
+        return replace(states, head=head_of(other, self.temperature))
 
     def _folded(
         self,
@@ -117,7 +118,7 @@ class ModelPasses:
         teacher: TeacherStates | None,
     ) -> dict[str, Tensor]:
         """The signals of the student's pass and of the teacher's; with a contrast of two teachers' passes."""
-        count, skip = self._num_batches(request), self.skip_first_tokens
+        scorer, skip = self.scorer(request, self.teacher), self.skip_first_tokens
         taught = [signal for signal in signals if signal.teacher]
         if TEACHER_LOGPROB in signals and (skip or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
@@ -125,29 +126,14 @@ class ModelPasses:
         if teacher is not None:
             shown = [teacher]
         elif self.teacher_model is not None and taught:
-            shown = [self._teacher_states(request, prompts, count) for prompts in request.teachers]
+            shown = [self._teacher_states(scorer, prompts) for prompts in request.teachers]
         scored = [
-            score(
-                self.model,
-                request.completions,
-                request.student,
-                prompts,
-                needs=taught if number else signals,
-                teacher_weights=self._lent_weights,
-                student_states=student_states,
-                share_prompts=self.share_prompts,
-                num_batches=count,
-                **self.options(request),
-            )
+            replace(scorer).signals(taught if number else signals, request.student, prompts, student_states)
             for number, prompts in enumerate(shown)
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
         return dict(skipping_first(right, skip, divergences).values)
-
-    @property
-    def _lent_weights(self) -> Callable[[nn.Module], AbstractContextManager[None]] | None:
-        return self.teacher.weights if self.teacher.lends else None
 
 
 class PassSignal(Signal, ABC):
@@ -173,16 +159,8 @@ class ReferenceLogprob(PassSignal):
     name = "reference_logprob"
 
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
-        own = score(
-            passes.model,
-            request.completions,
-            request.student,
-            request.student,
-            needs=["teacher_logprob"],
-            teacher_weights=passes.reference.weights,
-            num_batches=passes.largest(-(-int(request.scored_B.sum()) // passes.batch_size)),
-            **passes.options(request),
-        )
+        scorer = replace(passes.scorer(request, passes.reference), share_prompts=False)
+        own = scorer.signals(["teacher_logprob"], request.student, request.student)
         return own.get("teacher_logprob")
 
 

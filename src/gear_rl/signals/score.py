@@ -6,7 +6,7 @@ model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied 
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -82,118 +82,94 @@ class TeacherStates:
         return TeacherStates(hidden=self.hidden.rows(rows), head=self.head)
 
 
-@torch.no_grad()
-def score(
-    model: nn.Module,
-    completions: Completions,
-    student: Prompts,
-    teacher: Prompts | TeacherStates | None = None,
-    *,
-    needs: Sequence[str | Signal],
-    temperature: float = 1.0,
-    teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
-    head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
-    student_states: StudentStates | None = None,
-    row_B: Bool[Tensor, " B"] | None = None,
-    batch_size: int = 8,
-    num_batches: int = 0,
-    share_prompts: bool = False,
-) -> TokenSignals:
-    """The signals of every completion, at the model's present weights, in float32.
+@dataclass(kw_only=True)
+class Scorer:
+    """The passes over some completions with a model at its present weights, dropout off."""
 
-    Rows where ``row_B`` is False are not computed and hold 0. ``teacher_weights`` lends the model other weights
-    for the teacher's pass. ``head_context`` wraps every direct use of the head's weights (sharded ones are
-    gathered there). ``student_states`` are read in place of a student pass. ``share_prompts`` runs a prompt once
-    for all rows that have it, where that pays; not for a sharded model, whose processes must run equally many
-    forwards: there ``num_batches`` is the least number of batches, and surplus ones are dropped. Dropout is off.
-    A non-finite value is left in place. Raises ``ValueError`` for a signal that these two passes do not make, or
-    for a teacher's signal without prompts.
-    """
-    wanted = [signal for signal in signals_of(needs) if isinstance(signal, FoldSignal)]
-    if len(wanted) < len(signals_of(needs)):
-        known = ", ".join(signal.name for signal in FOLD_SIGNALS)
-        raise ValueError(f"needs: {[*needs]} are not all made by the two passes, as these are: {known}")
-    reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
-    if reads_teacher and teacher is None:
-        raise ValueError(f"teacher: {[*needs]} needs the teacher's prompts, and none were given")
-    values = {signal.name: torch.zeros_like(completions.mask, dtype=torch.float32) for signal in wanted}
-    if wanted:
-        scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
-        shown = teacher if isinstance(teacher, Prompts) else student
-        with evaluating(model):
-            for batch, counts in scorer.batches(shown, row_B, batch_size, num_batches):
-                keep = scorer.kept(batch)
-                student_ND = teacher_ND = None
-                if reads_student:
-                    own = student_states is None
-                    student_ND = scorer.student(student, batch, keep) if own else student_states(batch, keep)
-                if isinstance(teacher, TeacherStates):
-                    teacher_ND, scorer.teacher_head = teacher.hidden(batch, keep), teacher.head
-                elif teacher is not None and reads_teacher:
-                    teacher_ND = scorer.teacher(teacher, batch, keep)
-                found = scorer.statistics(wanted, batch, keep, student_ND, teacher_ND)
-                for name in found if counts else ():
-                    values[name][batch] = found[name]
-    return TokenSignals(mask=completions.mask, turn_id=turn_ids(completions.mask), values=values)
+    model: nn.Module
+    completions: Completions
+    row_B: Bool[Tensor, " B"] | None = None
+    """Rows where it is False are not computed and hold 0; None computes every row."""
+    temperature: float = 1.0
+    """Of the sampling: logits are divided by it."""
+    teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None
+    """Lends the model the teacher's weights; None where they are the student's."""
+    head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
+    """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
+    batch_size: int = 8
+    num_batches: int = 0
+    """The least number of batches: processes that share a sharded model must run equally many forwards. Surplus
+    ones are dropped."""
+    share_prompts: bool = False
+    """Runs a prompt once for all rows that have it, where that pays; not for a sharded model."""
+    teacher_head: Head | None = field(default=None, init=False)
 
-
-@torch.no_grad()
-def teacher_states(
-    model: nn.Module,
-    completions: Completions,
-    teacher: Prompts,
-    *,
-    temperature: float = 1.0,
-    teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
-    head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
-    row_B: Bool[Tensor, " B"] | None = None,
-    batch_size: int = 8,
-    num_batches: int = 0,
-    share_prompts: bool = False,
-) -> TeacherStates:
-    """The teacher's pass of ``score`` by itself, for a ``score`` of the same completions and rows, or fewer.
-
-    Call it before the student's forward: lending weights later writes into what its graph has saved. Of a teacher
-    that is another model its states and its head are all that is left. Only states of trained tokens are kept.
-    """
-    scorer = _Scorer(model, completions, temperature, teacher_weights, head_context, share_prompts)
-    kept = KeptStates(completions.mask if row_B is None else completions.mask & row_B[:, None])
-    with evaluating(model):
-        for batch, counts in scorer.batches(teacher, row_B, batch_size, num_batches):
-            keep = scorer.kept(batch)
-            hidden = scorer.teacher(teacher, batch, keep)
-            if counts:
-                kept.take(batch, keep, hidden)
-    return TeacherStates(hidden=kept, head=scorer.teacher_head)
-
-
-class _Scorer:
-    """The passes of one batch of rows, and what the head makes of their hidden states."""
-
-    def __init__(
+    @torch.no_grad()
+    def signals(
         self,
-        model: nn.Module,
-        completions: Completions,
-        temperature: float,
-        teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None,
-        head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None,
-        share_prompts: bool,
-    ) -> None:
-        self.model, self.completions, self.temperature = model, completions, temperature
-        self.teacher_weights = teacher_weights
-        self.head_context = head_context or nullcontext
-        self.share_prompts = share_prompts
-        self.teacher_head: Head | None = None
+        needs: Sequence[str | Signal],
+        student: Prompts,
+        teacher: Prompts | TeacherStates | None = None,
+        student_states: StudentStates | None = None,
+    ) -> TokenSignals:
+        """The signals of every completion, in float32; ``student_states`` are read in place of a student pass.
 
-    def batches(
-        self, prompts: Prompts, row_B: Bool[Tensor, " B"] | None, batch_size: int, num_batches: int
-    ) -> Generator[tuple[Int[Tensor, " N"], bool]]:
+        A non-finite value is left in place. Raises ``ValueError`` for a signal that these two passes do not make,
+        or for a teacher's signal without prompts.
+        """
+        wanted = [signal for signal in signals_of(needs) if isinstance(signal, FoldSignal)]
+        if len(wanted) < len(signals_of(needs)):
+            known = ", ".join(signal.name for signal in FOLD_SIGNALS)
+            raise ValueError(f"needs: {[*needs]} are not all made by the two passes, as these are: {known}")
+        reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
+        if reads_teacher and teacher is None:
+            raise ValueError(f"teacher: {[*needs]} needs the teacher's prompts, and none were given")
+        mask = self.completions.mask
+        values = {signal.name: torch.zeros_like(mask, dtype=torch.float32) for signal in wanted}
+        if wanted:
+            shown = teacher if isinstance(teacher, Prompts) else student
+            with evaluating(self.model):
+                for batch, counts in self._batches(shown):
+                    keep = self._kept(batch)
+                    student_ND = teacher_ND = None
+                    if reads_student and student_states is None:
+                        student_ND = self._hidden(student, batch, keep)
+                    elif student_states is not None and reads_student:
+                        student_ND = student_states(batch, keep)
+                    if isinstance(teacher, TeacherStates):
+                        teacher_ND, self.teacher_head = teacher.hidden(batch, keep), teacher.head
+                    elif teacher is not None and reads_teacher:
+                        teacher_ND = self._hidden(teacher, batch, keep, lent=True)
+                    found = self._statistics(wanted, batch, keep, student_ND, teacher_ND)
+                    for name in found if counts else ():
+                        values[name][batch] = found[name]
+        return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
+
+    @torch.no_grad()
+    def teacher_states(self, teacher: Prompts) -> TeacherStates:
+        """The teacher's pass by itself, for the signals of the same completions and rows, or fewer.
+
+        Call it before the student's forward: lending weights later writes into what its graph has saved. Of a
+        teacher that is another model its states and its head are all that is left. Only states of trained tokens
+        are kept.
+        """
+        mask = self.completions.mask
+        kept = KeptStates(mask if self.row_B is None else mask & self.row_B[:, None])
+        with evaluating(self.model):
+            for batch, counts in self._batches(teacher):
+                keep = self._kept(batch)
+                hidden = self._hidden(teacher, batch, keep, lent=True)
+                if counts:
+                    kept.take(batch, keep, hidden)
+        return TeacherStates(hidden=kept, head=self.teacher_head)
+
+    def _batches(self, prompts: Prompts) -> Generator[tuple[Int[Tensor, " N"], bool]]:
         """The rows to score in batches, and False for a surplus one.
 
         Those of one prompt together where sharing it pays, else by length, so that short rows are not padded to
         long ones. The longest come first: what runs out of memory does so at once.
         """
-        mask = self.completions.mask
+        mask, row_B, batch_size = self.completions.mask, self.row_B, self.batch_size
         index = torch.arange(len(mask), device=mask.device) if row_B is None else row_B.nonzero()[:, 0]
         if len(index) > batch_size:
             length = torch.where(mask[index], torch.arange(mask.shape[1], device=mask.device) + 1, 0).amax(-1)
@@ -206,27 +182,15 @@ class _Scorer:
             index = index[order]
         starts = range(0, len(index), batch_size)
         yield from ((index[i : i + batch_size], True) for i in starts)
-        for _ in range(num_batches - len(starts) if len(mask) else 0):
+        for _ in range(self.num_batches - len(starts) if len(mask) else 0):
             yield index.new_zeros(1), False
 
-    def kept(self, batch: Int[Tensor, " N"]) -> Bool[Tensor, "N W"]:
+    def _kept(self, batch: Int[Tensor, " N"]) -> Bool[Tensor, "N W"]:
         """The trained tokens; columns after the last of them predict nothing that is read."""
         mask = self.completions.mask[batch]
         return mask[:, : int((mask.any(0).nonzero().max() + 1).item()) if mask.any() else 1]
 
-    def student(self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Tensor:
-        return self._hidden(prompts, batch, keep)
-
-    def teacher(self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Tensor:
-        with nullcontext() if self.teacher_weights is None else self.teacher_weights(self.model):
-            hidden = self._hidden(prompts, batch, keep)
-            if self.teacher_weights is not None and self.teacher_head is None and head_is_trained(self.model):
-                # A copy: once the weights are handed back, the parameter is the student's again.
-                with self.head_context(self.model):
-                    self.teacher_head = head_of(self.model, self.temperature).clone()
-        return hidden
-
-    def statistics(
+    def _statistics(
         self,
         wanted: Sequence[FoldSignal],
         batch: Int[Tensor, " N"],
@@ -240,7 +204,7 @@ class _Scorer:
         for signal in wanted:
             names.setdefault(signal.fold, []).append(signal.name)
         values: dict[str, Tensor] = {}
-        with self.head_context(self.model):
+        with (self.head_context or nullcontext)(self.model):
             head = head_of(self.model, self.temperature)
             states = States(token, student_MD, head, teacher_ME, self.teacher_head)
             for fold, own in names.items():
@@ -249,6 +213,20 @@ class _Scorer:
         return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
 
     def _hidden(
+        self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"], lent: bool = False
+    ) -> Float[Tensor, "M D"]:
+        """The states that predict the tokens to keep, with the teacher's weights where they are to be lent."""
+        if not lent or self.teacher_weights is None:
+            return self._passed(prompts, batch, keep)
+        with self.teacher_weights(self.model):
+            hidden = self._passed(prompts, batch, keep)
+            if self.teacher_head is None and head_is_trained(self.model):
+                # A copy: once the weights are handed back, the parameter is the student's again.
+                with (self.head_context or nullcontext)(self.model):
+                    self.teacher_head = head_of(self.model, self.temperature).clone()
+        return hidden
+
+    def _passed(
         self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]
     ) -> Float[Tensor, "M D"]:
         width, attention = keep.shape[1], prompts.attention_BP[batch]

@@ -17,7 +17,7 @@ from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, re
 from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.forwards import head_of
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.score import TeacherStates, teacher_states
+from gear_rl.signals.score import Scorer, TeacherStates
 from gear_rl.signals.signal import needs_teacher
 from gear_rl.signals.teacher import Teacher, make_teacher
 
@@ -63,15 +63,15 @@ class CreditWorker(ActorRolloutRefWorker):
         engine: Any = self.ref.engine
         size = cast(int, order.config.credit_batch_size)
         with engine.eval_mode():
-            states = teacher_states(
-                engine.module,
-                request.completions,
-                request.teachers[0],
-                temperature=order.temperature,
+            scorer = Scorer(
+                model=engine.module,
+                completions=request.completions,
                 row_B=request.scored_B,
+                temperature=order.temperature,
                 batch_size=size,
                 num_batches=_largest(-(-int(request.scored_B.sum()) // size)),
             )
+            states = scorer.teacher_states(request.teachers[0])
             head = head_of(engine.module, order.temperature)
         # The reference's weights may rest in the main memory, and be moved there again.
         head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
