@@ -47,8 +47,8 @@ else:
 """,
     "datasets": """
 from gear_rl.data.rows import load_splits
-train, test = load_splits("arena/errands/easy", chat=True, held_out=4, limit=8)
-assert (len(train), len(test)) == (8, 4) and "reference" in train.column_names
+train, test = load_splits("arena/errands/easy", chat=True, held_out=4)
+assert (len(train), len(test)) == (4096, 4) and "reference" in train.column_names
 """,
     "an export for verl": """
 import tempfile

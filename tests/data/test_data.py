@@ -1,6 +1,5 @@
-"""Loading as a run does it: splits, columns, bad rows, streams, and the hub's own call on local folders."""
+"""Loading as a run does it: splits, columns, bad rows, and the hub's own call on local folders."""
 
-import gc
 import json
 import logging
 from pathlib import Path
@@ -50,25 +49,20 @@ def hub_like(tmp_path):
 COLUMNS = {"prompt": "question", "answer": "meta.gold", "writer": "meta.by.-1"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_hub_dataset_by_configuration_and_split(hub_like, stream):
-    found = load_rows(hub_like, config="main", columns=COLUMNS, chat=True, stream=stream)
-    assert isinstance(found, datasets.IterableDataset if stream else datasets.Dataset)
+def test_a_hub_dataset_by_configuration_and_split(hub_like):
+    found = load_rows(hub_like, config="main", columns=COLUMNS, chat=True)
     rows = list(found)
     assert len(rows) == 16
     assert rows[2]["prompt"] == [{"role": "user", "content": "2 + 1"}]
     assert (rows[2]["answer"], rows[2]["writer"], rows[2]["meta"]["gold"]) == ("3", "b", "3")
-    assert len(list(load_rows(hub_like, config="other", columns=COLUMNS, chat=False, stream=stream))) == 2
-    assert len(load_rows(hub_like, config="main", columns=COLUMNS, chat=False, stream=stream, limit=3)) == 3
+    assert len(list(load_rows(hub_like, config="other", columns=COLUMNS, chat=False))) == 2
+    assert len(load_rows(hub_like, config="main", columns=COLUMNS, chat=False, limit=3)) == 3
     with pytest.raises(InputError, match=r"is no saved dataset, and datasets cannot load the folder: .*mian"):
-        load_rows(hub_like, config="mian", chat=True, stream=stream)
+        load_rows(hub_like, config="mian", chat=True)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_datasets_own_test_split_is_held_out_and_leaves_the_training_rows(hub_like, stream, caplog):
-    train, test = load_splits(
-        hub_like, config="main", columns=COLUMNS, chat=True, held_out=0.5, stream=stream
-    )
+def test_the_datasets_own_test_split_is_held_out_and_leaves_the_training_rows(hub_like, caplog):
+    train, test = load_splits(hub_like, config="main", columns=COLUMNS, chat=True, held_out=0.5)
     assert [text(row) for row in test] == ["16 + 1", "17 + 1", "18 + 1", "19 + 1", "3 + 1"]
     assert [text(row) for row in train] == [f"{i} + 1" for i in range(16) if i != 3]
     assert "row 4" in caplog.text and caplog.text.count("left out") == 1
@@ -101,14 +95,6 @@ def test_a_count_is_exceeded_by_the_duplicates_of_its_last_prompt(tmp_path):
     train, test = load_splits(file, chat=False, held_out=2)
     assert (len(train), len(test)) == (6, 3)
     assert len(set(test["prompt"])) == 1
-
-
-def test_a_limit_does_not_move_the_held_out_rows(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", ROWS)
-    _, test = load_splits(file, chat=True, held_out=0.3)
-    train, same = load_splits(file, chat=True, held_out=0.3, limit=5)
-    assert same["prompt"] == test["prompt"]
-    assert len(train) == 5
 
 
 def test_the_share_is_about_the_share():
@@ -160,15 +146,14 @@ def test_what_a_prompt_is(prompt, fault):
     assert prompt_fault(prompt) == fault
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog, stream):
+def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog):
     rows = [ROWS[0], {"prompt": None}, {"answer": "1"}, {"prompt": " \n"}, {"prompt": ""}, ROWS[1]]
     with caplog.at_level(logging.WARNING):
-        found = load_rows(jsonl(tmp_path / "a.jsonl", rows), chat=True, stream=stream)
+        found = load_rows(jsonl(tmp_path / "a.jsonl", rows), chat=True)
         assert [text(row) for row in [*found, *found]] == ["question 0", "question 1"] * 2
     [record] = caplog.records
     assert "row 2" in record.message and "prompt is missing" in record.message
-    assert stream or ("4 of 6 rows" in record.message and "2 prompt is empty" in record.message)
+    assert "4 of 6 rows" in record.message and "2 prompt is empty" in record.message
 
 
 def test_bad_rows_of_a_table_are_left_out_too(tmp_path, caplog):
@@ -179,18 +164,16 @@ def test_bad_rows_of_a_table_are_left_out_too(tmp_path, caplog):
     assert "2 of 4 rows" in caplog.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_all_rows_bad_is_one_error(tmp_path, stream):
+def test_all_rows_bad_is_one_error(tmp_path):
     file = jsonl(tmp_path / "a.jsonl", [{"prompt": ""}, {"prompt": "\t"}])
     with pytest.raises(InputError, match="can be used: prompt is empty"):
-        load_rows(file, chat=True, stream=stream)
+        load_rows(file, chat=True)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_file_of_empty_lines_has_no_rows(tmp_path, stream):
+def test_a_file_of_empty_lines_has_no_rows(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n \n")
     with pytest.raises(InputError, match=r"a\.jsonl has no rows"):
-        load_rows(str(tmp_path / "a.jsonl"), chat=True, stream=stream)
+        load_rows(str(tmp_path / "a.jsonl"), chat=True)
 
 
 # --- columns ---------------------------------------------------------------------------------------------------
@@ -205,21 +188,20 @@ VERL = [
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_path_into_a_column_makes_a_column(tmp_path, kind, stream):
+def test_a_path_into_a_column_makes_a_column(tmp_path, kind):
     file = str(tmp_path / f"a.{kind}")
     datasets.Dataset.from_list(VERL).to_parquet(file) if kind == "parquet" else jsonl(Path(file), VERL)
     columns = {"answer": "reward_model.ground_truth", "question": "prompt.0.content"}
-    found = load_rows(file, columns=columns, chat=True, stream=stream)
+    found = load_rows(file, columns=columns, chat=True)
     assert [(row["answer"], row["question"]) for row in found] == [("0", "q0"), ("1", "q1"), ("2", "q2")]
     with pytest.raises(
         InputError, match=r"'reward_model' of .* has no 'ground_turth'; did you mean ground_truth"
     ):
-        load_rows(file, columns={"answer": "reward_model.ground_turth"}, chat=True, stream=stream)
+        load_rows(file, columns={"answer": "reward_model.ground_turth"}, chat=True)
     with pytest.raises(InputError, match=r"has no column 'reward_modle.x'"):
-        load_rows(file, columns={"answer": "reward_modle.x"}, chat=True, stream=stream)
+        load_rows(file, columns={"answer": "reward_modle.x"}, chat=True)
     with pytest.raises(InputError, match=r"columns.prompt: .* has a column of that name already"):
-        load_rows(file, columns={"prompt": "nope"}, chat=True, stream=stream)
+        load_rows(file, columns={"prompt": "nope"}, chat=True)
 
 
 def test_a_column_whose_name_has_dots_is_meant_first(tmp_path):
@@ -238,46 +220,22 @@ def test_a_place_that_one_row_lacks_is_empty_there(tmp_path):
     assert load_rows(file, columns={"answer": "m.g"}, chat=False)["answer"] == ["1", None]
 
 
-# --- streams ---------------------------------------------------------------------------------------------------
+# --- files and folders -----------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_divided_by_share_like_a_table(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", ROWS)
-    table, stream = (load_splits(file, chat=True, held_out=0.3, stream=each) for each in (False, True))
-    for one, other in zip(table, stream, strict=True):
-        assert [text(row) for row in one] == [text(row) for row in other]
-    with pytest.raises(InputError, match="3 rows cannot be counted off a stream"):
-        load_splits(file, chat=True, held_out=3, stream=True)
-
-
-def test_a_stream_with_a_limit_is_read_no_further(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(map(json.dumps, ROWS[:5])) + "\n{broken")
-    found = load_rows(str(path), chat=True, stream=True, limit=4)
-    assert isinstance(found, datasets.Dataset)
-    assert len(found) == 4
-    with pytest.raises(InputError, match=r"a\.jsonl, line 6: "):
-        load_rows(str(path), chat=True)
-
-
-# pandas leaves a CSV file open when reading stops early.
-@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
-def test_every_kind_of_file_streams(tmp_path, kind):
+def test_every_kind_of_file_is_read(tmp_path, kind):
     file = tmp_path / f"a.{kind}"
     table = datasets.Dataset.from_list(ROWS)
     {"json": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[kind](file)
-    found = load_rows(str(file), chat=True, stream=True)
-    assert [text(row) for row in found] == [row["prompt"] for row in ROWS]
-    del found
-    gc.collect()
+    assert [text(row) for row in load_rows(str(file), chat=True)] == [row["prompt"] for row in ROWS]
 
 
-def test_a_saved_dataset_streams_and_has_its_splits(tmp_path):
+def test_a_saved_dataset_has_its_splits(tmp_path):
     parts = {"train": ROWS[:9], "test": ROWS[9:12]}
     saved = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in parts.items()})
     saved.save_to_disk(tmp_path / "saved")
-    train, test = load_splits(str(tmp_path / "saved"), chat=True, held_out=0.1, stream=True)
+    train, test = load_splits(str(tmp_path / "saved"), chat=True, held_out=0.1)
     assert [text(row) for row in train] == [row["prompt"] for row in ROWS[:9]]
     assert len(test) == 3
 
@@ -299,9 +257,10 @@ def test_the_arena_by_its_tasks():
 
 def test_reasoning_gym_by_its_generators():
     pytest.importorskip("reasoning_gym")
-    train, test = load_splits("reasoning-gym/chain_sum", chat=True, held_out=3, limit=5)
-    assert (len(train), len(test)) == (5, 3)
+    train, test = load_splits("reasoning-gym/chain_sum", chat=True, held_out=3)
+    assert (len(train), len(test)) == (4096, 3)
     reward = load_reward("reasoning-gym")
+    train = train.take(5)
     columns = {name: train[name] for name in train.column_names if name != "prompt"}
     assert reward(completions=list(train["answer"]), **columns) == [1.0] * 5
     with pytest.raises(InputError, match="dataset: reasoning-gym has no generator 'chain_sun'"):

@@ -33,14 +33,12 @@ def written(folder: Path, name: str, text: str | bytes) -> str:
     return str(folder / name)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_cells_of_a_csv_file_are_text(tmp_path, stream):
+def test_cells_of_a_csv_file_are_text(tmp_path):
     quoted = [f'"{cell}"' if set(cell) & set(",\n") else cell for cell in CELLS]
     file = written(tmp_path, "a.csv", "prompt,answer\n" + "".join(f"q,{cell}\n" for cell in quoted))
-    assert [row["answer"] for row in load_rows(file, chat=False, stream=stream)] == CELLS
+    assert [row["answer"] for row in load_rows(file, chat=False)] == CELLS
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
@@ -61,20 +59,19 @@ def test_cells_of_a_csv_file_are_text(tmp_path, stream):
         ("a.json", b'[{"prompt":"a"},\n\n{"prompt"}]\n', "Expecting ':'"),
     ],
 )
-def test_a_damaged_row_is_named_by_its_line(tmp_path, name, text, reason, stream):
+def test_a_damaged_row_is_named_by_its_line(tmp_path, name, text, reason):
     file = written(tmp_path, name, text)
     with pytest.raises(InputError, match=rf"{name}, line 3: .*{reason}"):
-        list(load_rows(file, chat=False, stream=stream))
+        list(load_rows(file, chat=False))
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_json_list_keeps_dates_and_refuses_what_json_does_not_have(tmp_path, stream):
+def test_a_json_list_keeps_dates_and_refuses_what_json_does_not_have(tmp_path):
     rows = [{"prompt": "a", "answer": "2026-01-02T10:00:00"}, {"prompt": "b", "answer": "007"}]
     file = written(tmp_path, "a.json", json.dumps(rows, indent=1))
-    assert [dict(row) for row in load_rows(file, chat=False, stream=stream)] == rows
+    assert [dict(row) for row in load_rows(file, chat=False)] == rows
     broken = written(tmp_path, "b.json", '[{"prompt": "a"},\n {"prompt": "b", "answer": NaN}]')
     with pytest.raises(InputError, match=r"b\.json: NaN is no JSON value"):
-        list(load_rows(broken, chat=False, stream=stream))
+        list(load_rows(broken, chat=False))
 
 
 def test_a_folder_of_text_files_is_read_like_a_file(tmp_path):

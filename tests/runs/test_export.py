@@ -214,7 +214,6 @@ REFUSED = {
     "lora.use_rslora: True cannot be exported": ["--lora", "{{r: 8, use_rslora: true}}"],
     "lora.lora_dropout: 0.1 cannot be exported": ["--lora", "{{r: 8, lora_dropout: 0.1}}"],
     "model: smollm2 is not on this machine": ["--model", "smollm2"],
-    "stream: cannot be exported": ["--stream", "true"],
     "reward: 'accuracy_reward' is none of ours": ["--reward", "accuracy_reward"],
     "chat: verl takes prompts as messages": ["--dataset", "{folder}/rows.jsonl", "--chat", "false"],
     "environment: several": ["--environment", "{{one: json:loads, two: json:loads}}"],

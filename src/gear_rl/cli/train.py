@@ -23,7 +23,7 @@ def train(
 ) -> None:
     """Train with token credit. Any key of the file may follow as --KEY VALUE; they win over the file.
 
-    Keys: model, dataset, dataset_split, dataset_config, stream, held_out, eval_dataset, eval_split, columns,
+    Keys: model, dataset, dataset_split, dataset_config, held_out, eval_dataset, eval_split, columns,
     chat, reward, environment, tools, rollout_func, privileged, credit, lora, smoke_rows, and every setting of
     TRL's GRPOConfig and of GEARConfig (learning_rate, teacher_model_kind, ...).
     A method's own settings: --credit.alpha 0.5. A value that is a list or a mapping is written as in YAML.

@@ -6,12 +6,14 @@
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from gear_rl.data.rewards.text import dotted
-from gear_rl.data.sources import as_dataset, is_generated, read, splits_of
+from gear_rl.data.sources import read, splits_of
 from gear_rl.environments import texts_of
 from gear_rl.errors import InputError, did_you_mean
 
@@ -25,21 +27,20 @@ def load_rows(
     config: str | None = None,
     columns: Mapping[str, str] | None = None,
     chat: bool,
-    stream: bool = False,
     limit: int | None = None,
 ) -> Any:
     """The dataset that a name or a path means, with columns renamed and plain prompts as chat messages.
 
     ``columns`` maps a new name to a column, or to a dotted path into one. Rows without a usable prompt are left
-    out with one warning. ``limit`` takes the first of what remains. With ``stream`` rows are read when they are
-    needed; ``limit`` makes a dataset of them.
+    out with one warning. ``limit`` takes the first of what remains.
 
     >>> load_rows("arena/chain/easy", chat=True, limit=2)[0]["answer"]
     '43'
     """
-    return load_splits(
-        name, split=split, config=config, columns=columns, chat=chat, stream=stream, limit=limit
-    )[0]
+    rows = _with_columns(read(name, config, split, limit=limit), name, columns or {})
+    rows = _without(rows, name, [prompt_fault(prompt) for prompt in rows["prompt"][:]])
+    rows = rows if limit is None else rows.take(limit)
+    return rows.map(_as_message) if chat and isinstance(rows[0]["prompt"], str) else rows
 
 
 def load_splits(
@@ -50,9 +51,7 @@ def load_splits(
     config: str | None = None,
     columns: Mapping[str, str] | None = None,
     chat: bool,
-    stream: bool = False,
     held_out: int | float | None = None,
-    limit: int | None = None,
 ) -> tuple[Any, Any | None]:
     """The rows to train on and ``held_out`` rows (a count or a share) that share no prompt with them.
 
@@ -61,31 +60,23 @@ def load_splits(
     whatever stands around it: a share takes that part of the range, a count the smallest checksums with all
     their duplicates.
 
-    >>> [len(part) for part in load_splits("arena/chain/easy", chat=True, held_out=8, limit=32)]
-    [32, 8]
+    >>> [len(part) for part in load_splits("arena/chain/easy", chat=True, held_out=8)]
+    [4096, 8]
     """
-    stream = stream and not is_generated(name)
-    rows = _with_columns(read(name, config, split, stream=stream, limit=limit), name, columns or {})
-    rows = _filtered(rows, name, prompt_fault)
+    load = partial(load_rows, name, config=config, columns=columns, chat=chat)
+    rows = load(split=split)
     if held_out is None:
-        return _finished(rows, chat, limit), None
+        return rows, None
     right = held_out >= 1 if isinstance(held_out, int) else 0.0 < held_out < 1.0
     if isinstance(held_out, bool) or not right:
         raise InputError(f"held_out: {held_out} is neither a count of rows nor a share between 0 and 1")
     count = held_out if isinstance(held_out, int) else None
-    if eval_split != split and eval_split in splits_of(name, config):
-        test = load_rows(name, split=eval_split, config=config, columns=columns, chat=chat, limit=count)
-        known = set(map(checksum, test["prompt"][:]))
-        rows = _filtered(rows, name, lambda prompt: "prompt held out" if checksum(prompt) in known else None)
-        return _finished(rows, chat, limit), test
-    if count is not None and stream:
-        raise InputError(f"held_out: {count} rows cannot be counted off a stream; give a share such as 0.01")
-    if stream:
-        train = rows.filter(lambda row: checksum(row["prompt"]) >= held_out)
-        test = rows.filter(lambda row: checksum(row["prompt"]) < held_out)
-        return _finished(train, chat, limit), _finished(test, chat, None)
     places = [checksum(prompt) for prompt in rows["prompt"][:]]
-    edge = held_out if count is None else _edge(sorted(places), count)
+    if eval_split != split and eval_split in splits_of(name, config):
+        test = load(split=eval_split, limit=count)
+        known = set(map(checksum, test["prompt"][:]))
+        return _without(rows, name, ["prompt held out" if place in known else None for place in places]), test
+    edge = held_out if count is None else math.nextafter(sorted(places)[:count][-1], 1.0)
     train = rows.select([index for index, place in enumerate(places) if place >= edge])
     test = rows.select([index for index, place in enumerate(places) if place < edge])
     if not len(train) or not len(test):
@@ -93,7 +84,7 @@ def load_splits(
             f"held_out: {held_out} of {name} leaves {len(train)} rows to train on and {len(test)} held out; "
             "give another count or share"
         )
-    return _finished(train, chat, limit), _finished(test, chat, None)
+    return train, test
 
 
 def checksum(prompt: Any) -> float:
@@ -135,45 +126,41 @@ def prompt_fault(prompt: Any) -> str | None:
 
 def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
     """The rows under the run's names; a value inside a column is copied out."""
-    first: Mapping[str, Any] = next(iter(rows), {})
-    present: list[str] = list(rows.column_names or first)
-    if not first:
+    present: list[str] = rows.column_names
+    if not len(rows):
         raise InputError(f"dataset: {name} has no rows; give at least as many as one batch takes")
     if "prompt" not in present and "prompt" not in columns:
         raise InputError(
             f"dataset: {name} has no column 'prompt', only {', '.join(present)}; name yours with "
             "--columns.prompt COLUMN"
         )
-    renamed, nested = dict[str, str](), dict[str, str]()
+    moved, copied = dict[str, str](), dict[str, str]()
     for new, old in columns.items():
+        top, _, rest = old.partition(".")
+        inner, key = rows[0].get(top), rest.partition(".")[0]
         if new in present and old != new:
             raise InputError(
                 f"columns.{new}: {name} has a column of that name already; drop or rename it first"
             )
-        top, _, rest = old.partition(".")
         if old not in present and (top not in present or not rest):
             raise InputError(f"columns.{new}: {name} has no column {old!r}; {did_you_mean(old, present)}")
-        inner, key = first.get(top), rest.partition(".")[0]
         if old not in present and isinstance(inner, Mapping) and key not in inner:
             raise InputError(f"columns.{new}: {top!r} of {name} has no {key!r}; {did_you_mean(key, inner)}")
-        (renamed if old in present and old not in renamed.values() else nested)[new] = old
-    if nested:
-        rows = rows.map(lambda row: {new: dotted(row, old) for new, old in nested.items()})
-    moves = {old: new for new, old in renamed.items() if old != new}
-    return rows.rename_columns(moves) if moves else rows
+        if old in present and old not in moved:
+            moved[old] = new
+        else:
+            copied[new] = old
+    if copied:
+        rows = rows.map(lambda row: {new: dotted(row, old) for new, old in copied.items()})
+    return rows.rename_columns(moved)
 
 
-def _filtered(rows: Any, name: str, fault: Callable[[Any], str | None]) -> Any:
-    """The rows whose prompt has no fault; one warning counts the others and names the first (rows from 1)."""
-    import datasets
-
-    if isinstance(rows, datasets.IterableDataset):
-        return _filtered_stream(rows, name, fault)
-    faults = [fault(prompt) for prompt in rows["prompt"][:]]
-    kept = [index for index, why in enumerate(faults) if why is None]
-    if len(kept) == len(faults):
-        return rows
+def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
+    """The rows without a fault; one warning counts the others and names the first (rows from 1)."""
     reasons = Counter(why for why in faults if why is not None)
+    if not reasons:
+        return rows
+    kept = [index for index, why in enumerate(faults) if why is None]
     if not kept:
         raise InputError(
             f"dataset: none of the {len(faults)} rows of {name} can be used: {next(iter(reasons))}"
@@ -185,45 +172,6 @@ def _filtered(rows: Any, name: str, fault: Callable[[Any], str | None]) -> Any:
         *(len(faults) - len(kept), len(faults), name, said, first),
     )
     return rows.select(kept)
-
-
-def _filtered_stream(rows: Any, name: str, fault: Callable[[Any], str | None]) -> Any:
-    """The same, row by row; the warning comes with the first one."""
-    left_out = list[str]()
-
-    def usable(row: Mapping[str, Any], index: int) -> bool:
-        why = fault(row.get("prompt"))
-        if why is not None and not left_out:
-            left_out.append(why)
-            log.warning("dataset: row %d of %s is left out, as others may be: %s", index + 1, name, why)
-        return why is None
-
-    rows = rows.filter(usable, with_indices=True)
-    # Read up to the first usable row, so that a wrong column is an error before a model is loaded.
-    if next(iter(rows), None) is None:
-        raise InputError(f"dataset: no row of {name} can be used: {left_out[0]}")
-    return rows
-
-
-def _edge(ordered: list[float], count: int) -> float:
-    """Just above the ``count``-th smallest checksum; a prompt's every row counts."""
-    if count >= len(ordered):
-        return 1.0
-    return next((place for place in ordered[count:] if place > ordered[count - 1]), 1.0)
-
-
-def _finished(rows: Any, chat: bool, limit: int | None) -> Any:
-    """The first ``limit`` rows, with plain prompts as messages."""
-    import datasets
-
-    if limit is not None:
-        rows = rows.take(limit)
-        if isinstance(rows, datasets.IterableDataset):
-            rows = as_dataset(list(rows), "the stream")
-    first = next(iter(rows), None)
-    if not chat or first is None or not isinstance(first["prompt"], str):
-        return rows
-    return rows.map(_as_message)
 
 
 def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import csv
+import io
 import json
 from collections.abc import Iterator
 from functools import lru_cache
@@ -33,8 +34,8 @@ def is_generated(name: str) -> bool:
     return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers", "word-problems")
 
 
-def read(name: str, config: str | None, split: str, *, stream: bool = False, limit: int | None = None) -> Any:
-    """The rows of a generator, a file, a folder or a hub dataset, as a dataset or a stream.
+def read(name: str, config: str | None, split: str, *, limit: int | None = None) -> Any:
+    """The rows of a generator, a file, a folder or a hub dataset.
 
     A generator gives its held-out part for every split but ``train``, and ``limit`` rows.
 
@@ -48,16 +49,19 @@ def read(name: str, config: str | None, split: str, *, stream: bool = False, lim
     if is_generated(name):
         return _generated(name, split == "train", limit)
     if path.suffix in FILE_KINDS or path.is_file():
-        return _file(path, stream)
-    if path.is_dir():
-        return _folder(path, config, split, stream)
+        return _file(path)
     try:
-        return _load(name, config, split, stream)
+        return _folder(path, config, split) if path.is_dir() else _load(name, config, split)
+    except InputError:
+        raise
     except Exception as error:
-        raise InputError(
-            f"dataset: {name!r} is no local path and could not be loaded from the hub: {_first_line(error)}; "
+        why = (
+            f"{path} is no saved dataset, and datasets cannot load the folder: {_first_line(error)}"
+            if path.is_dir()
+            else f"{name!r} is no local path and could not be loaded from the hub: {_first_line(error)}; "
             "check the name, the split and the connection"
-        ) from None
+        )
+        raise InputError(f"dataset: {why}") from None
 
 
 def splits_of(name: str, config: str | None) -> list[str]:
@@ -97,39 +101,34 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Traceback (most recent call last):
     gear_rl.errors.InputError: ...csv, line 3: not as many values as columns
     """
-    number = 0
-    with open(path, "rb") as file:
+    content, number = path.read_bytes(), 0
 
-        def lines() -> Iterator[str]:
-            nonlocal number
-            for line in file:
-                number += 1
-                yield line.decode("utf-8-sig")
+    def lines() -> Iterator[str]:
+        nonlocal number
+        for line in io.BytesIO(content):
+            number += 1
+            yield line.decode("utf-8-sig")
 
-        try:
-            if path.suffix == ".csv":
-                csv.field_size_limit(2**31 - 1)
-                rows: Iterator[Any] = csv.DictReader(lines(), strict=True)
-                if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
-                    raise ValueError("two columns have the same name")
-            elif (
-                path.suffix == ".json"
-                and next(filter(None, (x.strip(_BLANK) for x in file)), b"")[:1] == b"["
-            ):
-                rows = iter(_parsed(path.read_text(encoding="utf-8-sig")))
-            else:
-                file.seek(0)
-                rows = (_parsed(line) for line in map(str.strip, lines()) if line)
-            for row in rows:
-                if not isinstance(row, dict):
-                    raise ValueError(f"expected an object, found {type(row).__name__}")
-                if path.suffix == ".csv" and (None in row or None in row.values()):
-                    raise ValueError("not as many values as columns")
-                yield number, row
-        except (ValueError, RecursionError, csv.Error) as error:
-            line = max(number, getattr(error, "lineno", 0))
-            place = f", line {line}" if line else ""  # unknown inside a JSON list
-            raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
+    try:
+        if path.suffix == ".csv":
+            csv.field_size_limit(2**31 - 1)
+            rows: Iterator[Any] = csv.DictReader(lines(), strict=True)
+            if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
+                raise ValueError("two columns have the same name")
+        elif path.suffix == ".json" and content.lstrip(_BLANK)[:1] == b"[":
+            rows = iter(_parsed(content.decode("utf-8-sig")))
+        else:
+            rows = (_parsed(line) for line in map(str.strip, lines()) if line)
+        for row in rows:
+            if not isinstance(row, dict):
+                raise ValueError(f"expected an object, found {type(row).__name__}")
+            if path.suffix == ".csv" and (None in row or None in row.values()):
+                raise ValueError("not as many values as columns")
+            yield number, row
+    except (ValueError, RecursionError, csv.Error) as error:
+        line = max(number, getattr(error, "lineno", 0))
+        place = f", line {line}" if line else ""  # unknown inside a JSON list
+        raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
 
 
 def _parsed(text: str) -> Any:
@@ -139,25 +138,12 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def _rows_of(paths: list[Path]) -> Iterator[dict[str, Any]]:
-    for path in paths:
-        for _, row in read_text(path):
-            yield row
-
-
-def _text_files(paths: list[Path], stream: bool) -> Any:
-    import datasets
-
-    if stream:
-        return datasets.IterableDataset.from_generator(_rows_of, gen_kwargs={"paths": paths})
-    return as_dataset(list(_rows_of(paths)), str(paths[0]))
-
-
-def as_dataset(rows: list[dict[str, Any]], name: str) -> Any:
-    """The rows as a dataset with the columns of all of them; ``InputError`` for a column of several kinds."""
+def _text_files(paths: list[Path]) -> Any:
+    """The rows of JSON or CSV files with the columns of all; ``InputError`` for a column of several kinds."""
     import datasets
     import pyarrow as pa
 
+    rows = [row for path in paths for _, row in read_text(path)]
     arrays: dict[str, Any] = {}
     for column in dict.fromkeys(key for row in rows for key in row):  # the first row need not have all
         values = [row.get(column) for row in rows]
@@ -168,13 +154,13 @@ def as_dataset(rows: list[dict[str, Any]], name: str) -> Any:
             arrays[column] = pa.array(values)
         except (ValueError, TypeError, OverflowError) as error:
             raise InputError(
-                f"dataset: {name}: column {column!r}: {_first_line(error)}; write all its values alike, "
+                f"dataset: {paths[0]}: column {column!r}: {_first_line(error)}; write all its values alike, "
                 "best as text"
             ) from None
     return datasets.Dataset(pa.table(arrays))
 
 
-def _file(path: Path, stream: bool) -> Any:
+def _file(path: Path) -> Any:
     import datasets
 
     if not path.exists():
@@ -182,44 +168,37 @@ def _file(path: Path, stream: bool) -> Any:
     if path.suffix not in FILE_KINDS:
         raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
     if path.suffix in _TEXT_KINDS:
-        return _text_files([path], stream)
+        return _text_files([path])
     try:
-        return datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=stream)
+        return datasets.load_dataset("parquet", data_files=str(path), split="train")
     except Exception as error:
         raise InputError(f"dataset: {path} cannot be read: {_first_line(error.__cause__ or error)}") from None
 
 
-def _folder(path: Path, config: str | None, split: str, stream: bool) -> Any:
+def _folder(path: Path, config: str | None, split: str) -> Any:
     import datasets
 
     if any((path / mark).is_file() for mark in _SAVED_MARKS):
         loaded: Any = datasets.load_from_disk(str(path))
-        if isinstance(loaded, dict):
-            if split not in loaded:
-                raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
-            loaded = loaded[split]
-        return loaded.to_iterable_dataset() if stream else loaded
-    try:
-        builder: Any = datasets.load_dataset_builder(str(path), config)
-        files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
-        if builder.config.features is None and files and all(file.suffix in _TEXT_KINDS for file in files):
-            return _text_files(files, stream)
-        return _load(str(path), config, split, stream)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"dataset: {path} is no saved dataset, and datasets cannot load the folder: {_first_line(error)}"
-        ) from None
+        if not isinstance(loaded, dict):
+            return loaded
+        if split not in loaded:
+            raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
+        return loaded[split]
+    builder: Any = datasets.load_dataset_builder(str(path), config)
+    files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
+    if builder.config.features is None and files and all(file.suffix in _TEXT_KINDS for file in files):
+        return _text_files(files)
+    return _load(str(path), config, split)
 
 
-def _load(name: str, config: str | None, split: str, stream: bool) -> Any:
+def _load(name: str, config: str | None, split: str) -> Any:
     """The hub's dataset; a CSV column is text there too, unless the dataset's card declares another type."""
     import datasets
 
     builder: Any = datasets.load_dataset_builder(name, config)
     text: dict[str, Any] = {"dtype": str, "keep_default_na": False} if builder.name == "csv" else {}
-    return datasets.load_dataset(name, config, split=split, streaming=stream, **text)
+    return datasets.load_dataset(name, config, split=split, **text)
 
 
 def _generated(name: str, train: bool, limit: int | None) -> Any:

@@ -130,11 +130,9 @@ def _check_branching(config: RunConfig) -> None:
 
 
 def _fingerprint(train: Any, held_out: Sequence[dict[str, Any]]) -> str:
-    """The sha256 of the rows: a comparison whose data have changed is another one. A stream is known by name."""
-    from datasets import IterableDataset
-
+    """The sha256 of the rows: a comparison whose data have changed is another one."""
     found = sha256()
-    for part in ([] if isinstance(train, IterableDataset) else train, held_out):
+    for part in (train, held_out):
         for row in part:
             found.update(json.dumps(row, sort_keys=True, default=str).encode())
     return found.hexdigest()

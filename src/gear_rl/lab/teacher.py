@@ -88,7 +88,6 @@ def examine(
             config=config.dataset_config,
             columns=config.columns,
             chat=config.chat,
-            stream=config.stream,
             limit=n,
         )
         rows = [dict(row) for row in rows]

@@ -52,7 +52,6 @@ class RunConfig(BaseModel):
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")
     dataset_split: str = Field(default="train", description="Split of a hub dataset.")
-    stream: bool = Field(default=False, description="Read the dataset while training instead of before.")
     held_out: int | float | None = Field(
         default=None, description="Rows (or their share) kept for evaluation where there is no eval_dataset."
     )

@@ -127,7 +127,7 @@ def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> 
         raise InputError(
             f"smoke_rows: {len(rows) - usable} have no usable prompt; give rows that can be used"
         )
-    own: dict[str, Any] = {"dataset": str(file), "dataset_config": None, "stream": False}
+    own: dict[str, Any] = {"dataset": str(file), "dataset_config": None}
     if config.held_out is not None:
         own["held_out"] = 1
     if config.eval_dataset is not None:

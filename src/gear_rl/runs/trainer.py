@@ -185,12 +185,10 @@ def _checkpoint(config: RunConfig) -> str | None:
 def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
 
-    def rows(name: str, split: str, stream: bool = False) -> Any:
+    def rows(name: str, split: str) -> Any:
         # A hub name alone means the same configuration; of a local file there is one split.
         same = config.dataset_config if name == config.dataset else None
-        return load_rows(
-            name, split=split, config=same, columns=config.columns, chat=config.chat, stream=stream
-        )
+        return load_rows(name, split=split, config=same, columns=config.columns, chat=config.chat)
 
     held_out = config.eval_dataset
     if held_out is None:
@@ -200,12 +198,11 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
             config=config.dataset_config,
             columns=config.columns,
             chat=config.chat,
-            stream=config.stream,
             held_out=config.held_out,
         )
     if config.held_out is not None:
         raise InputError("held_out: there is an eval_dataset already; leave one of them out")
-    dataset = rows(config.dataset, config.dataset_split, config.stream)
+    dataset = rows(config.dataset, config.dataset_split)
     if isinstance(held_out, str):
         return dataset, rows(held_out, config.eval_split)
     return dataset, {tier: rows(name, config.eval_split) for tier, name in held_out.items()}

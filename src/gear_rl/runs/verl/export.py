@@ -28,7 +28,6 @@ _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 _NOT_EXPORTED = {
     "rollout_func": "verl's agent loop makes the rollouts; write an environment class",
     "tools": "verl's agent loop has tools of an environment; make them methods of one and name it in environment",
-    "stream": "verl reads its files before it trains; set it to false",
 }
 """Keys of ours that have no counterpart, and what to do."""
 
