@@ -1,5 +1,6 @@
 """reasoning-gym's rows and scores, and that no scorer evaluates what the model wrote."""
 
+import ast
 import itertools
 import json
 import re
@@ -14,7 +15,6 @@ from gear_rl.data.adapters.reasoning_gym import (
     reasoning_gym_reward,
     rows,
     safe,
-    unpack,
 )
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -25,7 +25,7 @@ def test_rows_are_the_generators_entries_carried_through_json():
     for name in ("knights_knaves", "n_queens", "gsm_symbolic"):
         entries = list(generator(name, 3, 5))
         found = rows(name, num=3, seed=5)
-        assert [unpack(json.loads(row["reasoning_gym"])["entry"]) for row in found] == entries
+        assert [ast.literal_eval(json.loads(row["reasoning_gym"])["entry"]) for row in found] == entries
         assert [row["prompt"][0]["content"] for row in found] == [entry["question"] for entry in entries]
 
 

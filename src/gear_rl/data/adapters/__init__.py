@@ -1,1 +1,18 @@
 """Other people's problems and environments (reasoning-gym, verifiers, OpenEnv) as rows, rewards and tools."""
+
+from collections.abc import Callable, Mapping
+from inspect import Signature
+from typing import Any
+
+
+def as_tool(
+    function: Any, name: str, text: str, signature: Signature, arguments: Mapping[str, str | None]
+) -> Callable[..., Any]:
+    """The function as a tool that transformers can make a schema of: a docstring that describes each argument."""
+    if arguments and "Args:" not in text:
+        lines = [
+            f"    {key}: {said or 'The ' + key.replace('_', ' ') + '.'}" for key, said in arguments.items()
+        ]
+        text += "\n\nArgs:\n" + "\n".join(lines)
+    function.__name__, function.__doc__, function.__signature__ = name, text, signature
+    return function

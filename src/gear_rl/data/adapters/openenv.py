@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+from gear_rl.data.adapters import as_tool
 from gear_rl.environments import RESERVED_METHODS
 
 _HIDDEN = ("metadata", "reward", "done")
@@ -92,17 +93,11 @@ def _tool(name: str, action: type[Any]) -> Callable[..., str]:
         default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(key, keyword, default=default, annotation=field.annotation))
-    signature = inspect.Signature(parameters, return_annotation=str)
-    tool.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
     tool.__annotations__ = {key: field.annotation for key, field in fields.items()} | {"return": str}
-    tool.__name__ = name
     tool.__qualname__ = f"OpenEnvEnvironment.{name}"
-    own = inspect.cleandoc(action.__doc__ or "").partition("\n")[0]
-    tool.__doc__ = own or f"Take the action {action.__name__}."
-    if fields:
-        texts = {key: field.description or f"The {key.replace('_', ' ')}." for key, field in fields.items()}
-        tool.__doc__ += "\n\nArgs:\n" + "".join(f"    {key}: {text}\n" for key, text in texts.items())
-    return tool
+    own = inspect.cleandoc(action.__doc__ or "").partition("\n")[0] or f"Take the action {action.__name__}."
+    texts = {key: field.description for key, field in fields.items()}
+    return as_tool(tool, name, own, inspect.Signature(parameters, return_annotation=str), texts)
 
 
 def _text(observation: Any, show: Callable[[Any], str] | None) -> str:

@@ -9,21 +9,19 @@ every scorer runs in a child process that can be killed.
 
 import ast
 import json
-import logging
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from gear_rl.data.rewards.children import children
-from gear_rl.data.rewards.text import Completion, final_text
+import numpy
 
-log = logging.getLogger(__name__)
+from gear_rl.data.rewards.children import children
+from gear_rl.data.rewards.text import Completion, final_text, report_failures
 
 COLUMN = "reasoning_gym"
-"""The column with what the scorer needs: generator, settings and entry, as JSON text."""
+"""The column with what the scorer needs: generator, settings, and the entry as a Python literal; JSON text."""
 EVALUATE_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Generators whose scorer calls ``eval`` on the model's text, to accept a Python list."""
 EVALUATE_FORMULAS = frozenset(
@@ -97,17 +95,13 @@ def reasoning_gym_reward(
     pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)
     replies = dict(zip(sent, pool.ask([{**packs[i], "text": answers[i]} for i in sent]), strict=True))
     failures = [reply["failed"] for reply in replies.values() if "failed" in reply]
-    counts = Counter[str](
-        refused=len(packs) - len(sent),
-        timeouts=failures.count("timeout"),
-        errors=len(failures) - failures.count("timeout"),
-    )
-    if log_metric is not None:
-        for name, count in counts.items():
-            log_metric(f"reasoning_gym_reward/{name}", float(count))
-    if counts.total():
-        said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        log.warning("reasoning_gym_reward: of %d answers %s", len(packs), said)
+    timeouts = failures.count("timeout")
+    counts = {
+        "refused": len(packs) - len(sent),
+        "timeouts": timeouts,
+        "errors": len(failures) - timeouts,
+    }
+    report_failures("reasoning_gym_reward", counts, len(packs), log_metric)
     return [float(replies.get(i, {}).get("score", 0.0)) for i in range(len(packs))]
 
 
@@ -167,36 +161,9 @@ def handler() -> Callable[[Any], dict[str, Any]]:
 
     def handle(request: Any) -> dict[str, Any]:
         score = made(request["generator"], request["settings"]).score_answer
-        return {"score": float(score(request["text"], unpack(request["entry"])))}
+        return {"score": float(score(request["text"], ast.literal_eval(request["entry"])))}
 
     return handle
-
-
-def pack(value: Any) -> Any:
-    """The value as JSON has it, with tuples and mappings marked, so that ``unpack`` restores them.
-
-    >>> unpack(json.loads(json.dumps(pack({"edges": [(1, 2)], 3: None})))) == {"edges": [(1, 2)], 3: None}
-    True
-    """
-    if isinstance(value, list | tuple):
-        items = [pack(inner) for inner in cast(Sequence[Any], value)]
-        return {"!tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, Mapping):
-        items = cast(Mapping[Any, Any], value).items()
-        return {"!object": [[pack(key), pack(inner)] for key, inner in items]}
-    return value
-
-
-def unpack(value: Any) -> Any:
-    """What ``pack`` was given."""
-    if isinstance(value, list):
-        return [unpack(inner) for inner in cast(list[Any], value)]
-    if isinstance(value, dict):
-        ((mark, inner),) = cast(dict[str, list[Any]], value).items()
-        if mark == "!tuple":
-            return tuple(unpack(item) for item in inner)
-        return {unpack(key): unpack(item) for key, item in inner}
-    return value
 
 
 def term_by_term(expression: str) -> str:
@@ -223,14 +190,12 @@ def _row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> di
     elif worked is None and isinstance(expression, str) and expression != answer:
         worked = f"{expression} = {answer}"
     shown = worked if isinstance(worked, str) else answer
-    try:
-        carried = json.dumps({"generator": name, "settings": json.dumps(settings), "entry": pack(entry)})
-    except TypeError as error:
-        raise ValueError(f"reasoning-gym/{name}: an entry cannot be carried in a dataset: {error}") from None
+    with numpy.printoptions(legacy="1.25"):  # some texts are numpy's; their repr is else no literal
+        literal = repr(entry)  # JSON would make lists of tuples, and texts of keys
     return {
         "prompt": [{"role": "user", "content": entry["question"]}],
         "answer": answer,
         "privileged_context": shown,
         "solution": f"{shown} <answer>{answer}</answer>",
-        COLUMN: carried,
+        COLUMN: json.dumps({"generator": name, "settings": json.dumps(settings), "entry": literal}),
     }

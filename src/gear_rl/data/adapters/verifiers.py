@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
+from gear_rl.data.adapters import as_tool
 from gear_rl.data.rewards.text import Completion
 
 COLUMN = "verifiers_task"
@@ -101,7 +102,12 @@ def tools(taskset: Any) -> list[Callable[..., Any]]:
             )
         prefix = f"{toolset.server_name}_" if toolset.server_name else ""
         for tool in discover_decorated(toolset, "tool"):
-            functions.append(_as_function(tool, prefix + (getattr(tool, "tool_name", None) or tool.__name__)))
+            name = prefix + (getattr(tool, "tool_name", None) or tool.__name__)
+            signature = inspect.signature(tool)
+            text = inspect.cleandoc(tool.__doc__ or name)
+            functions.append(
+                as_tool(_function(tool), name, text, signature, dict.fromkeys(signature.parameters))
+            )
     return functions
 
 
@@ -200,22 +206,15 @@ def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {"id": f"call_{number}", "name": function.get("name") or "", "arguments": text}
 
 
-def _as_function(tool: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The bound method as a function of its own name, with a docstring that names every argument."""
-    function: Any
-    if inspect.iscoroutinefunction(tool):
+def _function(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls the bound method: it can be given a name of its own."""
 
-        async def wait(*args: Any, **kwargs: Any) -> Any:
-            return await tool(*args, **kwargs)
+    @functools.wraps(tool)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return tool(*args, **kwargs)
 
-        function = functools.wraps(tool)(wait)
-    else:
-        function = functools.wraps(tool)(lambda *args, **kwargs: tool(*args, **kwargs))
-    text = inspect.cleandoc(tool.__doc__ or name)
-    names = list(inspect.signature(tool).parameters)
-    if "Args:" not in text and names:
-        text += "\n\nArgs:\n" + "\n".join(f"    {each}: The {each.replace('_', ' ')}." for each in names)
-    function.__name__ = name
-    function.__doc__ = text
-    function.__signature__ = inspect.signature(tool)
-    return function
+    @functools.wraps(tool)
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        return await tool(*args, **kwargs)
+
+    return wait if inspect.iscoroutinefunction(tool) else call

@@ -4,7 +4,6 @@
 # pyright: reportMissingTypeStubs=false
 
 import importlib.util
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from gear_rl.data.rewards.children import children
-from gear_rl.data.rewards.text import Completion, dotted, final_text
-
-log = logging.getLogger(__name__)
+from gear_rl.data.rewards.text import Completion, dotted, final_text, report_failures
 
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "reward_model.ground_truth")
 """Where a row may hold the gold answer, in the order in which they are tried."""
@@ -67,16 +64,9 @@ def math_reward(
         elif reply.get("found") is None:
             counts["no_answer"] += 1
         rewards.append(float(reply.get("right", False)))
-    if log_metric is not None:
-        for name, count in counts.items():
-            log_metric(f"math_reward/{name}", float(count))
+    report_failures("math_reward", counts, len(golds), log_metric, quiet=("no_answer",))
     if log_extra is not None:
         log_extra("math_answer", [checks.get(i, {}).get("found") for i in range(len(golds))])
-    bad = [
-        f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "no_answer"
-    ]
-    if bad:
-        log.warning("math_reward: of %d answers %s", len(golds), ", ".join(bad))
     return rewards
 
 

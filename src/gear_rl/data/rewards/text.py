@@ -1,9 +1,12 @@
 """What a reward reads: the text of a completion, and the values of a row's columns. Knows no task."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from gear_rl.environments import texts_of
+
+log = logging.getLogger(__name__)
 
 Completion = str | Sequence[Mapping[str, Any]]
 """What TRL hands to a reward: plain text, or the messages after the prompt."""
@@ -57,3 +60,19 @@ def dotted(row: Mapping[str, Any], path: str) -> Any:
         else:
             return None
     return value
+
+
+def report_failures(
+    reward: str,
+    counts: Mapping[str, int],
+    answers: int,
+    log_metric: Callable[[str, float], None] | None,
+    quiet: Collection[str] = (),
+) -> None:
+    """Log how many answers failed in which way: each as a metric, and one warning without the ``quiet`` ones."""
+    if log_metric is not None:
+        for name, count in counts.items():
+            log_metric(f"{reward}/{name}", float(count))
+    bad = [f"{n} {name.replace('_', ' ')}" for name, n in counts.items() if n and name not in quiet]
+    if bad:
+        log.warning("%s: of %d answers %s", reward, answers, ", ".join(bad))
