@@ -12,7 +12,7 @@ import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS
-from gear_rl.traits import Distilling, Scheduled, distillation_of, is_additive, is_even, is_per_completion
+from gear_rl.traits import Scheduled, distillation_of, is_additive, is_even, is_per_completion
 from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
@@ -293,7 +293,7 @@ def test_a_schedule_does_not_change_what_a_method_is(method):
 def test_who_distils_says_what_and_gives_weights_that_are_not_negative(method):
     credit = method(*example())
     if credit.distill_weight is None:
-        assert not isinstance(method, Distilling) or method.distillation is None
+        assert distillation_of(method) is None
     else:
         assert distillation_of(method) is not None
         assert (credit.distill_weight >= 0).all()

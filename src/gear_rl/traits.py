@@ -82,33 +82,11 @@ class Distillation:
             raise ValueError(f"anchor_weight: {self.anchor_weight} must be a finite number, 0 or more")
 
 
-@runtime_checkable
-class Distilling(Protocol):
-    """What a method has besides, if its credit may carry ``distill_weight``.
-
-    >>> from gear_rl.methods.opsd import Opsd
-    >>> isinstance(Opsd(), Distilling), Opsd().distillation.top_k_of
-    (True, 'teacher')
-    """
-
-    @property
-    def distillation(self) -> Distillation | None:
-        """The term of the loss; None where the settings leave nothing to distil."""
-        ...
-
-
-def distillation_of(method: CreditAssigner) -> Distillation | None:
-    """What the method distils, or None.
-
-    >>> from gear_rl.methods.gear import Gear
-    >>> distillation_of(Gear())
-    """
-    return method.distillation if isinstance(method, Distilling) else None
-
-
 class Traits:
     """What a method may declare of itself, by a class attribute or a property; the default where it does not."""
 
+    distillation: Distillation | None = None
+    """The term of the loss that its ``Credit.distill_weight`` weighs; None where nothing is distilled."""
     additive: bool = False
     """It may give credit where the completion's advantage is 0, or of the other sign: an engine then computes its
     signals for every completion."""
@@ -120,6 +98,13 @@ class Traits:
     even: bool = False
     """All tokens of a completion get the same advantage, in whatever setting: nothing is lost in a loss with one
     ratio for the completion. A class that inherits it may spread the credit, and has to say so by itself."""
+    engine_settings: Mapping[str, Any] = {}
+    """The engine's settings in its paper or released code; an engine applies each that the user did not set."""
+
+
+def distillation_of(method: CreditAssigner) -> Distillation | None:
+    """What the method distils, or None."""
+    return getattr(method, "distillation", None)
 
 
 def is_additive(method: CreditAssigner) -> bool:
@@ -129,17 +114,12 @@ def is_additive(method: CreditAssigner) -> bool:
     >>> [name for name in ("gear", "gigpo", "opsd") if is_additive(METHODS[name]())]
     ['gigpo', 'opsd']
     """
-    return bool(getattr(method, "additive", Traits.additive)) or distillation_of(method) is not None
+    return bool(getattr(method, "additive", False)) or distillation_of(method) is not None
 
 
 def is_per_completion(method: CreditAssigner) -> bool:
     """``Traits.per_completion`` of the method."""
-    return bool(getattr(method, "per_completion", Traits.per_completion))
-
-
-def makes_segments(method: CreditAssigner) -> bool:
-    """``Traits.makes_segments`` of the method."""
-    return bool(getattr(method, "makes_segments", Traits.makes_segments))
+    return bool(getattr(method, "per_completion", False))
 
 
 def is_even(method: CreditAssigner) -> bool:
@@ -149,22 +129,11 @@ def is_even(method: CreditAssigner) -> bool:
     >>> [name for name in METHODS if is_even(METHODS[name]())]
     ['uniform', 'crpo', 'opsd', 'sdpo', 'sdpg']
     """
-    return bool(vars(type(method)).get("even", Traits.even))
+    return bool(vars(type(method)).get("even", False))
 
 
 def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:
-    """The settings of the engine that the method's paper or released code has; empty where it has none.
-
-    A method declares them by an attribute ``engine_settings``; an engine applies each unless the user set that
-    key. ``ValueError`` if it is no mapping of names.
-
-    >>> class Synced:
-    ...     name, source, needs = "synced", "an example", ("divergence",)
-    ...     engine_settings = {"teacher_model_kind": "sync"}
-    ...     def __call__(self, advantage_B, signals): ...
-    >>> engine_settings_of(Synced())
-    {'teacher_model_kind': 'sync'}
-    """
+    """``Traits.engine_settings`` of the method; ``ValueError`` if it is no mapping of names."""
     settings: Any = getattr(method, "engine_settings", {})
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in cast(Any, settings)):
         raise ValueError(

@@ -11,7 +11,6 @@ from torch import Tensor
 from gear_rl.credit.fallbacks import FALLBACKS
 from gear_rl.environments import TOOL_FAILURES
 from gear_rl.tensor.segments import segment_lengths, segment_starts
-from gear_rl.traits import makes_segments
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class SegmentCheck:
 
     def __call__(self, method: CreditAssigner, metrics: Mapping[str, float], rank: int) -> None:
         """One more batch, as ``finished`` over all processes; one without a scored token does not count."""
-        if "gear/segments/token_share" not in metrics or not makes_segments(method):
+        if "gear/segments/token_share" not in metrics or not getattr(method, "makes_segments", False):
             return
         self.shares.append(metrics["gear/segments/token_share"])
         share = sum(self.shares) / len(self.shares)

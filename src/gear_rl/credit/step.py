@@ -150,7 +150,7 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
         if not plan.teachers:
             raise ValueError(
                 f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
-                "term it weighs; see gear_rl.traits.Distilling"
+                "term it weighs; see gear_rl.traits.Traits"
             )
         credit = _skipping_first(credit, signals, config.teacher_skip_first_tokens)
     if batch.trained is not None:
