@@ -94,17 +94,6 @@ def test_a_resumed_run_drops_what_it_makes_again(tmp_path):
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [9]
 
 
-@pytest.mark.parametrize("torn", [1, 50, 9999])
-def test_a_torn_last_line_is_cut_and_counted(tmp_path, caplog, torn):
-    file = tmp_path / "r.jsonl"
-    RecordWriter(file).write(record(step) for step in range(3))
-    whole = file.read_bytes()
-    file.write_bytes(whole + whole.splitlines()[0][: min(torn, len(whole) // 3 - 2)])
-    RecordWriter(file, resume_step=2).write([record(2, method="again")])
-    assert [(r.step, r.method) for r in read_records(file)] == [(0, "gear"), (1, "gear"), (2, "again")]
-    assert caplog.messages == [f"record_file: the last line of {file} was torn off and is cut"]
-
-
 def test_a_resumed_run_says_that_the_file_is_missing(tmp_path, caplog):
     file = tmp_path / "r.jsonl"
     RecordWriter(file, resume_step=3).write([record(3)])

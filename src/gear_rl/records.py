@@ -95,42 +95,39 @@ def read_records(path: str | Path) -> Iterator[Record]:
     Traceback (most recent call last):
     ValueError: ...jsonl, line 1: not a credit record, it lacks advantage, credit, format, group, ids, ...
     """
-    with open(path, encoding="utf-8") as lines:
-        yield from _records(lines, path)
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield _record(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from None
 
 
-def _records(lines: Iterable[str | bytes], path: str | Path) -> Iterator[Record]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        try:
-            row = parse_json(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{place}: not JSON ({error}); delete the line") from None
-        row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
-        missing = _REQUIRED - row.keys()
-        if missing:
-            raise ValueError(f"{place}: not a credit record, it lacks {', '.join(sorted(missing))}")
-        known = {name: value for name, value in row.items() if name in _FIELDS}
-        for name, value in known.items():
-            if not _fits(value, _FIELDS[name]):
-                raise ValueError(
-                    f"{place}: not a credit record, {name} is {type(value).__name__} {str(value)[:40]!r}, "
-                    f"not {formatannotation(_FIELDS[name])}"
-                )
-        lists = {name: known[name] for name in _PER_TOKEN} | known.get("signals", {})
-        for name, values in lists.items():
-            if len(values) != len(known["tokens"]):
-                raise ValueError(
-                    f"{place}: not a credit record, {name} has {len(values)} entries for "
-                    f"{len(known['tokens'])} tokens"
-                )
-        if row["format"] > FORMAT:
+def _record(line: bytes) -> Record:
+    try:
+        row = parse_json(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}); delete the line") from None
+    row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
+    missing = _REQUIRED - row.keys()
+    if missing:
+        raise ValueError(f"not a credit record, it lacks {', '.join(sorted(missing))}")
+    known = {name: value for name, value in row.items() if name in _FIELDS}
+    for name, value in known.items():
+        if not _fits(value, _FIELDS[name]):
             raise ValueError(
-                f"{place}: format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl"
+                f"not a credit record, {name} is {type(value).__name__} {str(value)[:40]!r}, "
+                f"not {formatannotation(_FIELDS[name])}"
             )
-        yield Record(**known)
+    for name, values in ({name: known[name] for name in _PER_TOKEN} | known.get("signals", {})).items():
+        if len(values) != len(known["tokens"]):
+            raise ValueError(
+                f"not a credit record, {name} has {len(values)} entries for {len(known['tokens'])} tokens"
+            )
+    if row["format"] > FORMAT:
+        raise ValueError(f"format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl")
+    return Record(**known)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -152,8 +149,8 @@ class RecordWriter:
     """Keeps the newest records of a run in one file of at most ``max_bytes``, replaced as a whole at each write.
 
     At ``resume_step`` 0 the file begins anew; else it is continued without the records from that step on, which
-    the resumed run makes again, and without a torn last line. A file that cannot be read or written (a full
-    disk, a damaged line) ends the recording with one warning, not the training.
+    the resumed run makes again. A file that cannot be read or written (a full disk, a damaged line) ends the
+    recording with one warning, not the training.
 
     >>> import tempfile
     >>> lists = dict.fromkeys(("tokens", "ids", "mask", "turn", "segment", "credit", "weight"), [])
@@ -170,8 +167,13 @@ class RecordWriter:
         self.path, self.max_bytes = Path(path), max_bytes
         self._lines: list[bytes] = []
         self._stopped = False
-        if resume_step > 0:
-            self._continue(resume_step)
+        if resume_step > 0 and not self.path.exists():
+            logger.warning("record_file: %s is missing; records begin at step %d", self.path, resume_step)
+        elif resume_step > 0:
+            try:
+                self._lines = [_line(r) for r in read_records(self.path) if r.step < resume_step]
+            except (OSError, ValueError) as error:
+                self._stop(error)
 
     def write(self, records: Iterable[Record]) -> None:
         """Add records and drop the oldest beyond the bound, but never the newest."""
@@ -188,19 +190,6 @@ class RecordWriter:
             replace_file(self.path, b"".join(self._lines))
         except OSError as error:
             self._stop(error)
-
-    def _continue(self, resume_step: int) -> None:
-        if not self.path.exists():
-            logger.warning("record_file: %s is missing; records begin at step %d", self.path, resume_step)
-            return
-        try:
-            *lines, torn = self.path.read_bytes().split(b"\n")
-            self._lines = [_line(r) for r in _records(lines, self.path) if r.step < resume_step]
-        except (OSError, ValueError) as error:
-            self._stop(error)
-            return
-        if torn:
-            logger.warning("record_file: the last line of %s was torn off and is cut", self.path)
 
     def _stop(self, error: Exception) -> None:
         logger.warning(
