@@ -17,7 +17,7 @@ TOOL_FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", 
 chat control tokens in the answer, a call that could not be parsed."""
 
 
-def value_of(environment: Any, name: str) -> Any:
+def value_of(environment: object, name: str) -> Any:
     """What the environment's method ``name`` returns for the rollout it has just seen; None if it has none.
 
     Also where an engine has hidden the method from the model in a subclass.
@@ -28,12 +28,9 @@ def value_of(environment: Any, name: str) -> Any:
     >>> value_of(Env(), TURN_REWARDS), value_of(Env(), ANCHOR_STATES)
     ([1.0, 0.0], None)
     """
-    for cls in type(environment).__mro__:
-        method: Any = cls.__dict__.get(name)
-        if hasattr(method, "__get__"):
-            bound = method.__get__(environment, type(environment))
-            return bound() if callable(bound) else None
-    return None
+    method = _declared(type(environment), name)
+    bound = None if method is None else method.__get__(environment, type(environment))
+    return bound() if callable(bound) else None
 
 
 def has_privileged_context(cls: type) -> bool:
@@ -45,7 +42,12 @@ def has_privileged_context(cls: type) -> bool:
     >>> has_privileged_context(Env), has_privileged_context(int)
     (True, False)
     """
-    return any(parent.__dict__.get(PRIVILEGED_CONTEXT) is not None for parent in cls.__mro__)
+    return _declared(cls, PRIVILEGED_CONTEXT) is not None
+
+
+def _declared(cls: type, name: str) -> Any:
+    found = (parent.__dict__.get(name) for parent in cls.__mro__)
+    return next((method for method in found if hasattr(method, "__get__")), None)
 
 
 def texts_of(content: Any) -> list[str]:

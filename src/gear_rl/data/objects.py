@@ -71,8 +71,9 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
 
 def context_fault(value: Any, given: Mapping[str, Any]) -> str | None:
     """What is wrong with a privileged context."""
-    right = value is None or isinstance(value, str)
-    return None if right else f"{type(value).__name__}; return text, or None where there is nothing to show"
+    if value is None or isinstance(value, str):
+        return None
+    return f"{type(value).__name__}; return text, or None where there is nothing to show"
 
 
 def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:
@@ -93,11 +94,10 @@ def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
     try:
         if isinstance(values, dict) or not isinstance(values, Sized):
             raise TypeError
-        given_values = cast(Collection[Any], values)
-        count = len([value is None or float(value + 0) for value in given_values])
+        count = len([value is None or float(value + 0) for value in cast(Collection[Any], values)])
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return f"{str(cast(Any, values))[:40]!r}; return a list with a number or None for each completion"
-    wanted = len(given["completions"]) if "completions" in given else count
-    return (
-        None if count == wanted else f"{count} values for {wanted} completions; return one for each, or None"
-    )
+    wanted = len(given.get("completions", values))
+    if count == wanted:
+        return None
+    return f"{count} values for {wanted} completions; return one for each, or None"

@@ -90,7 +90,7 @@ class _Child:
         hello = self._reply(START_SECONDS)
         if "ready" not in hello:
             self.close()
-            raise RuntimeError(hello.get("error") or f"the scoring process did not start: {hello}")
+            raise RuntimeError(f"the scoring process did not start: {hello.get('error', hello)}")
 
     def ask(self, request: Any) -> Reply:
         assert self.process.stdin is not None
@@ -161,7 +161,7 @@ def _main(handler: str, seconds: str) -> None:
     try:
         handle: Callable[[Any], Reply] = getattr(import_module(module), name)()
     except ImportError as error:
-        reply({"error": f"the scoring process did not start: {error}"})
+        reply({"error": str(error)})
         return
     reply({"ready": True})
     guard = _limits()
