@@ -18,8 +18,6 @@ from gear_rl.files import parse_json
 FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
 _TEXT_KINDS = (".jsonl", ".json", ".csv")
 """Read here: `datasets` turns ``007`` into 7 and text that looks like a date into one."""
-_SAVED_MARKS = ("dataset_dict.json", "state.json")
-"""`save_to_disk` writes one of these into its folder."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _GENERATED = {True: 4096, False: 512}
 """Rows of a generator without a limit, to train on and held out."""
@@ -45,23 +43,26 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
     Traceback (most recent call last):
     gear_rl.errors.InputError: dataset: missing.jsonl does not exist
     """
-    path = Path(name)
+    import datasets
+
     if is_generated(name):
         return _generated(name, split == "train", limit)
-    if path.suffix in FILE_KINDS or path.is_file():
-        return _file(path)
     try:
-        return _folder(path, config, split) if path.is_dir() else _load(name, config, split)
+        if _is_file(name):
+            return _file(Path(name))
+        if not _is_saved(name):
+            return _load(name, config, split)
+        saved: Any = datasets.load_from_disk(name)
+        if isinstance(saved, dict) and split not in saved:
+            raise InputError(f"dataset: {name} has no split {split!r}; {did_you_mean(split, saved)}")
+        return saved[split] if isinstance(saved, dict) else saved
     except InputError:
         raise
     except Exception as error:
-        why = (
-            f"{path} is no saved dataset, and datasets cannot load the folder: {_first_line(error)}"
-            if path.is_dir()
-            else f"{name!r} is no local path and could not be loaded from the hub: {_first_line(error)}; "
-            "check the name, the split and the connection"
-        )
-        raise InputError(f"dataset: {why}") from None
+        raise InputError(
+            f"dataset: {name!r} cannot be loaded: {_first_line(error.__cause__ or error)}; check the name, the "
+            "split and the connection"
+        ) from None
 
 
 def splits_of(name: str, config: str | None) -> list[str]:
@@ -72,18 +73,22 @@ def splits_of(name: str, config: str | None) -> list[str]:
     """
     import datasets
 
-    path = Path(name)
     if is_generated(name):
         return ["train"] if name.startswith("verifiers/") else ["train", "test"]
-    if path.suffix in FILE_KINDS or path.is_file():
-        return ["train"]
-    try:
-        if any((path / mark).is_file() for mark in _SAVED_MARKS):
-            saved = datasets.load_from_disk(name)
-            return [str(split) for split in saved] if isinstance(saved, dict) else ["train"]
-        return datasets.get_dataset_split_names(name, config)
-    except Exception as error:
-        raise InputError(f"dataset: the splits of {name!r} could not be read: {_first_line(error)}") from None
+    if _is_saved(name):
+        saved = datasets.load_from_disk(name)
+        return [str(split) for split in saved] if isinstance(saved, dict) else ["train"]
+    return ["train"] if _is_file(name) else datasets.get_dataset_split_names(name, config)
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in FILE_KINDS or Path(name).is_file()
+
+
+def _is_saved(name: str) -> bool:
+    return any(
+        (Path(name) / mark).is_file() for mark in ("dataset_dict.json", "state.json")
+    )  # save_to_disk's
 
 
 def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -169,34 +174,21 @@ def _file(path: Path) -> Any:
         raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
     if path.suffix in _TEXT_KINDS:
         return _text_files([path])
-    try:
-        return datasets.load_dataset("parquet", data_files=str(path), split="train")
-    except Exception as error:
-        raise InputError(f"dataset: {path} cannot be read: {_first_line(error.__cause__ or error)}") from None
-
-
-def _folder(path: Path, config: str | None, split: str) -> Any:
-    import datasets
-
-    if any((path / mark).is_file() for mark in _SAVED_MARKS):
-        loaded: Any = datasets.load_from_disk(str(path))
-        if not isinstance(loaded, dict):
-            return loaded
-        if split not in loaded:
-            raise InputError(f"dataset: {path} has no split {split!r}; {did_you_mean(split, loaded)}")
-        return loaded[split]
-    builder: Any = datasets.load_dataset_builder(str(path), config)
-    files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
-    if builder.config.features is None and files and all(file.suffix in _TEXT_KINDS for file in files):
-        return _text_files(files)
-    return _load(str(path), config, split)
+    return datasets.load_dataset("parquet", data_files=str(path), split="train")
 
 
 def _load(name: str, config: str | None, split: str) -> Any:
-    """The hub's dataset; a CSV column is text there too, unless the dataset's card declares another type."""
+    """A folder or a hub dataset; a CSV column is text there too, unless the dataset's card declares its type."""
     import datasets
 
     builder: Any = datasets.load_dataset_builder(name, config)
+    files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
+    if (
+        builder.config.features is None
+        and files
+        and all(f.is_file() and f.suffix in _TEXT_KINDS for f in files)
+    ):
+        return _text_files(files)
     text: dict[str, Any] = {"dtype": str, "keep_default_na": False} if builder.name == "csv" else {}
     return datasets.load_dataset(name, config, split=split, **text)
 
