@@ -86,9 +86,8 @@ def _is_file(name: str) -> bool:
 
 
 def _is_saved(name: str) -> bool:
-    return any(
-        (Path(name) / mark).is_file() for mark in ("dataset_dict.json", "state.json")
-    )  # save_to_disk's
+    """Whether `save_to_disk` wrote the folder."""
+    return any((Path(name) / mark).is_file() for mark in ("dataset_dict.json", "state.json"))
 
 
 def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
