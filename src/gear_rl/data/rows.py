@@ -40,7 +40,9 @@ def load_rows(
     rows = _with_columns(read(name, config, split, limit=limit), name, columns or {})
     rows = _without(rows, name, [prompt_fault(prompt) for prompt in rows["prompt"][:]])
     rows = rows if limit is None else rows.take(limit)
-    return rows.map(_as_message) if chat and isinstance(rows[0]["prompt"], str) else rows
+    if not chat or not isinstance(rows[0]["prompt"], str):
+        return rows
+    return rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
 
 
 def load_splits(
@@ -172,7 +174,3 @@ def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
         *(len(faults) - len(kept), len(faults), name, said, first),
     )
     return rows.select(kept)
-
-
-def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"prompt": [{"role": "user", "content": row["prompt"]}]}

@@ -90,7 +90,8 @@ def reasoning_gym_reward(
             f"reasoning_gym_reward: the dataset has no column {COLUMN!r}; use dataset reasoning-gym/NAME"
         )
     packs = [cast(dict[str, Any], json.loads(pack)) for pack in columns[COLUMN]]
-    answers = [answer_of(completion) for completion in completions]
+    texts = [final_text(completion) for completion in completions]
+    answers = [(_TAGGED.findall(text) or [text])[-1].strip() for text in texts]
     sent = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
     pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)
     replies = dict(zip(sent, pool.ask([{**packs[i], "text": answers[i]} for i in sent]), strict=True))
@@ -103,17 +104,6 @@ def reasoning_gym_reward(
     }
     report_failures("reasoning_gym_reward", counts, len(packs), log_metric)
     return [float(replies.get(i, {}).get("score", 0.0)) for i in range(len(packs))]
-
-
-def answer_of(completion: Completion) -> str:
-    """The answer in a completion.
-
-    >>> answer_of("I guess <answer>1</answer>, no: <answer> 2 </answer>"), answer_of(" 3 ")
-    ('2', '3')
-    """
-    text = final_text(completion)
-    tagged = _TAGGED.findall(text)
-    return (tagged[-1] if tagged else text).strip()
 
 
 def safe(name: str, answer: str) -> bool:
@@ -166,12 +156,8 @@ def handler() -> Callable[[Any], dict[str, Any]]:
     return handle
 
 
-def term_by_term(expression: str) -> str:
-    """Sums and differences from the left, one at a time.
-
-    >>> term_by_term("4 - 1 - 7")
-    '4 - 1 = 3. 3 - 7 = -4.'
-    """
+def _term_by_term(expression: str) -> str:
+    """Sums and differences from the left: ``4 - 1 = 3. 3 - 7 = -4.`` for ``4 - 1 - 7``."""
     first, *rest = expression.split()
     result, steps = int(first), list[str]()
     for sign, term in zip(rest[::2], rest[1::2], strict=True):
@@ -186,7 +172,7 @@ def _row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> di
     expression = metadata.get("expression")
     worked = metadata.get("answer_cot")
     if name == "chain_sum":
-        worked = term_by_term(str(expression)) or None
+        worked = _term_by_term(str(expression)) or None
     elif worked is None and isinstance(expression, str) and expression != answer:
         worked = f"{expression} = {answer}"
     shown = worked if isinstance(worked, str) else answer

@@ -162,9 +162,9 @@ def _refuse_what_needs_a_runtime(task: Any) -> None:
 
 def _trace(task: Any, prompt: Any, completion: Completion) -> Any:
     vf = _package()
-    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    after: list[Any] = (
-        [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+    before, after = (
+        [{"role": role, "content": said}] if isinstance(said, str) else list(said)
+        for role, said in (("user", prompt), ("assistant", completion))
     )
     nodes = [
         vf.MessageNode(parent=i - 1 if i else None, message=message, sampled=sampled)
@@ -191,10 +191,8 @@ def _messages(before: list[Any], after: list[Any]) -> Iterator[tuple[dict[str, A
             yield {"role": role, "content": content, "tool_calls": calls or None}, place >= len(before)
         elif role == "tool":
             call_id = unanswered.pop(0) if unanswered else "unknown"
-            yield (
-                {"role": role, "content": content, "tool_call_id": call_id, "name": message.get("name")},
-                False,
-            )
+            told = {"role": role, "content": content, "tool_call_id": call_id, "name": message.get("name")}
+            yield told, False
         else:
             yield {"role": role, "content": content}, False
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.environments import texts_of
 
@@ -51,13 +51,9 @@ def dotted(row: Mapping[str, Any], path: str) -> Any:
         return row[path]
     value: Any = row
     for part in path.split("."):
-        if isinstance(value, Mapping):
-            value = cast(Mapping[str, Any], value).get(part)
-        elif isinstance(value, list) and part.lstrip("-").isdigit():
-            items = cast(list[Any], value)
-            place = int(part)
-            value = items[place] if -len(items) <= place < len(items) else None
-        else:
+        try:
+            value = value[int(part) if isinstance(value, list) else part]
+        except (LookupError, TypeError, ValueError):
             return None
     return value
 
