@@ -142,15 +142,6 @@ def test_the_front_door_stays_short():
     assert len(README.split()) <= 900
 
 
-def test_the_table_of_methods_has_a_row_for_each():
-    from gear_rl.methods import METHODS
-
-    code = "from gear_rl.cli import main; main()"
-    words = [sys.executable, "-c", code, "methods", "--markdown"]
-    rows = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == list(METHODS)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_or_picture_is_left_as_text(page):
     """A stray bracket shows as text where a picture should be."""

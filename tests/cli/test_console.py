@@ -5,14 +5,14 @@ import io
 from rich.console import Console
 
 from gear_rl.cli import console as module
-from gear_rl.cli.score import scoring_bar
+from gear_rl.cli.console import progress_bar
 
 
 def test_a_long_command_says_now_and_then_where_it_stands_unless_a_terminal_shows_a_bar(monkeypatch):
     seconds = iter(range(0, 1000, 10))
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(seconds)))
     piped = Console(file=io.StringIO())
-    with scoring_bar(piped) as advance:
+    with progress_bar(piped, "scoring ") as advance:
         for done in range(8):
             advance("gear:alpha=2", done, 8)
     lines = piped.file.getvalue().splitlines()
@@ -25,6 +25,6 @@ def test_a_long_command_says_now_and_then_where_it_stands_unless_a_terminal_show
 
 def test_a_short_one_says_nothing():
     piped = Console(file=io.StringIO())
-    with scoring_bar(piped, what="") as advance:
+    with progress_bar(piped) as advance:
         advance("sampling", 1, 8)
     assert piped.file.getvalue() == ""

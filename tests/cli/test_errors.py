@@ -34,12 +34,15 @@ def ended(error: BaseException | type[BaseException]) -> int:
     ("error", "line"),
     [
         (InputError("--n: 0; give more"), "gear: --n: 0; give more"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "gear: No space left on device (gear --debug"),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            "gear: [Errno 28] No space left on device (",
+        ),
         (
             PermissionError(errno.EACCES, "Permission denied", "/a\x1b[2J"),
-            "gear: /a␛[2J: Permission denied (",
+            "gear: [Errno 13] Permission denied: '/a\\x1b[2J' (",
         ),
-        (EOFError("Ran out of input"), "gear: a file or the input ended too early: Ran out of input (gear"),
+        (EOFError("Ran out of input"), "gear: Ran out of input (gear"),
         (InputError("two\nlines"), "gear: two⏎lines"),
     ],
 )

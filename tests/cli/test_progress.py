@@ -25,4 +25,4 @@ def test_what_comes_before_the_first_step_is_no_part_of_its_pace(monkeypatch: py
         now[0] += 10.0
         state.global_step += 1
         line.on_log(None, state, None, {"reward": 0.5})
-    assert "train 6/20  reward 0.50  10.0 s a step, 2:20 left" in said.getvalue()
+    assert "train 6/20  reward 0.50  10.0 s a step, 0:02:20 left" in said.getvalue()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import verl
 
-from gear_rl.cli.doctor_verl import registration_fault
+from gear_rl.cli.doctor import registration_fault
 from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import VerlSettings
 from gear_rl.errors import InputError

@@ -11,6 +11,4 @@ def main() -> None:
         if error.name not in ("typer", "rich", "click"):
             raise
         sys.exit(f"gear: the command needs {error.name}; install it with: pip install 'gear-rl[trl]'")
-    except KeyboardInterrupt:
-        sys.exit(130)
     app()

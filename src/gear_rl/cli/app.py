@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from gear_rl.cli.compare import compare
-from gear_rl.cli.console import DEBUG
+from gear_rl.cli.console import DEBUG, user_errors
 from gear_rl.cli.demo import demo
 from gear_rl.cli.doctor import doctor
-from gear_rl.cli.export import export_app
+from gear_rl.cli.export import verl
 from gear_rl.cli.methods import methods
 from gear_rl.cli.model import model
 from gear_rl.cli.report import report
@@ -19,29 +19,29 @@ from gear_rl.cli.train import train
 from gear_rl.cli.view import view
 
 _KEYS_MAY_FOLLOW = {"allow_extra_args": True, "ignore_unknown_options": True}
+_PURPOSE = "Token-level credit for GRPO: train, look where the credit went, and doubt it."
+_EXPORT = "Take a configuration of `gear train` to another engine."
 app = typer.Typer(
-    name="gear",
-    help="Token-level credit for GRPO: train, look where the credit went, and doubt it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    name="gear", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, help=_PURPOSE
 )
+export = typer.Typer(no_args_is_help=True, help=_EXPORT)
 
 
-@app.callback()
+@app.callback(help=_PURPOSE)
 def _every_command(
     debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks of errors; as {DEBUG}=1.")] = False,
 ) -> None:
-    """Token-level credit for GRPO: train, look where the credit went, and doubt it."""
     if debug:
         os.environ[DEBUG] = "1"
 
 
+export.callback(help=_EXPORT)(lambda: None)
+export.command(context_settings=_KEYS_MAY_FOLLOW)(user_errors(verl))
 for _command in (train, demo, score, compare, teacher):
-    app.command(context_settings=_KEYS_MAY_FOLLOW)(_command)
+    app.command(context_settings=_KEYS_MAY_FOLLOW)(user_errors(_command))
 for _command in (methods, view, doctor, model, report):
-    app.command()(_command)
-app.add_typer(export_app, name="export")
+    app.command()(user_errors(_command))
+app.add_typer(export, name="export")
 
 if __name__ == "__main__":
     app()

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,15 +12,14 @@ from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gear_rl.arena.task import TELLING_TASK
-from gear_rl.cli.console import command_line, error_console, out_console, show_log, user_errors
-from gear_rl.cli.score import TASK_HELP, TIER_HELP, refuse, tier_of
+from gear_rl.cli.console import AsJson, command_line, error_console, out_console, say, show_log, table_of
+from gear_rl.cli.score import TASK_HELP, TIER_HELP, refuse, refuse_words
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:
     from gear_rl.lab.compare import Plan, Tuned
 
 
-@user_errors
 def compare(
     context: typer.Context,
     methods: Annotated[
@@ -61,7 +59,7 @@ def compare(
     out: Annotated[
         Path, typer.Option(help="Folder: one file per run, comparison.json, report.html and plots.")
     ] = Path("runs/compare"),
-    as_json: Annotated[bool, typer.Option("--json", help="The comparison, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
     rate, with every seed, on one budget of rollouts, and compares in words.
@@ -77,38 +75,38 @@ def compare(
     may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.
     """
     from gear_rl.lab.compare import compared, plan_of, save, split_methods
+    from gear_rl.runs.arena import known_task
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
     chosen = split_methods(methods)
-    options: dict[str, Any] = {"seeds": seeds, "steps": steps, "rates": rates}
+    given = {"steps": steps, "n_eval": n_eval, "samples": samples, "rollouts": rollouts}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options |= {"seeds": seeds, "rates": rates}
     if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
         from gear_rl.lab.own import plan_of_run
         from gear_rl.runs.config import load_config
 
-        refuse(context, ("task", "tier", "rollouts"), chosen)
+        why = "is for the arena's tasks; leave it out with your own data"
+        refuse(context, "task", "tier", "rollouts", why=why)
         show_log(logging.WARNING)
-        options |= {"n_eval": n_eval, "samples": samples}
         plan = plan_of_run(load_config(config, context.args), chosen, **options)
         jobs = jobs or 1
     else:
-        refuse(context, (), None)
-        given = {"n_eval": n_eval, "samples": samples, "rollouts": rollouts}
-        options |= {name: value for name, value in given.items() if value is not None}
-        plan = plan_of(chosen, task=task, tier=tier or tier_of(task), **options)
-    rows, tuned = run_plan_with_bar(
-        plan, out / "cells", jobs=jobs or os.cpu_count() or 1, console=error_console
-    )
+        refuse_words(context)
+        plan = plan_of(chosen, task=task, tier=tier or known_task(task).laboratory_tier, **options)
+    jobs = jobs or os.cpu_count() or 1
+    rows, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
     comparison = compared(plan, rows, tuned, command=command_line())
     save(comparison, out)
     if as_json:
-        sys.stdout.write(json.dumps(comparison, indent=1) + "\n")
+        typer.echo(json.dumps(comparison, indent=1))
     else:
         out_console.print(verdict_table(comparison))
-    error_console.print(f"wrote {out}/comparison.json, report.html and plots", highlight=False)
+    say(f"wrote {out}/comparison.json, report.html and plots")
     failures = comparison["comparisons"][0]["failed"]
     if failures:
-        error_console.print(f"{len(failures)} runs failed; run the same command again", highlight=False)
+        say(f"{len(failures)} runs failed; run the same command again")
         raise typer.Exit(1)
 
 
@@ -132,56 +130,35 @@ def run_plan_with_bar(
             nonlocal done
             done += 1
             bar.advance(work)
-            _print_cell(cell, console)
+            error = cell.get("error")
+            if error is not None or not console.is_terminal:
+                result = f"{cell['accuracy_after']:.3f}" if error is None else f"FAILED: {error}"
+                name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
+                console.print(f"{name}: {result}", highlight=False, markup=False)
 
         return run_plan(plan, folder, jobs=jobs, each=each, expect=expect)
-
-
-def _print_cell(cell: dict[str, Any], console: Console) -> None:
-    error = cell.get("error")
-    if console.is_terminal and error is None:
-        return
-    result = f"{cell['accuracy_after']:.3f}" if error is None else f"FAILED: {error}"
-    name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
-    console.print(f"{name}: {result}", highlight=False, markup=False)
 
 
 def verdict_table(comparison: dict[str, Any]) -> Table:
     """The verdicts, for the terminal."""
     one, settings = comparison["comparisons"][0], comparison["settings"]
-    table = Table(
-        title=f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
-        f"rollouts, {one['n_eval']} held-out problems, {one['samples']} sampled answers each"
-    )
-    told = one["ceiling"] is not None
-    for column in (
-        "method",
-        "rate",
-        *(("share of the oracle's gain",) if told else ()),
-        "after",
-        "lost",
-        "difference",
-        f"{one['level']:.0%} interval",
-        "verdict",
-    ):
-        table.add_column(
-            column, justify="right" if column in ("rate", "after", "lost", "difference") else "left"
-        )
+    rows: list[dict[str, str]] = []
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
         share, around = row["share"], row["share_interval"]
-        table.add_row(
-            row["method"],
-            "-" if row["rate"] is None else f"{row['rate']:g}",
-            *(
-                ("" if share is None else f"{share:.2f} ({around[0]:.2f} to {around[1]:.2f})",)
-                if told
-                else ()
-            ),
-            "-" if row["mean"] is None else f"{row['mean']:.3f}",
-            str(len(row["lost_seeds"])),
-            "" if gap is None else f"{gap:+.3f}",
-            f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds",
-            row["words"],
-        )
-    return table
+        cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
+        if one["ceiling"] is not None:
+            words = "" if share is None else f"{share:.2f} ({around[0]:.2f} to {around[1]:.2f})"
+            cells["share of the oracle's gain"] = words
+        cells["after"] = "-" if row["mean"] is None else f"{row['mean']:.3f}"
+        cells["lost"] = str(len(row["lost_seeds"]))
+        cells["difference"] = "" if gap is None else f"{gap:+.3f}"
+        interval = f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds"
+        cells[f"{one['level']:.0%} interval"] = interval
+        rows.append(cells | {"verdict": row["words"]})
+    title = (
+        f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
+        f"rollouts, {one['n_eval']} held-out problems, {one['samples']} sampled answers each"
+    )
+    numbers = ("rate", "after", "lost", "difference")
+    return table_of(title, rows, left=tuple(name for name in rows[0] if name not in numbers))

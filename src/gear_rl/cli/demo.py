@@ -6,26 +6,19 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
-from gear_rl.cli.console import out_console, show_log, user_errors
+from gear_rl.cli.console import out_console, show_log, table_of
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
-
-if TYPE_CHECKING:  # it imports torch
-    from gear_rl.cli.progress import ProgressLine
 
 _TASKS = " or ".join(f"{task.name} ({task.summary})" for task in all_tasks())
 
 
-@user_errors
 def demo(
     context: typer.Context,
     credit: Annotated[
@@ -44,45 +37,24 @@ def demo(
 ) -> None:
     """Watch a small language model learn on this machine, CPU included, in a few minutes.
 
-    Settings of the method may follow, as in --credit.alpha 0.5.
+    Settings of the method may follow, as in --credit.alpha 0.5. An earlier demo in the folder is replaced.
     """
-    from gear_rl.runs.config import load_config, parse_overrides
-
-    for key, _ in parse_overrides(context.args):
-        if not key.startswith("credit."):
-            raise InputError(f"--{key}: no such option; see `gear demo --help`")
-    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
-    chosen = load_config(None, [*named, *context.args]).credit
-    show_log()
-    _run(chosen, out, out_console, task=task, tier=tier, seed=seed, steps=steps, n_eval=n_eval)
-
-
-def _run(
-    credit: Any,
-    out: Path,
-    console: Console,
-    *,
-    task: str,
-    tier: str,
-    seed: int,
-    steps: int | None,
-    n_eval: int,
-) -> None:
-    """Train, evaluate before and after, and show it; without ``steps`` with the tier's own budget.
-
-    ``out`` gets ``summary.json``, ``records.jsonl`` and ``curves.png``; what an earlier demo left there under
-    these names is replaced.
-    """
-    from gear_rl.cli.progress import ProgressLine
+    from gear_rl.cli.progress import HeldOut, ProgressLine
     from gear_rl.records import read_records
     from gear_rl.runs.arena import accuracies, arena_config, task_of
-    from gear_rl.runs.config import build_method
+    from gear_rl.runs.config import build_method, load_config, parse_overrides
     from gear_rl.runs.machine import use_few_threads
     from gear_rl.runs.trainer import make_trainer
     from gear_rl.versions import versions
     from gear_rl.view.curves import save_curves
     from gear_rl.view.terminal import choose, rollout_panel
 
+    for key, _ in parse_overrides(context.args):
+        if not key.startswith("credit."):
+            raise InputError(f"--{key}: no such option; see `gear demo --help`")
+    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
+    settings = load_config(None, [*named, *context.args]).credit
+    show_log()
     arena = task_of(task, tier)
     budget = arena.budgets[tier]
     if not 1 <= n_eval <= len(arena.held_out):
@@ -91,7 +63,7 @@ def _run(
     if steps is not None and steps < 1:
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
     steps = budget.steps if steps is None else steps
-    method, threads = build_method(credit), use_few_threads()
+    method, threads = build_method(settings), use_few_threads()
     begin = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     records = out / "records.jsonl"
@@ -99,37 +71,30 @@ def _run(
     problems = arena.rows(tier, num=n_eval, first_seed=arena.held_out.start)
     # TRL wants a folder; nothing of it is kept.
     with tempfile.TemporaryDirectory(prefix="gear-demo-") as scratch:
-        trainer = make_trainer(
-            arena_config(
-                arena.name,
-                tier,
-                credit,
-                seed=seed,
-                steps=steps,
-                output_dir=scratch,
-                per_device_eval_batch_size=128,
-                record_file=str(records.resolve()),
-            )
+        place: dict[str, Any] = {"output_dir": scratch, "record_file": str(records.resolve())}
+        config = arena_config(
+            arena.name, tier, settings, seed=seed, steps=steps, per_device_eval_batch_size=128, **place
         )
+        trainer = make_trainer(config)
 
         def held_out(count: int) -> float:
             return accuracies(arena, trainer, problems[:count], seed=seed)[0]
 
-        console.print(
+        out_console.print(
             f"[bold]gear demo[/]: {arena.name} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} "
             f"steps of {budget.rollouts_per_step} completions, {threads} thread{'s' if threads > 1 else ''}"
         )
-        with console.status(f"solving {n_eval} held-out problems before training ..."):
+        with out_console.status(f"solving {n_eval} held-out problems before training ..."):
             before = held_out(n_eval)
-        with ProgressLine(console) as line:
+        with ProgressLine(out_console) as line:
             line.note(accuracy=before)
-            trainer.add_callback(line)
-            curve = _held_out_curve(held_out, line, every=max(1, steps // 6), count=min(128, n_eval))
-            trainer.add_callback(curve)
+            curve = HeldOut(held_out, line, every=max(1, steps // 6), count=min(128, n_eval))
+            for callback in (line, curve):
+                trainer.add_callback(callback)
             training = time.perf_counter()
             trainer.train()
         seconds = time.perf_counter() - training
-        with console.status(f"solving {n_eval} held-out problems after training ..."):
+        with out_console.status(f"solving {n_eval} held-out problems after training ..."):
             after = held_out(n_eval)
     history = [*trainer.state.log_history]
     summary: dict[str, Any] = {
@@ -155,32 +120,9 @@ def _run(
     replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     seen = list(read_records(records))
     early = [record for record in seen if record.step <= steps // 4]  # later the student hardly errs
-    console.print(rollout_panel(choose(early or seen)))
-    console.print(_table(summary))
-    console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
-
-
-def _held_out_curve(held_out: Callable[[int], float], line: "ProgressLine", every: int, count: int) -> Any:
-    """A trainer's callback: a quick held-out accuracy now and then, for the line and the curve."""
-    from transformers.trainer_callback import TrainerCallback
-
-    class Curve(TrainerCallback):
-        points: ClassVar[list[dict[str, float]]] = []
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % every == 0 and state.global_step < state.max_steps:
-                value = held_out(count)
-                self.points.append({"step": state.global_step, "accuracy": round(value, 4), "n": count})
-                line.note(accuracy=value)
-
-    return Curve()
-
-
-def _table(summary: dict[str, Any]) -> Table:
-    table = Table(title=f"{summary['n_eval']} held-out problems, sampled at temperature 1")
-    for column in ("method", "seed", "steps", "before", "after", "gain", "seconds"):
-        table.add_column(column, justify="left" if column == "method" else "right")
-    before, after = summary["accuracy_before"], summary["accuracy_after"]
-    numbers = (f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{summary['seconds']:.0f}")
-    table.add_row(summary["method"], str(summary["seed"]), str(summary["steps"]), *numbers)
-    return table
+    out_console.print(rollout_panel(choose(early or seen)))
+    row = {"method": method.name, "seed": str(seed), "steps": str(steps), "before": f"{before:.3f}"}
+    row |= {"after": f"{after:.3f}", "gain": f"{after - before:+.3f}", "seconds": f"{summary['seconds']:.0f}"}
+    title = f"{n_eval} held-out problems, sampled at temperature 1"
+    out_console.print(table_of(title, [row], left=("method",)))
+    out_console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")

@@ -1,21 +1,30 @@
 """``gear doctor``: what this machine has, what will not work here, and how to correct it."""
 
+import importlib
 import os
 import sys
+import traceback
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gear_rl.cli.console import out_console, user_errors
+from gear_rl.cli.console import out_console
 from gear_rl.errors import InputError
 from gear_rl.runs.machine import FEW_CORES, has_bfloat16
 from gear_rl.runs.models import KNOWN, kept_folder
 from gear_rl.versions import PACKAGES, versions
 
-_REQUIRED = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
+_TRL = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
+_VERL = ("torch", "verl", "vllm", "ray", "transferqueue", "transformers", "datasets", "hydra-core")
+_OWN = "make an environment of its own: pip install 'gear-rl[verl]'"
+_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+_SIGNS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,6 @@ class Finding:
     fix: str = ""
 
 
-@user_errors
 def doctor(
     engine: Annotated[str, typer.Option(help="For a run under trl or verl.")] = "trl",
 ) -> None:
@@ -36,68 +44,86 @@ def doctor(
 
     With --engine verl also whether verl really has our trainers: it hides what goes wrong in a plugin.
     """
-    from gear_rl.cli.doctor_verl import examine_verl
-
     examinations = {"trl": examine, "verl": examine_verl}
     if engine not in examinations:
         raise InputError(f"--engine: {engine!r} is none; choose from {', '.join(examinations)}")
-    findings = examinations[engine]()
+    findings = list(examinations[engine]())
     table = Table("", "what", "found", "what to do")
-    signs = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
     for finding in findings:
-        table.add_row(signs[finding.state], finding.subject, escape(finding.fact), escape(finding.fix))
+        table.add_row(_SIGNS[finding.state], finding.subject, escape(finding.fact), escape(finding.fix))
     out_console.print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
-def examine() -> list[Finding]:
-    """Every finding, cheap ones first; nothing is downloaded and nothing is changed."""
-    installed = versions()
-    python_ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    findings = [
-        Finding(
-            "ok" if python_ok else "broken",
-            "python",
-            installed["python"],
-            "" if python_ok else "use 3.11 to 3.13",
-        )
-    ]
+def examine() -> Iterator[Finding]:
+    """What a run under TRL finds here, cheap things first; nothing is downloaded and nothing is changed."""
+    found = versions()
+    right = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield Finding("ok" if right else "broken", "python", found["python"], "" if right else "use 3.11 to 3.13")
     for package in PACKAGES:
-        if package in installed:
-            findings.append(Finding("ok", package, installed[package]))
-        elif package in _REQUIRED:
-            findings.append(Finding("broken", package, "not installed", "pip install 'gear-rl[trl]'"))
+        if package in found:
+            yield Finding("ok", package, found[package])
+        elif package in _TRL:
+            yield Finding("broken", package, "not installed", "pip install 'gear-rl[trl]'")
         else:
-            findings.append(Finding("note", package, "not installed (optional)"))
-    if "torch" in installed:
-        findings += device()
-    if all(package in installed for package in _REQUIRED):
-        findings += [*_hooks(), *_arena(), *_kept_models()]
-    return findings
+            yield Finding("note", package, "not installed (optional)")
+    if "torch" in found:
+        yield from _device()
+    if all(package in found for package in _TRL):
+        yield from _hooks()
+        yield _arena()
+        for name in KNOWN:
+            folder = kept_folder(name)
+            missing = Finding("note", name, "not fetched (optional)", f"gear model {name}")
+            yield missing if folder is None else Finding("ok", name, str(folder))
 
 
-def device() -> list[Finding]:
+def examine_verl() -> Iterator[Finding]:
+    """What a run under verl would miss here, cheap things first; the last loads verl."""
+    from gear_rl.engines.verl import checks
+
+    for name in _VERL:
+        found = checks.installed(name)
+        if found is None:
+            yield Finding("broken", name, "not installed", _OWN)
+        elif name == "verl" and (note := checks.version_note()) is not None:
+            yield Finding("note", name, f"{found}: {note}", f"pip install 'verl=={checks.TESTED}' was run")
+        else:
+            yield Finding("ok", name, f"{found}, as tested" if name == "verl" else found)
+    try:
+        checks.check_environment()
+        yield Finding("ok", "trl", "not in this environment, as it must be")
+    except InputError as error:
+        fact, _, fix = str(error).partition("; ")
+        yield Finding("broken", "trl", fact, fix)
+    if checks.installed("torch") is not None:
+        yield from _device()
+    yield _registration()
+
+
+def _device() -> Iterator[Finding]:
     """The accelerators or the CPU, and the threads of torch."""
     import torch
 
-    findings: list[Finding] = []
     if torch.cuda.is_available():
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-        findings.append(Finding("ok", "device", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}"))
+        yield Finding("ok", "device", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}")
         if not torch.cuda.is_bf16_supported():
-            findings.append(Finding("note", "bfloat16", "not supported by this GPU", "set bf16: false"))
+            yield Finding("note", "bfloat16", "not supported by this GPU", "set bf16: false")
     else:
         fix = (
             "fine for `gear demo`; a model of 135 million (`gear model smollm2`) is scored in minutes and trains "
             "32 rollouts in about a minute; larger ones need a GPU"
         )
-        findings += [Finding("note", "device", f"CPU only, {os.cpu_count()} cores", fix), _bfloat16()]
+        yield Finding("note", "device", f"CPU only, {os.cpu_count()} cores", fix)
+        yield _bfloat16()
     threads = os.environ.get("OMP_NUM_THREADS")
-    text = f"OMP_NUM_THREADS={threads}" if threads else f"{torch.get_num_threads()} by default"
-    fix = f"the arena's models run on one by themselves, pretrained ones too up to {FEW_CORES} cores"
-    findings.append(Finding("ok" if threads else "note", "threads", text, "" if threads else fix))
-    return findings
+    if threads:
+        yield Finding("ok", "threads", f"OMP_NUM_THREADS={threads}")
+    else:
+        fix = f"the arena's models run on one by themselves, pretrained ones too up to {FEW_CORES} cores"
+        yield Finding("note", "threads", f"{torch.get_num_threads()} by default", fix)
 
 
 def _bfloat16() -> Finding:
@@ -107,37 +133,69 @@ def _bfloat16() -> Finding:
     return Finding("note", "bfloat16", "not in the processor, as far as it says: several times slower", fix)
 
 
-def _hooks() -> list[Finding]:
+def _hooks() -> Iterator[Finding]:
     try:
         from gear_rl.engines.trl.config import incompatibilities
+
+        problems = incompatibilities()
     except ImportError as error:
-        return [Finding("broken", "TRL hooks", str(error), "install the TRL release that is named")]
-    problems = incompatibilities()
-    if problems:
-        return [
-            Finding("broken", "TRL hooks", problem, "install the TRL release that is named")
-            for problem in problems
-        ]
-    return [Finding("ok", "TRL hooks", "all present; the loss takes one advantage per token")]
+        problems = [str(error)]
+    for problem in problems:
+        yield Finding("broken", "TRL hooks", problem, "install the TRL release that is named")
+    if not problems:
+        yield Finding("ok", "TRL hooks", "all present; the loss takes one advantage per token")
 
 
-def _kept_models() -> list[Finding]:
-    """The models that ``gear model`` fetches."""
-    folders = {name: kept_folder(name) for name in KNOWN}
-    return [
-        Finding("ok", name, str(folder))
-        if folder is not None
-        else Finding("note", name, "not fetched (optional)", f"gear model {name}")
-        for name, folder in folders.items()
-    ]
-
-
-def _arena() -> list[Finding]:
+def _arena() -> Finding:
     from gear_rl.arena.model import load
 
     try:
         model, _ = load()
     except (OSError, ValueError) as error:
-        return [Finding("broken", "arena model", str(error), "reinstall gear-rl")]
+        return Finding("broken", "arena model", str(error), "reinstall gear-rl")
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    return [Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")]
+    return Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")
+
+
+def _registration() -> Finding:
+    """Whether a run would find our trainers."""
+    from gear_rl.engines.verl import checks
+
+    subject, policy = "registration", os.environ.get(_POLICY, "auto").strip().lower()
+    if checks.installed("verl") is None:
+        return Finding("broken", subject, "verl is not installed", _OWN)
+    if policy != "auto" and "gear" not in [name.strip() for name in policy.split(",")]:
+        fact = f"{_POLICY}={policy} leaves the plugin out"
+        return Finding("broken", subject, fact, "unset it, or set it to gear")
+    problem = registration_fault()
+    if problem is not None:
+        fix = "correct what it names, or install gear-rl[verl] again; verl itself would only say: Unknown trainer"
+        return Finding("broken", subject, problem, fix)
+    return Finding("ok", subject, f"{', '.join(checks.TRAINERS)}, the agent loop and the group gear")
+
+
+def registration_fault() -> str | None:
+    """What verl lacks of ours in this process, after loading the plugin as a run does; None if it has all.
+
+    Loads verl and torch. An exception is given by the last line of its traceback.
+    """
+    from gear_rl.engines.verl.batch import AGENT_NAME
+    from gear_rl.engines.verl.checks import TRAINERS
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # verl warns of every backend that is not installed
+            for plugin in entry_points(group="verl.plugins", name="gear"):
+                plugin.load()  # by ourselves first, since verl would hide its exception
+            # The packages first, whose import is what the plugin waits for.
+            for name in ("verl", "verl.trainer.ppo.v1", "verl.experimental.agent_loop"):
+                importlib.import_module(name)
+            trainers = importlib.import_module("verl.trainer.ppo.v1.trainer_base").TRAINER_REGISTRY
+            loops = importlib.import_module("verl.experimental.agent_loop.agent_loop")._agent_loop_registry
+            groups = importlib.import_module("hydra.core.config_store").ConfigStore.instance().repo
+    except Exception as error:
+        return traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+    missing = [f"trainer {name}" for name in TRAINERS if name not in trainers]
+    missing += [] if AGENT_NAME in loops else [f"agent loop {AGENT_NAME}"]
+    missing += [] if "gear" in groups else ["Hydra group gear"]
+    return f"verl has no {', '.join(missing)}" if missing else None

@@ -4,20 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from gear_rl.cli.console import error_console, out_console, show_log, user_errors
-
-export_app = typer.Typer(help="Take a configuration of `gear train` to another engine.", no_args_is_help=True)
+from gear_rl.cli.console import say, show_log
 
 
-@export_app.callback()
-def _engines() -> None:
-    """Take a configuration of `gear train` to another engine."""
-
-
-@export_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@user_errors
 def verl(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run, as for gear train.")] = None,
@@ -38,14 +28,10 @@ def verl(
     """
     from gear_rl.runs.verl.export import export, read_run
 
-    def say(text: str) -> None:
-        error_console.print(escape(text), highlight=False, soft_wrap=True)
-
     show_log()
     done = export(read_run(config, context.args), out, gpus=gpus, prompt_tokens=prompt_tokens, say=say)
     for name, rows in done.rows.items():
-        out_console.print(f"wrote {out / name}.parquet ({rows} rows)", highlight=False, soft_wrap=True)
+        typer.echo(f"wrote {out / name}.parquet ({rows} rows)")
     for note in done.notes:
         say(f"note: {note}")
-    start = f"start it, where verl is installed, with: bash {out.resolve() / 'launch.sh'}"
-    out_console.print(start, highlight=False, soft_wrap=True)
+    typer.echo(f"start it, where verl is installed, with: bash {out.resolve() / 'launch.sh'}")

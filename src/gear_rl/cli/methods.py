@@ -1,25 +1,21 @@
 """``gear methods``: the catalogue of credit-assignment methods."""
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gear_rl.cli.console import out_console, user_errors
-from gear_rl.errors import InputError
+from gear_rl.cli.console import out_console
+from gear_rl.errors import InputError, did_you_mean
 
 
-@user_errors
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
-    markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
-    from gear_rl.errors import did_you_mean
     from gear_rl.methods import METHODS
     from gear_rl.runs.config import settings_of
     from gear_rl.signals.signal import names_of
@@ -27,7 +23,6 @@ def methods(
 
     if name is not None and name not in METHODS:
         raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")
-    chosen: dict[str, Any] = {key: cls for key, cls in METHODS.items() if name in (None, key)}
     rows: list[dict[str, Any]] = [
         {
             "name": key,
@@ -39,31 +34,22 @@ def methods(
             "distils": distillation_of(cls()) is not None,
             "engine": engine_settings_of(cls()),
         }
-        for key, cls in chosen.items()
+        for key, cls in METHODS.items()
+        if name in (None, key)
     ]
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-        return
-    if markdown:
-        from gear_rl.runs.config import needs_of
-
-        sys.stdout.write("| method | idea | needs | source |\n|---|---|---|---|\n")
+        typer.echo(json.dumps(rows, indent=2))
+    elif name is None:
+        table = Table("method", "needs", "idea", "source")
         for row in rows:
-            sys.stdout.write(
-                f"| `{row['name']}` | {row['idea']} | {needs_of(chosen[row['name']]())} | {row['source']} |\n"
-            )
-        return
-    table = (
-        Table("method", "needs", "idea", "source") if name is None else Table("setting", "default", "meaning")
-    )
-    for row in rows:
-        if name is None:
             table.add_row(row["name"], ", ".join(row["needs"]) or "nothing", row["idea"], row["source"])
-        for setting in row["settings"] if name is not None else ():
+        out_console.print(table)
+    else:
+        table = Table("setting", "default", "meaning")
+        for setting in rows[0]["settings"]:
             choices = f" [{' | '.join(setting['choices'])}]" if setting["choices"] else ""
             table.add_row(setting["name"], str(setting["default"]), escape((setting["help"] or "") + choices))
-    out_console.print(table)
-    if name is not None and rows[0]["engine"]:
-        words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())
-        words = f"Its own settings of the engine, applied unless you set them: {words}"
-        out_console.print(words, markup=False, highlight=False, soft_wrap=True)
+        out_console.print(table)
+        if rows[0]["engine"]:
+            words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())
+            typer.echo(f"Its own settings of the engine, applied unless you set them: {words}")

@@ -4,10 +4,9 @@ from typing import Annotated
 
 import typer
 
-from gear_rl.cli.console import error_console, out_console, user_errors
+from gear_rl.cli.console import say
 
 
-@user_errors
 def model(
     name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct (Apache-2.0).")],
 ) -> None:
@@ -20,8 +19,4 @@ def model(
     from gear_rl.runs.models import fetch_model
 
     quiet_libraries()
-
-    def say(text: str) -> None:
-        error_console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    out_console.print(str(fetch_model(name, say)), markup=False, highlight=False, soft_wrap=True)
+    typer.echo(fetch_model(name, say))

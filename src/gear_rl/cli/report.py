@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gear_rl.cli.console import out_console, user_errors
 from gear_rl.errors import InputError
 
 
-@user_errors
 def report(
     files: Annotated[list[Path], typer.Argument(help="comparison.json of `gear compare`, one or several.")],
 ) -> None:
@@ -27,4 +25,4 @@ def report(
             # A document that somebody edited may lack anything.
             message = f"{file}: {error}; give the comparison.json of a `gear compare`"
             raise InputError(message) from None
-        out_console.print(f"wrote {page}", highlight=False, soft_wrap=True)
+        typer.echo(f"wrote {page}")

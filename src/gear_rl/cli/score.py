@@ -2,20 +2,25 @@
 
 import json
 import logging
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
-from gear_rl.cli.console import Pace, command_line, error_console, out_console, show_log, user_errors
+from gear_rl.cli.console import (
+    AsJson,
+    command_line,
+    error_console,
+    out_console,
+    progress_bar,
+    say,
+    show_log,
+    table_of,
+)
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.files import check_output
 
@@ -28,7 +33,6 @@ _ROLES = ("method", "floor", "control", "ceiling")
 """The order of the rows."""
 
 
-@user_errors
 def score(
     context: typer.Context,
     methods: Annotated[
@@ -49,7 +53,7 @@ def score(
         typer.Option(help="With --data: the model that is scored; a folder, a hub name, or arena."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="With --data: longer completions are set aside.")] = 4096,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+    as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) with table and figure.")] = None,
 ) -> None:
     """Does the credit lie where the fault is? Runs the engine on completions with a known fault, trains nothing.
@@ -69,32 +73,32 @@ def score(
     """
     from gear_rl.lab.compare import parse_methods, split_methods
 
-    refuse(context, ("task", "tier") if data is not None else ("model", "max_tokens"), data)
-    if data is not None and report is not None:
-        try:
-            check_output(report, [data], "--report")
-        except ValueError as error:
-            raise InputError(str(error)) from None
+    if data is None:
+        refuse(context, "model", "max_tokens", why="goes with --data; the arena's tasks have their own")
+        refuse_words(context)
+    else:
+        refuse(context, "task", "tier", why="is for the arena's tasks; leave it out with your own data")
+        if model is None:
+            why = "give the folder or the hub name of the model to score, or arena"
+            raise InputError(f"--model: missing; {why}")
+        if report is not None:
+            try:
+                check_output(report, [data], "--report")
+            except ValueError as error:
+                raise InputError(str(error)) from None
     show_log(logging.WARNING)  # every method's trainer would say the same
     chosen = parse_methods(split_methods(methods))
+    from gear_rl.lab.marked import marked_material
     from gear_rl.lab.score import arena_material, places_of
     from gear_rl.lab.score import score as run
+    from gear_rl.runs.arena import known_task
 
     if data is None:
-        material = arena_material(task, tier or tier_of(task), 256 if n is None else n)
+        tier = tier or known_task(task).laboratory_tier
+        material = arena_material(task, tier, 256 if n is None else n)
     else:
-        from gear_rl.lab.marked import marked_material
-
-        if model is None:
-            raise InputError(
-                "--model: missing; give the folder or the hub name of the model to score, or arena"
-            )
-
-        def say(text: str) -> None:
-            error_console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-        material = marked_material(data, model, n=n, max_tokens=max_tokens, words=context.args, say=say)
-    with scoring_bar(error_console) as progress:
+        material = marked_material(data, str(model), n=n, max_tokens=max_tokens, words=context.args, say=say)
+    with progress_bar(error_console, "scoring ") as progress:
         document, rows = run(chosen, material, progress=progress)
     if report is not None:
         from gear_rl.lab.report import findings, save_report
@@ -107,78 +111,51 @@ def score(
             versions=document["versions"],
         )
         save_report(page, report)
-        error_console.print(f"wrote {report}", highlight=False)
+        say(f"wrote {report}")
     if as_json:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        typer.echo(json.dumps(document, indent=2))
     else:
         out_console.print(score_table(document))
 
 
-def refuse(context: typer.Context, names: tuple[str, ...], own: object) -> None:
-    """``InputError`` for options of a task beside the user's ``own`` data or run, and for the reverse."""
+def refuse(context: typer.Context, *names: str, why: str) -> None:
+    """``InputError`` if one of these options was given."""
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            option = name.replace("_", "-")
-            raise InputError(
-                f"--{option}: goes with --data; the arena's tasks have their own model and length"
-                if own is None
-                else f"--{option}: is for the arena's tasks; leave it out with your own data"
-            )
-    if own is None and context.args:
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
+
+
+def refuse_words(context: typer.Context) -> None:
+    """``InputError`` for words that are no option, where no settings may follow."""
+    if context.args:
         options = [f"--{name.replace('_', '-')}" for name in context.params]
         raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
-
-
-def tier_of(task: str) -> str:
-    """The tier of a task in which methods can be distinguished."""
-    from gear_rl.runs.arena import known_task
-
-    return known_task(task).laboratory_tier
-
-
-@contextmanager
-def scoring_bar(console: Console, what: str = "scoring ") -> Generator[Callable[[str, float, int], None]]:
-    """A bar in a terminal, elsewhere a line now and then.
-
-    Gives what moves it: a name (of a method), the problems that are done, and all of them.
-    """
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        work, pace = bar.add_task(what), Pace(console)
-
-        def advance(name: str, done: float, total: int) -> None:
-            bar.update(work, description=f"{what}{name}", completed=done, total=total)
-            pace(f"{what}{name}: {done:g} of {total}")
-
-        yield advance
 
 
 def score_table(document: dict[str, Any]) -> Table:
     """The numbers, for the terminal: what they are compared with below the methods."""
     kind = "marked" if "data" in document else "planted"
-    table = Table(title=f"{escape(_title(document))}: {document['n']} {kind} faults")
-    columns = ["", "AUC", "95 %", "among decisions", "share on the fault", "lift", "rank", "nearest onset"]
-    if any(row["n"] < document["n"] for row in document["methods"].values()):
-        columns.append("n")  # some say nothing of a method
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("", "95 %") else "right")
-    last = None
-    for name, row in sorted(document["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"])):
-        if last is not None and row["role"] != last:
-            table.add_section()
-        last = row["role"]
-        role = "" if row["role"] == "method" else f" ({row['role']})"
+    methods = sorted(document["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"]))
+    partly = any(row["n"] < document["n"] for _, row in methods)  # some say nothing of a method
+    cells: list[dict[str, str]] = []
+    for name, row in methods:
         span = row["auc_interval"]
-        cells = [
-            f"{escape(name)}{role}",
-            _number(row["auc"], 3),
-            "-" if span is None else " to ".join(_number(end, 3) for end in span),
-            _number(row["auc_choices"], 3),
-            _number(row["share"], 3),
-            *(_number(row[key], 1) for key in ("lift", "rank", "distance")),
-            str(row["n"]),
-        ]
-        table.add_row(*cells[: len(columns)])
+        cell = {
+            "": escape(name) + ("" if row["role"] == "method" else f" ({row['role']})"),
+            "AUC": _number(row["auc"], 3),
+            "95 %": "-" if span is None else " to ".join(_number(end, 3) for end in span),
+            "among decisions": _number(row["auc_choices"], 3),
+            "share on the fault": _number(row["share"], 3),
+            "lift": _number(row["lift"], 1),
+            "rank": _number(row["rank"], 1),
+            "nearest onset": _number(row["distance"], 1),
+        }
+        cells.append(cell | ({"n": str(row["n"])} if partly else {}))
+    title = f"{escape(_title(document))}: {document['n']} {kind} faults"
+    table = table_of(title, cells, left=("", "95 %"))
+    for row, (one, other) in zip(table.rows, pairwise(row["role"] for _, row in methods), strict=False):
+        row.end_section = one != other
     return table
 
 

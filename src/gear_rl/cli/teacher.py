@@ -2,16 +2,14 @@
 
 import json
 import logging
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gear_rl.cli.console import error_console, out_console, show_log, user_errors
+from gear_rl.cli.console import AsJson, error_console, progress_bar, show_log
 
 
-@user_errors
 def teacher(
     context: typer.Context,
     model: Annotated[
@@ -27,7 +25,7 @@ def teacher(
     n: Annotated[int, typer.Option(help="Rows, from the first.")] = 32,
     samples: Annotated[int, typer.Option(help="Completions that are sampled for each row.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Is the teacher informed? Samples completions and scores the same ones under their own privileged context,
     under two other rows', and under none; nothing is trained.
@@ -38,16 +36,14 @@ def teacher(
     Settings may follow as in gear train: --privileged_column answer, --max_completion_length 64,
     --teacher_model PATH, --columns.prompt question.
     """
-    from gear_rl.cli.score import scoring_bar
     from gear_rl.lab.informed import as_dict, sentences
     from gear_rl.lab.teacher import examine, teacher_config
 
     show_log(logging.WARNING)
     run = teacher_config(config, model, data, reward, context.args)
-    with scoring_bar(error_console, what="") as progress:
+    with progress_bar(error_console) as progress:
         found, about = examine(run, n=n, samples=samples, seed=seed, progress=progress)
     if as_json:
-        sys.stdout.write(json.dumps(about | as_dict(found), indent=2) + "\n")
-        return
-    for line in sentences(found):
-        out_console.print(line, highlight=False, soft_wrap=True)
+        typer.echo(json.dumps(about | as_dict(found), indent=2))
+    else:
+        typer.echo("\n".join(sentences(found)))

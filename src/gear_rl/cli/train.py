@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from gear_rl.cli.console import error_console, out_console, show_log, user_errors
+from gear_rl.cli.console import error_console, say, show_log
 
 
-@user_errors
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
@@ -36,32 +34,24 @@ def train(
     if dry_run:
         import yaml
 
-        out_console.print(
-            yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), end="", highlight=False
-        )
-        out_console.print(f"# credit: {build_method(chosen.credit)!r}", highlight=False, soft_wrap=True)
+        typer.echo(yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), nl=False)
+        typer.echo(f"# credit: {build_method(chosen.credit)!r}")
         return
     from gear_rl.cli.progress import ProgressLine
+    from gear_rl.runs.resolved import how_to_go_on
+    from gear_rl.runs.smoke import smoke as smoke_run
+    from gear_rl.runs.trainer import train as run
 
     show_log()
     with ProgressLine(error_console) as line:
         if smoke:
-            from gear_rl.runs.smoke import smoke as smoke_run
-
-            facts = smoke_run(chosen, [line], say=_say_smoke)
-            _say_smoke(f"{config or 'the run'} works: {facts}")
-        else:
-            from gear_rl.runs.resolved import how_to_go_on
-            from gear_rl.runs.trainer import train as run
-
-            try:
-                trainer = run(chosen, [line], overwrite=overwrite, source=config)
-            except BaseException as ended:
-                if not isinstance(ended, Exception):  # interrupted or terminated
-                    ended.add_note(how_to_go_on(chosen))
-                raise
-            out_console.print(f"saved {trainer.args.output_dir}", highlight=False)
-
-
-def _say_smoke(text: str) -> None:
-    error_console.print(f"smoke: {escape(text)}", highlight=False, soft_wrap=True)
+            facts = smoke_run(chosen, [line], say=lambda text: say(f"smoke: {text}"))
+            say(f"smoke: {config or 'the run'} works: {facts}")
+            return
+        try:
+            trainer = run(chosen, [line], overwrite=overwrite, source=config)
+        except BaseException as ended:
+            if not isinstance(ended, Exception):  # interrupted or terminated
+                ended.add_note(how_to_go_on(chosen))
+            raise
+    typer.echo(f"saved {trainer.args.output_dir}")

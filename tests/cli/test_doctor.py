@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gear_rl.cli import doctor_verl
-from gear_rl.cli.doctor_verl import examine_verl, registration_fault
+from gear_rl.cli import doctor
+from gear_rl.cli.doctor import examine_verl, registration_fault
 from gear_rl.engines.verl import checks
 from support.commands import gear
 
@@ -36,7 +36,7 @@ def test_a_version_that_was_never_run_is_a_note(version, state, monkeypatch):
         return version if package == "verl" else real(package)
 
     monkeypatch.setattr(checks, "version", installed)
-    monkeypatch.setattr("gear_rl.cli.doctor_verl.registration_fault", lambda: "RuntimeError: nothing here")
+    monkeypatch.setattr(doctor, "registration_fault", lambda: "RuntimeError: nothing here")
     found = by_subject()
     assert found["verl"].state == state and version in found["verl"].fact
 
@@ -45,8 +45,8 @@ def test_a_version_that_was_never_run_is_a_note(version, state, monkeypatch):
     ("policy", "state"), [("none", "broken"), ("other", "broken"), ("other, gear", "ok")]
 )
 def test_a_policy_that_leaves_the_plugin_out_is_named(policy, state, monkeypatch):
-    monkeypatch.setattr(doctor_verl, "installed", lambda package: "0.9.1")
-    monkeypatch.setattr(doctor_verl, "registration_fault", lambda: None)
+    monkeypatch.setattr(checks, "installed", lambda package: "0.9.1")
+    monkeypatch.setattr(doctor, "registration_fault", lambda: None)
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
     found = by_subject()["registration"]
     assert found.state == state and (state == "ok" or "VERL_USE_EXTERNAL_PLUGINS" in found.fact)
@@ -56,7 +56,7 @@ def test_the_last_line_of_a_plugins_traceback_is_reported(monkeypatch):
     def load():
         raise RuntimeError("first line\nlast line")
 
-    monkeypatch.setattr(doctor_verl, "entry_points", lambda **_: [SimpleNamespace(load=load)])
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [SimpleNamespace(load=load)])
     assert registration_fault() == "last line"
-    monkeypatch.setattr(doctor_verl, "entry_points", lambda **_: [])
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [])
     assert registration_fault() == "ModuleNotFoundError: No module named 'verl'"
