@@ -27,13 +27,14 @@ from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
-_MOVED = {
-    "saliency_readout": "readout", "saliency_layer": "layer", "saliency_span": "loss_span",
-    "saliency_noise": "noise_std", "transport_window_tokens": "window_tokens",
-    "transport_stride_tokens": "stride_tokens", "anchor_similarity": "anchor_similarity",
-    "answer_template": "answer_template",
-}  # fmt: skip
-"""Keys of old files, and the field of the method that each is now."""
+_SCALARS = {
+    "null": "~|null|Null|NULL|",
+    "merge": "<<",
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "int": "[-+]?(0|[1-9][0-9]*)",
+    "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)",
+}
+"""The plain words of YAML 1.2 that are not text; ``no``, ``1:30``, ``010`` and dates are."""
 
 
 class RunConfig(BaseModel):
@@ -43,55 +44,45 @@ class RunConfig(BaseModel):
     'gear'
     """
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
-    model: str = Field(description="'arena', a hub name, a local folder, or smollm2 (gear model smollm2).")
-    dataset: str = Field(
-        description="'arena', 'arena/TIER' or 'arena/errands/TIER'; a .jsonl, .json, .parquet or .csv file; a "
-        "folder; 'reasoning-gym/NAME'; 'word-problems'; or a hub name."
-    )
-    dataset_config: str | None = Field(default=None, description="Configuration of a hub dataset.")
-    dataset_split: str = Field(default="train", description="Split of a hub dataset.")
-    held_out: int | float | None = Field(
-        default=None, description="Rows (or their share) kept for evaluation where there is no eval_dataset."
-    )
-    eval_dataset: str | dict[str, str] | None = Field(
-        default=None, description="As dataset; or {tier: dataset}, evaluated apart. Solved at eval_steps."
-    )
-    eval_split: str = Field(default="test", description="Split of a hub eval dataset.")
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="New name: column of the dataset, as in {prompt: question}."
-    )
-    chat: bool = Field(default=True, description="Wrap a plain text prompt into one user message.")
-    reward: str | list[str] | None = Field(
-        default=None,
-        description="'arena', 'math', 'tool_calls', a function of trl.rewards, or package.module:object; several "
-        "as a list, with reward_weights. Not needed where the environment has get_reward.",
-    )
-    environment: str | dict[str, str] | None = Field(
-        default=None,
-        description="'arena', or package.module:Class with TRL's contract (reset, tools, get_reward); or {name: "
-        "environment}, chosen by the column `environment`.",
-    )
-    tools: list[str] = Field(
-        default_factory=list, description="Functions that the model may call, as package.module:function."
-    )
-    rollout_func: str | None = Field(
-        default=None, description="TRL's rollout_func, as package.module:function."
-    )
-    privileged: str | None = Field(
-        default=None,
-        description="package.module:function (row, rollout) -> str | None: the privileged context of a rollout.",
-    )
-    credit: str | dict[str, Any] = Field(
-        default="gear", description="A method, or {name: METHOD, SETTING: VALUE}."
-    )
-    lora: dict[str, Any] | None = Field(
-        None, description="Arguments of peft.LoraConfig; null trains all weights."
-    )
-    smoke_rows: list[dict[str, Any]] | None = Field(
-        default=None, description="A few raw rows for --smoke, with the dataset's own column names."
-    )
+    model: str
+    """'arena', a hub name, a local folder, or smollm2 (gear model smollm2)."""
+    dataset: str
+    """'arena', 'arena/TIER' or 'arena/errands/TIER'; a .jsonl, .json, .parquet or .csv file; a folder;
+    'reasoning-gym/NAME'; 'word-problems'; or a hub name."""
+    dataset_config: str | None = None
+    """Configuration of a hub dataset."""
+    dataset_split: str = "train"
+    """Split of a hub dataset."""
+    held_out: int | float | None = None
+    """Rows (or their share) kept for evaluation where there is no eval_dataset."""
+    eval_dataset: str | dict[str, str] | None = None
+    """As dataset; or {tier: dataset}, evaluated apart. Solved at eval_steps."""
+    eval_split: str = "test"
+    """Split of a hub eval dataset."""
+    columns: dict[str, str] = {}
+    """New name: column of the dataset, as in {prompt: question}."""
+    chat: bool = True
+    """Wrap a plain text prompt into one user message."""
+    reward: str | list[str] | None = None
+    """'arena', 'math', 'tool_calls', a function of trl.rewards, or package.module:object; several as a list, with
+    reward_weights. Not needed where the environment has get_reward."""
+    environment: str | dict[str, str] | None = None
+    """'arena', or package.module:Class with TRL's contract (reset, tools, get_reward); or {name: environment},
+    chosen by the column `environment`."""
+    tools: list[str] = []
+    """Functions that the model may call, as package.module:function."""
+    rollout_func: str | None = None
+    """TRL's rollout_func, as package.module:function."""
+    privileged: str | None = None
+    """package.module:function (row, rollout) -> str | None: the privileged context of a rollout."""
+    credit: str | dict[str, Any] = "gear"
+    """A method, or {name: METHOD, SETTING: VALUE}."""
+    lora: dict[str, Any] | None = None
+    """Arguments of peft.LoraConfig; null trains all weights."""
+    smoke_rows: list[dict[str, Any]] | None = None
+    """A few raw rows for --smoke, with the dataset's own column names."""
     trainer: dict[str, Any] = Field(default_factory=dict, exclude=True)
     """Filled from the keys that are not ours: the fields of GEARConfig."""
 
@@ -115,11 +106,8 @@ def load_config(
         value = parse_word(text)
         hint = fields[key].annotation if key in fields else trainer_types.get(key)
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
-        put(
-            values,
-            key,
-            text if hint in (str, str | None) and not isinstance(value, str | bool | None) else value,
-        )
+        is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
+        put(values, key, text if is_text else value)
     own = {name: value for name, value in values.items() if name in fields and name != "trainer"}
     trainer = {name: value for name, value in values.items() if name not in own}
     if trainer.get("resume_from_checkpoint") is True:
@@ -127,28 +115,21 @@ def load_config(
     for name, value in trainer.items():
         if name in trainer_types:
             trainer[name] = checked(name, value, trainer_types[name])
-        elif name in _MOVED:
-            raise InputError(
-                f"{name}: a setting of the method now; give it as --credit.{_MOVED[name]}, or in a file as "
-                f"{_MOVED[name]}: under credit:, beside name:"
-            )
         elif types is None:
             raise InputError(f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types])}")
-    for name in ("model", "dataset"):
+    own = {name: checked(name, value, fields[name].annotation) for name, value in own.items()}
+    dataset = str(own.get("dataset"))
+    if own.get("environment") is None and dataset.partition("/")[0] == "arena":
+        own["environment"] = "arena" if get_task(dataset_task(dataset)[0]).agent else None
+    for name in ("model", "dataset", *(() if own.get("environment") else ("reward",))):
         if own.get(name) is None:
-            raise _missing(name)
-    config = RunConfig(**{name: checked(name, value, fields[name].annotation) for name, value in own.items()})
+            hint = fields[name].description
+            raise InputError(
+                f"{name}: missing; give it in the file or as --{name} VALUE ({' '.join(str(hint).split())})"
+            )
+    config = RunConfig(**own)
     config.trainer = trainer
-    if config.environment is None and config.dataset.partition("/")[0] == "arena":
-        config.environment = "arena" if get_task(dataset_task(config.dataset)[0]).agent else None
-    if config.reward is None and config.environment is None:
-        raise _missing("reward")
     return config
-
-
-def _missing(name: str) -> InputError:
-    hint = RunConfig.model_fields[name].description
-    return InputError(f"{name}: missing; give it in the file or as --{name} VALUE ({hint})")
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -221,25 +202,22 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
-    if ":" in name:
-        cls: Any = import_object(name, where)
-        if not dataclasses.is_dataclass(cls) or not isinstance(cls, type):
-            if settings:
-                raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
-            return _as_method(cls, name, where)
-    elif name in METHODS:
-        cls = METHODS[name]
-    else:
+    if ":" not in name and name not in METHODS:
         raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
+    cls: Any = import_object(name, where) if ":" in name else METHODS[name]
+    if not (dataclasses.is_dataclass(cls) and isinstance(cls, type)):
+        if settings:
+            raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
+        return _as_method(cls, name, where)
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
     for key, value in settings.items():
         if key not in known:
-            raise InputError(
-                f"{where}.{key}: method {name!r} has no such setting; {did_you_mean(key, known)}"
-            )
+            why = f"method {name!r} has no such setting; {did_you_mean(key, known)}"
+            raise InputError(f"{where}.{key}: {why}")
         if _is_method_type(hints[key]):
-            settings[key] = _inner_method(value, cls, key, hints[key], f"{where}.{key}")
+            default = cls.__dataclass_fields__[key].default
+            settings[key] = _inner_method(f"{where}.{key}", value, hints[key], default)
         else:
             settings[key] = checked(f"{where}.{key}", value, hints[key])
     try:
@@ -273,28 +251,27 @@ def settings_of(cls: Any) -> list[dict[str, Any]]:
         hint: Any = hints[field.name]
         choices = list(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else None
         kind = "choice" if choices else hint.__name__ if isinstance(hint, type) else str(hint)
-        default = cast(CreditAssigner, field.default).name if _is_method_type(hint) else field.default
         row = {
             "name": field.name,
-            "default": default,
+            "default": cast(Any, field.default).name if _is_method_type(hint) else field.default,
             "type": kind.replace("typing.", ""),
             "choices": choices,
+            "help": texts.get(field.name),
         }
-        rows.append(row | {"help": texts.get(field.name)})
+        rows.append(row)
     return rows
 
 
 def _field_texts(cls: Any) -> dict[str, str]:
     """The string under each field of a class: Python keeps it in the source only."""
-    body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    [parsed] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     texts: dict[str, str] = {}
-    for field, text in itertools.pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-        ):
-            texts[cast(ast.Name, field.target).id] = " ".join(str(text.value.value).replace("``", "").split())
+    for pair in itertools.pairwise(cast(ast.ClassDef, parsed).body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = " ".join(text.replace("``", "").split())
+            case _:
+                pass
     return texts
 
 
@@ -304,17 +281,15 @@ def _is_method_type(hint: Any) -> bool:
     return hint is CreditAssigner or hint in METHODS.values()
 
 
-def _inner_method(value: Any, cls: Any, key: str, hint: Any, where: str) -> CreditAssigner:
+def _inner_method(where: str, value: Any, hint: Any, default: Any) -> CreditAssigner:
     """The method that another one holds; settings without a name are those of the one it holds by default."""
     if isinstance(value, Mapping):
-        default = next(field.default for field in dataclasses.fields(cls) if field.name == key)
-        value = {"name": getattr(default, "name", None)} | dict(cast(Mapping[str, Any], value))
+        value = {"name": getattr(default, "name", None), **cast(Mapping[str, Any], value)}
     elif not isinstance(value, str):
         raise InputError(f"{where}: {value!r:.200} is no method; give a name, or a name and its settings")
     method = build_method(cast("str | Mapping[str, Any]", value), where)
-    if isinstance(hint, type) and hint is not CreditAssigner and not isinstance(method, hint):
-        needed = getattr(hint, "name", hint.__name__)
-        raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {needed}")
+    if hint is not CreditAssigner and not isinstance(method, hint):
+        raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {hint.name}")
     return method
 
 
@@ -341,11 +316,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data of YAML 1.2, where ``no``, ``1:30``, ``010`` and dates are text; no key stands twice."""
+    """Plain data of YAML 1.2, in which no key stands twice."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
-        for first, resolvers in cast(Any, yaml.SafeLoader).yaml_implicit_resolvers.items()
+        None: [(f"tag:yaml.org,2002:{kind}", re.compile(f"({words})$")) for kind, words in _SCALARS.items()]
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -356,21 +330,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-_DIGITS = r"(?:0|[1-9][0-9]*)"
-for _kind, _pattern, _first in (
-    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", rf"[-+]?{_DIGITS}", "-+0123456789"),
-    (
-        "float",
-        rf"[-+]?(?:{_DIGITS}\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?{_DIGITS}[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)",
-        "-+.0123456789",
-    ),
-):
-    cast(Any, _Loader).add_implicit_resolver(
-        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first)
-    )
 
 
 def parse_word(text: str) -> Any:
