@@ -22,47 +22,24 @@ if TYPE_CHECKING:
 
 def compare(
     context: typer.Context,
-    methods: Annotated[
-        str, typer.Option(help="Methods, with commas between them; uniform (GRPO) is always among them.")
-    ] = "gear,shuffled",
+    methods: Annotated[str, typer.Option(help="Comma-separated; uniform (GRPO) is added.")] = "gear,shuffled",
     seeds: Annotated[int, typer.Option(help="Runs of each method, seeds from 0.")] = 3,
     task: Annotated[str, typer.Option(help=TASK_HELP)] = TELLING_TASK,
     tier: Annotated[str | None, typer.Option(help=f"{TIER_HELP}.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
-    ] = None,
-    rollouts: Annotated[
-        int | None, typer.Option(help="Rollouts per step; by default the tier's own.")
-    ] = None,
-    rates: Annotated[
-        int,
-        typer.Option(
-            help="Learning rates to try for each method, a factor of two apart, on seeds and problems of their "
-            "own; more where the best lies at an edge. 1 takes the tier's own rate for all."
-        ),
-    ] = 4,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="In place of a task: the YAML file of your own run, as for gear train."),
-    ] = None,
-    n_eval: Annotated[
-        int | None,
-        typer.Option(help="Held-out problems before and after each run; 256, if there are so many."),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Sampled answers to each of them, before and after; 4, of your own run 1."),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time; by default one per core, of your own run 1.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder: one file per run, comparison.json, report.html and plots.")
-    ] = Path("runs/compare"),
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; else the tier's own.")] = None,
+    rollouts: Annotated[int | None, typer.Option(help="Per step; else the tier's own.")] = None,
+    rates: Annotated[int, typer.Option(help="Learning rates to try, or 1 for the tier's own.")] = 4,
+    config: Annotated[Path | None, typer.Option(help="In place of a task: the file of your own run.")] = None,
+    n_eval: Annotated[int | None, typer.Option(help="Held-out problems; 256 if there are so many.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Answers to each; 4, of your own run 1.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; one per core, your own 1.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/compare"),
     as_json: AsJson = False,
 ) -> None:
     """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
     rate, with every seed, on one budget of rollouts, and compares in words.
+
+    Rates are a factor of two apart, tried on seeds and problems of their own; more where the best is at an edge.
 
     A control that is told the true advantage of every token (oracle) is the reference. Where no formula knows it,
     rollouts branch off from every token, which takes its time: a run of your own has it only if you name it.

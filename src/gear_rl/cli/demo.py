@@ -21,19 +21,13 @@ _TASKS = " or ".join(f"{task.name} ({task.summary})" for task in all_tasks())
 
 def demo(
     context: typer.Context,
-    credit: Annotated[
-        str, typer.Option(help="A method of `gear methods`, or package.module:object.")
-    ] = "gear",
+    credit: Annotated[str, typer.Option(help="A method, or package.module:object.")] = "gear",
     task: Annotated[str, typer.Option(help=f"What to learn: {_TASKS}.")] = DEFAULT_TASK,
     tier: Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")] = "default",
     seed: Annotated[int, typer.Option(help="Seed of the training run.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps; by default the tier's own budget.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; else the tier's own.")] = None,
     n_eval: Annotated[int, typer.Option(help="Held-out problems before and after.")] = 512,
-    out: Annotated[Path, typer.Option(help="Folder for summary.json, records.jsonl and curves.png.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for what it leaves.")] = Path("runs/demo"),
 ) -> None:
     """Watch a small language model learn on this machine, CPU included, in a few minutes.
 

@@ -15,9 +15,7 @@ def verl(
         "runs/verl"
     ),
     gpus: Annotated[int, typer.Option(help="GPUs on each node.", min=1)] = 8,
-    prompt_tokens: Annotated[
-        int, typer.Option(help="Longest prompt, tools included; verl leaves out longer ones.", min=1)
-    ] = 1024,
+    prompt_tokens: Annotated[int, typer.Option(help="Longest prompt, with tools.", min=1)] = 1024,
 ) -> None:
     """Write verl's parquet files, reward and launch command. Any key of the file may follow as --KEY VALUE.
 

@@ -35,23 +35,12 @@ _ROLES = ("method", "floor", "control", "ceiling")
 
 def score(
     context: typer.Context,
-    methods: Annotated[
-        str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
-    ] = "gear,rlsd",
+    methods: Annotated[str, typer.Option(help="Comma-separated; controls are added.")] = "gear,rlsd",
     task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
     tier: Annotated[str | None, typer.Option(help=f"{TIER_HELP}.")] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(help="Problems, one fault in each: 256 held-out ones; of a file the first, else all."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="In place of a task: your completions with a marked fault (.jsonl)."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="With --data: the model that is scored; a folder, a hub name, or arena."),
-    ] = None,
+    n: Annotated[int | None, typer.Option(help="Problems; 256 held-out ones, of a file all.")] = None,
+    data: Annotated[Path | None, typer.Option(help="In place of a task: marked faults (.jsonl).")] = None,
+    model: Annotated[str | None, typer.Option(help="With --data: folder, hub name, or arena.")] = None,
     max_tokens: Annotated[int, typer.Option(help="With --data: longer completions are set aside.")] = 4096,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) with table and figure.")] = None,

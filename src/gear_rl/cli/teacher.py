@@ -12,16 +12,10 @@ from gear_rl.cli.console import AsJson, error_console, progress_bar, show_log
 
 def teacher(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Option(help="A folder, a hub name, smollm2 (gear model smollm2), or arena.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Rows with a privileged context, as --dataset of gear train.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="A folder, hub name, smollm2, or arena.")] = None,
+    data: Annotated[str | None, typer.Option(help="Rows with a privileged context; as --dataset.")] = None,
     config: Annotated[Path | None, typer.Option(help="In their place: the file of a gear train run.")] = None,
-    reward: Annotated[
-        str | None, typer.Option(help="As in gear train: does the teacher know right completions from wrong?")
-    ] = None,
+    reward: Annotated[str | None, typer.Option(help="As in gear train; splits right from wrong.")] = None,
     n: Annotated[int, typer.Option(help="Rows, from the first.")] = 32,
     samples: Annotated[int, typer.Option(help="Completions that are sampled for each row.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,

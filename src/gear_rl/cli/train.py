@@ -12,12 +12,8 @@ def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Check the configuration, print it, and stop.")] = False,
-    smoke: Annotated[
-        bool, typer.Option(help="Two steps with a tiny model and the recipe's smoke_rows, on any CPU.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the run that output_dir holds, and begin anew.")
-    ] = False,
+    smoke: Annotated[bool, typer.Option(help="Two steps with a tiny model, on any CPU.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
     """Train with token credit. Any key of the file may follow as --KEY VALUE; they win over the file.
 

@@ -11,21 +11,11 @@ from gear_rl.files import check_output
 
 
 def view(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="A record file, such as runs/demo/records.jsonl; --html takes several."),
-    ],
-    number: Annotated[
-        list[int] | None,
-        typer.Option(help="Which record, from 0 (may be repeated); else an instructive one."),
-    ] = None,
+    files: Annotated[list[Path], typer.Argument(help="A record file; --html takes several.")],
+    number: Annotated[list[int] | None, typer.Option(help="Which record, from 0; may be repeated.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
-    prompts: Annotated[
-        bool, typer.Option("--prompts", help="In the terminal: all that student and teacher were shown.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with every record, for any browser, instead.")
-    ] = None,
+    prompts: Annotated[bool, typer.Option("--prompts", help="Show the whole prompts.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with every record instead.")] = None,
 ) -> None:
     """Show where the credit of recorded completions went: in the terminal, as a picture, or as a page."""
     from gear_rl.records import read_records

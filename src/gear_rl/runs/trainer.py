@@ -30,8 +30,7 @@ def train(
     """Run the training with further callbacks, save the model, and return the trainer.
 
     ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
-    for a folder that another process writes; for a step that is not finite; and where the record file is one of
-    the data, or ``source``, the file of the configuration.
+    for one that another process writes; for a step that is not finite; for records that would replace data.
     """
     resume = _checkpoint(config)
     if overwrite:
@@ -68,7 +67,7 @@ def make_trainer(config: RunConfig) -> Any:
     dataset, held_out = load_data(config)
     rewards, options = _rewards(config), _options(config)
     with _input_errors():
-        model, processing, settings = _model(config)
+        model, processing, settings = (arena_model if is_arena(config.model) else _pretrained)(config)
         settings |= _settings(config)
         if not isinstance(model, str):
             settings.pop("model_init_kwargs", None)  # it is loaded already
@@ -130,8 +129,11 @@ def _options(config: RunConfig) -> dict[str, Any]:
         "environment_factory": load_environment(config),
         "tools": [_function(path, "tools") for path in config.tools] or None,
     }
-    for name, fault in (("rollout_func", rollouts_fault), ("privileged", context_fault)):
-        path: str | None = getattr(config, name)
+    named = {
+        "rollout_func": (config.rollout_func, rollouts_fault),
+        "privileged": (config.privileged, context_fault),
+    }
+    for name, (path, fault) in named.items():
         options[name] = None if path is None else guarded(_function(path, name), name, path, fault)
     return {name: value for name, value in options.items() if value is not None}
 
@@ -184,28 +186,22 @@ def _checkpoint(config: RunConfig) -> str | None:
 
 def load_data(config: RunConfig) -> tuple[Any, Any]:
     """The training rows and the held-out ones (or None, or a dict by tier) that a configuration describes."""
-
-    def rows(name: str, split: str) -> Any:
-        # A hub name alone means the same configuration; of a local file there is one split.
-        same = config.dataset_config if name == config.dataset else None
-        return load_rows(name, split=split, config=same, columns=config.columns, chat=config.chat)
-
-    held_out = config.eval_dataset
-    if held_out is None:
-        return load_splits(
-            config.dataset,
-            split=config.dataset_split,
-            config=config.dataset_config,
-            columns=config.columns,
-            chat=config.chat,
-            held_out=config.held_out,
-        )
+    columns: dict[str, Any] = {"columns": config.columns, "chat": config.chat}
+    training: dict[str, Any] = columns | {"split": config.dataset_split, "config": config.dataset_config}
+    if config.eval_dataset is None:
+        return load_splits(config.dataset, held_out=config.held_out, **training)
     if config.held_out is not None:
         raise InputError("held_out: there is an eval_dataset already; leave one of them out")
-    dataset = rows(config.dataset, config.dataset_split)
-    if isinstance(held_out, str):
-        return dataset, rows(held_out, config.eval_split)
-    return dataset, {tier: rows(name, config.eval_split) for tier, name in held_out.items()}
+
+    def held_out(name: str) -> Any:
+        # A hub name alone means the same configuration; of a local file there is one split.
+        same = config.dataset_config if name == config.dataset else None
+        return load_rows(name, split=config.eval_split, config=same, **columns)
+
+    named, dataset = config.eval_dataset, load_rows(config.dataset, **training)
+    if isinstance(named, str):
+        return dataset, held_out(named)
+    return dataset, {tier: held_out(name) for tier, name in named.items()}
 
 
 def load_environment(config: RunConfig) -> Any:
@@ -249,10 +245,6 @@ def is_arena(model: str) -> bool:
     return model in ("arena", *(f"arena/{name}" for name in TASKS))
 
 
-def _model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    return arena_model(config) if is_arena(config.model) else _pretrained(config)
-
-
 def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     """The arena's model, its tokenizer, and the settings that a run of it has beside the file."""
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
@@ -260,12 +252,15 @@ def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     use_few_threads()
     task = get_task(config.model.partition("/")[2] or dataset_task(config.dataset)[0])
     model, tokenizer = load(task=task.name)
-    settings: dict[str, Any] = {
-        "chat_template_kwargs": CHAT_TEMPLATE_KWARGS,
-        "answer_pattern": task.answer_pattern,
-        "teacher_prompt_template": TEMPLATE,
-    }
-    return model, tokenizer, settings
+    return (
+        model,
+        tokenizer,
+        {
+            "chat_template_kwargs": CHAT_TEMPLATE_KWARGS,
+            "answer_pattern": task.answer_pattern,
+            "teacher_prompt_template": TEMPLATE,
+        },
+    )
 
 
 def _pretrained(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
