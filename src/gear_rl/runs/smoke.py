@@ -15,16 +15,15 @@ from typing import Any
 
 from gear_rl.data.objects import import_object
 from gear_rl.data.rows import load_rows
+from gear_rl.data.sources import is_generated
 from gear_rl.errors import InputError, raised
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
 from gear_rl.runs.tiny_model import save_tiny_model
 
-STEPS = 2
-GROUP = 4
-BATCH = 8
-"""Completions per step: two groups."""
+STEPS, GROUP, BATCH = 2, 4, 8
+"""Two groups a step."""
 SPREAD = "gear_rl.runs.smoke:alternating_reward"
 """The reward that is added, as ``reward`` names it."""
 SIZES: dict[str, Any] = {
@@ -42,7 +41,7 @@ SIZES: dict[str, Any] = {
     "gradient_checkpointing": False,
     "dataloader_pin_memory": False,
 }
-_MACHINE_KEYS = """
+_DROPPED = """
     generation_batch_size steps_per_generation num_generations_eval credit_batch_size model_init_kwargs
     fsdp fsdp_config deepspeed parallelism_config accelerator_config ddp_backend torch_compile tf32 fp16
     bf16_full_eval fp16_full_eval full_determinism use_liger_kernel activation_checkpointing cache_implementation
@@ -84,16 +83,25 @@ def smoke(
 
 def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]:
     """The configuration to run, and for each swapped key what stands there now. Writes into ``folder``."""
+    trainer = {
+        key: value
+        for key, value in config.trainer.items()
+        if key not in _DROPPED.split() and not key.startswith(("vllm_", "hub_"))
+    }
+    dropped = [key for key in config.trainer if key not in trainer]
+    trainer |= SIZES | {"use_vllm": False, "output_dir": str(folder / "out")}
     own: dict[str, Any] = {}
     swaps: dict[str, str] = {}
     calls = _example_calls(config)
     if config.model.partition("/")[0] != "arena":
         own["model"] = save_tiny_model(folder / "model", calls)
         swaps["model"] = f"a random Qwen3 of two layers, for {config.model}"
+        length = 320 if calls else 32
+        trainer["max_completion_length"] = min(config.trainer.get("max_completion_length", length), length)
     if config.smoke_rows is not None:
         own |= _rows_swapped(config, config.smoke_rows, folder / "rows.jsonl")
         swaps["dataset"] = f"the {len(config.smoke_rows)} smoke_rows, for {config.dataset}"
-    elif not _is_local(config.dataset):
+    elif not (is_generated(config.dataset) or Path(config.dataset).exists()):
         raise InputError(
             f"smoke_rows: missing; {config.dataset!r} may be far away, so give 3 or more of its raw rows in the "
             "recipe"
@@ -101,20 +109,21 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
     names = [config.reward] if isinstance(config.reward, str) else list(config.reward or ())
     own["reward"] = [*names, SPREAD]
     swaps["reward"] = "one more, 0 and 1 by turns, so that every group has spread"
+    if config.trainer.get("reward_weights"):
+        trainer["reward_weights"] = [*config.trainer["reward_weights"], 1.0]
     if config.lora is not None and "r" in config.lora:
         own["lora"] = config.lora | {"r": min(config.lora["r"], 4)}
         swaps["lora"] = f"r {own['lora']['r']}"
-    dropped = [
-        key for key in config.trainer if key.startswith(("vllm_", "hub_")) or key in _MACHINE_KEYS.split()
-    ]
+    if calls:
+        trainer["max_tool_calling_iterations"] = 2
+    if config.trainer.get("record_file"):
+        trainer["record_file"] = "records.jsonl"
     if dropped:
         swaps["left out"] = ", ".join(dropped)
-    small = config.model_copy(update=own)
-    small.trainer = _small_settings(config, folder, dropped, tiny="model" in own, tools=bool(calls))
     sizes = ("max_steps", "num_generations", "max_completion_length", "max_tool_calling_iterations")
-    swaps["sizes"] = ", ".join(f"{key} {small.trainer[key]}" for key in sizes if key in small.trainer)
+    swaps["sizes"] = ", ".join(f"{key} {trainer[key]}" for key in sizes if key in trainer)
     swaps["machine"] = "CPU, no vLLM; output in a folder that goes away"
-    return small, swaps
+    return config.model_copy(update=own | {"trainer": trainer}), swaps
 
 
 def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> dict[str, Any]:
@@ -122,36 +131,16 @@ def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> 
     if len(rows) < 3:
         raise InputError(f"smoke_rows: {len(rows)} rows are too few for two groups; give 3 or more")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    usable = len(load_rows(str(file), columns=config.columns, chat=config.chat))
-    if usable < len(rows):
-        raise InputError(
-            f"smoke_rows: {len(rows) - usable} have no usable prompt; give rows that can be used"
-        )
-    own: dict[str, Any] = {"dataset": str(file), "dataset_config": None}
-    if config.held_out is not None:
-        own["held_out"] = 1
-    if config.eval_dataset is not None:
-        tiers = config.eval_dataset if isinstance(config.eval_dataset, dict) else None
-        own["eval_dataset"] = str(file) if tiers is None else dict.fromkeys(tiers, str(file))
-    return own
-
-
-def _small_settings(
-    config: RunConfig, folder: Path, dropped: Sequence[str], *, tiny: bool, tools: bool
-) -> dict[str, Any]:
-    """The trainer's settings without those dropped, in sizes for a ``tiny`` model that may call ``tools``."""
-    trainer = {key: value for key, value in config.trainer.items() if key not in dropped}
-    trainer |= SIZES | {"use_vllm": False, "output_dir": str(folder / "out")}
-    if tiny:
-        length = 320 if tools else 32
-        trainer["max_completion_length"] = min(config.trainer.get("max_completion_length", length), length)
-    if tools:
-        trainer["max_tool_calling_iterations"] = 2
-    if config.trainer.get("reward_weights"):
-        trainer["reward_weights"] = [*config.trainer["reward_weights"], 1.0]
-    if config.trainer.get("record_file"):
-        trainer["record_file"] = "records.jsonl"
-    return trainer
+    unusable = len(rows) - len(load_rows(str(file), columns=config.columns, chat=config.chat))
+    if unusable:
+        raise InputError(f"smoke_rows: {unusable} have no usable prompt; give rows that can be used")
+    tiers = config.eval_dataset
+    return {
+        "dataset": str(file),
+        "dataset_config": None,
+        "held_out": None if config.held_out is None else 1,
+        "eval_dataset": dict.fromkeys(tiers, str(file)) if isinstance(tiers, dict) else tiers and str(file),
+    }
 
 
 def _check_settings(config: RunConfig) -> None:
@@ -159,7 +148,7 @@ def _check_settings(config: RunConfig) -> None:
     from gear_rl.engines.trl.config import GEARConfig
 
     run_folder(config)
-    known = {key: value for key, value in config.trainer.items() if key not in _MACHINE_KEYS.split()}
+    known = {key: value for key, value in config.trainer.items() if key not in _DROPPED.split()}
     try:
         everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}
         GEARConfig(**everything)
@@ -175,16 +164,14 @@ def _example_calls(config: RunConfig) -> list[str]:
 
     tools: list[Callable[..., Any]] = [import_object(path, "tools") for path in config.tools]
     named = config.environment
-    paths = list(named.values()) if isinstance(named, dict) else [] if named is None else [named]
-    for path in paths:
-        if ":" not in path:
-            continue  # one of ours
-        factory = import_object(path, "environment")
-        try:
-            instance = factory()
-        except Exception as error:
-            raise InputError(f"environment: {path}() failed: {raised(error)}") from error
-        tools += [getattr(instance, key) for key in tool_functions(type(instance))]
+    for path in named.values() if isinstance(named, dict) else [named or ""]:
+        if ":" in path:  # the others are ours
+            factory = import_object(path, "environment")
+            try:
+                instance = factory()
+            except Exception as error:
+                raise InputError(f"environment: {path}() failed: {raised(error)}") from error
+            tools += [getattr(instance, key) for key in tool_functions(type(instance))]
     calls: list[str] = []
     for tool in tools:
         try:
@@ -203,11 +190,6 @@ def _plainest(schema: Mapping[str, Any]) -> Any:
     kind: Any = schema.get("type")
     plain = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     return plain.get(kind[0] if isinstance(kind, list) else kind, "a")
-
-
-def _is_local(dataset: str) -> bool:
-    first = dataset.partition("/")[0]
-    return first in ("arena", "reasoning-gym", "word-problems") or Path(dataset).exists()
 
 
 def _checked(trainer: Any) -> str:
@@ -233,9 +215,9 @@ def _checked(trainer: Any) -> str:
         logs: list[dict[str, Any]] = trainer.state.log_history
         calls = round(BATCH * sum(entry.get("tools/call_frequency", 0.0) for entry in logs))
         kinds = sorted({key for entry in logs for key in entry if key.startswith("gear/tools/")})
-        failed = [f"{_total(trainer, key)} {key.rpartition('/')[2]}" for key in kinds if _total(trainer, key)]
-        failures = f" (failed: {', '.join(failed)})" if failed else ""
-        parts.append(f"{calls} tool calls with made-up arguments{failures}")
+        counts = {key.rpartition("/")[2]: _total(trainer, key) for key in kinds}
+        failed = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        parts.append(f"{calls} tool calls with made-up arguments{f' (failed: {failed})' if failed else ''}")
     return ", ".join(parts)
 
 

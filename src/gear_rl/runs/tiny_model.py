@@ -5,11 +5,10 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-_CALLED = "ok"
-"""What the tiny model says instead of a call, or after one."""
 WIDTH = 64
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -22,24 +21,50 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
     training makes a random model call tools, so the few transitions that it takes are written into its head.
     """
     import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    # A call is one token, so that a model without memory can say it.
     bodies = [f"\n{call}\n" for call in calls]
     tokenizer = _tokenizer(bodies)
     torch.manual_seed(0)
-    model = _model(tokenizer)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model: Any = Qwen3ForCausalLM(config)
     with torch.no_grad():
-        # Strong, or student and teacher see the same; but not so strong that no call gets through.
-        _spread_weights(model, tokenizer.eos_token_id, layers=4.0 if bodies else 6.0)
+        for parameter in model.model.layers.parameters():
+            if parameter.dim() > 1:
+                # Strong, or student and teacher see the same; but not so strong that no call gets through.
+                parameter.mul_(4.0 if bodies else 6.0)
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding.normal_()
+        head.normal_(std=0.2)
+        # One coordinate is the same in every state, so that every token may be the last: about one in ten is.
+        embedding[:, 0] = 4.0
+        head[:, 0] = 0.0
+        head[tokenizer.eos_token_id, 0] = 1.2
         if bodies:
-            _write_calls(model, tokenizer, bodies)
+            _write_calls(embedding, head, tokenizer, bodies)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
 def _tokenizer(bodies: Sequence[str]) -> Any:
-    """Bytes, and one token each for the markup of chat and calls and for the ``bodies``."""
+    """Bytes, and one token each for the markup of chat and calls and for the ``bodies``.
+
+    A call is one token, so that a model without memory can say it.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -58,45 +83,10 @@ def _tokenizer(bodies: Sequence[str]) -> Any:
     return tokenizer
 
 
-def _model(tokenizer: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def _write_calls(embedding: Any, head: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
+    """Write into the head what follows what: a line break, a call with its markup or "ok", the end."""
 
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=32768,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
-
-
-def _spread_weights(model: Any, end: int, *, layers: float) -> None:
-    """Make the predictions differ from token to token: the layers times ``layers``, embedding and head anew."""
-    for parameter in model.model.layers.parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(layers)
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    embedding.normal_()
-    head.normal_(std=0.2)
-    # One coordinate is the same in every state, so that every token may be the last: about one in ten is.
-    embedding[:, 0] = 4.0
-    head[:, 0] = 0.0
-    head[end, 0] = 1.2
-
-
-def _write_calls(model: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
-    """Write into the head what follows what: a line break, a call with its markup or ``_CALLED``, the end."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-
-    def follows(token: int, then: int, logit: float) -> None:
+    def follows(token: int, then: int, logit: float = 24.0) -> None:
         state = embedding[token].clone()
         state[0] = 0.0
         head[then] += logit * state / (state.norm() * math.sqrt(WIDTH))  # states have length sqrt(width)
@@ -105,11 +95,12 @@ def _write_calls(model: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     [opens], [closes], [end], [line] = map(ids, ("<tool_call>", "</tool_call>", "<|im_end|>", "\n"))
-    for body in bodies:
-        follows(opens, ids(body)[0], 24.0)
-        follows(ids(body)[0], closes, 24.0)
-    follows(line, opens, 24.0)
-    follows(line, ids(_CALLED)[0], 21.0)
-    follows(closes, end, 24.0)
-    for token, then in zip(ids(_CALLED), [*ids(_CALLED)[1:], end], strict=True):
-        follows(token, then, 24.0)
+    for [body] in map(ids, bodies):
+        follows(opens, body)
+        follows(body, closes)
+    follows(line, opens)
+    follows(closes, end)
+    plain = ids("ok")
+    follows(line, plain[0], 21.0)
+    for token, then in pairwise([*plain, end]):
+        follows(token, then)
