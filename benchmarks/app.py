@@ -190,7 +190,7 @@ def step(
     _check_groups(rollouts)
     from benchmarks.step import bench_step
     from benchmarks.tables import CELLS
-    from gear_rl.runs.arena import known_task
+    from gear_rl.runs.arena import task_of
     from gear_rl.runs.config import load_config
     from gear_rl.runs.machine import machine
 
@@ -198,7 +198,7 @@ def step(
     result = bench_step(
         credit,
         run=None if config is None else load_config(config, []),
-        task=known_task(task).name,
+        task=task_of(task).name,
         tier=tier,
         steps=steps,
         repeats=repeats,

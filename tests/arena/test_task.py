@@ -29,7 +29,7 @@ from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.score import arena_material
-from gear_rl.runs.arena import arena_config, known_task, task_of
+from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import load_environment
 
@@ -111,7 +111,7 @@ def test_a_mistyped_name_is_told() -> None:
     with pytest.raises(KeyError):
         get_task("chian")
     with pytest.raises(InputError, match="--task: no task 'chian'; did you mean chain"):
-        known_task("chian")
+        task_of("chian")
     with pytest.raises(InputError, match="--tier: the task has no tier 'hrad'; did you mean hard"):
         task_of("errands", "hrad")
 
@@ -187,7 +187,7 @@ def test_another_task_is_one_line(echo: Task) -> None:
         plan_of([], task="echo", tier="default", seeds=1, n_eval=769)
     assert arena_material("echo", "default", 4).about()["fault"] == "digit"
     with pytest.raises(InputError, match="no task 'ecko'; did you mean echo"):
-        known_task("ecko")
+        task_of("ecko")
     with pytest.raises(FileNotFoundError, match="no checkpoint in nowhere"):
         model.load(task="echo")
 

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gear_rl.arena.task import TELLING_TASK
-from gear_rl.cli.console import AsJson, command_line, error_console, out_console, say, show_log, table_of
+from gear_rl.cli.console import (
+    AsJson,
+    command_line,
+    error_console,
+    out_console,
+    progress_bar,
+    say,
+    show_log,
+    table_of,
+)
 from gear_rl.cli.score import TASK_HELP, TIER_HELP, refuse, refuse_words
 from gear_rl.errors import InputError
 
@@ -52,7 +60,7 @@ def compare(
     may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.
     """
     from gear_rl.lab.compare import compared, plan_of, save, split_methods
-    from gear_rl.runs.arena import known_task
+    from gear_rl.runs.arena import task_of
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
@@ -71,7 +79,7 @@ def compare(
         jobs = jobs or 1
     else:
         refuse_words(context)
-        plan = plan_of(chosen, task=task, tier=tier or known_task(task).laboratory_tier, **options)
+        plan = plan_of(chosen, task=task, tier=tier or task_of(task).laboratory_tier, **options)
     jobs = jobs or os.cpu_count() or 1
     rows, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
     comparison = compared(plan, rows, tuned, command=command_line())
@@ -90,28 +98,23 @@ def compare(
 def run_plan_with_bar(
     plan: "Plan", folder: Path, *, jobs: int, console: Console
 ) -> tuple[list[dict[str, Any]], "dict[str, Tuned]"]:
-    """The cells of a comparison, with a bar in a terminal; elsewhere one line for each that ends."""
+    """The cells of a comparison, with a bar; a run that fails is printed at once."""
     from gear_rl.lab.compare import run_plan
 
-    columns = (*Progress.get_default_columns()[:2], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        work = bar.add_task("runs", total=None)
-        done = 0
+    with progress_bar(console, "runs ") as progress:
+        done = total = 0
 
-        def expect(todo: int, total: int) -> None:
-            if done == 0 and todo < total:
-                console.print(f"{total - todo} of {total} runs are there already", highlight=False)
-            bar.update(work, total=done + todo, description=f"{done + todo} runs")
+        def expect(todo: int, _: int) -> None:
+            nonlocal total
+            total = done + todo
 
         def each(cell: dict[str, Any]) -> None:
             nonlocal done
             done += 1
-            bar.advance(work)
-            error = cell.get("error")
-            if error is not None or not console.is_terminal:
-                result = f"{cell['accuracy_after']:.3f}" if error is None else f"FAILED: {error}"
-                name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
-                console.print(f"{name}: {result}", highlight=False, markup=False)
+            name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
+            progress(name, done, total)
+            if cell.get("error") is not None:
+                console.print(f"{name} FAILED: {cell['error']}", highlight=False, markup=False)
 
         return run_plan(plan, folder, jobs=jobs, each=each, expect=expect)
 

@@ -80,10 +80,10 @@ def score(
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.score import arena_material, places_of
     from gear_rl.lab.score import score as run
-    from gear_rl.runs.arena import known_task
+    from gear_rl.runs.arena import task_of
 
     if data is None:
-        tier = tier or known_task(task).laboratory_tier
+        tier = tier or task_of(task).laboratory_tier
         material = arena_material(task, tier, 256 if n is None else n)
     else:
         material = marked_material(data, str(model), n=n, max_tokens=max_tokens, words=context.args, say=say)

@@ -22,26 +22,20 @@ def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
 
     name = credit if isinstance(credit, str) else str(credit.get("name"))
     compares = name in METHODS and "rewards_BR" in METHODS[name]().needs
-    return ([*known_task(task).rewards] or None) if compares else None
+    return ([*task_of(task).rewards] or None) if compares else None
 
 
-def known_task(name: str) -> Task:
-    """The task of that name; ``InputError`` if there is none."""
-    try:
-        return get_task(name)
-    except KeyError:
-        raise InputError(f"--task: no task {name!r}; {did_you_mean(name, TASKS)}") from None
-
-
-def task_of(name: str, tier: str) -> Task:
-    """The same; ``InputError`` also if the task has no such tier.
+def task_of(name: str, tier: str | None = None) -> Task:
+    """The task of that name; ``InputError`` if there is none, or it has no such tier.
 
     >>> task_of("chain", "esy")
     Traceback (most recent call last):
     gear_rl.errors.InputError: --tier: the task has no tier 'esy'; did you mean easy?
     """
-    task = known_task(name)
-    if tier not in task.budgets:
+    if name not in TASKS:
+        raise InputError(f"--task: no task {name!r}; {did_you_mean(name, TASKS)}")
+    task = get_task(name)
+    if tier is not None and tier not in task.budgets:
         raise InputError(f"--tier: the task has no tier {tier!r}; {did_you_mean(tier, task.budgets)}")
     return task
 
@@ -81,7 +75,7 @@ def arena_config(
 ) -> RunConfig:
     """The run of a method on a tier with the tier's own budget; ``trainer`` are further keys of ``GEARConfig``.
 
-    ``reward`` replaces the task's own, which may be several for a method that needs them. Nothing is loaded.
+    ``reward`` replaces the task's own. Nothing is loaded.
 
     >>> config = arena_config("chain", "easy", "gear", seed=0, steps=5, output_dir="runs/easy")
     >>> config.dataset, config.reward, config.trainer["max_steps"]
@@ -89,15 +83,12 @@ def arena_config(
     """
     chosen = task_of(task, tier)
     budget = chosen.budgets[tier]
-    reward = rewards_for(credit, task) if reward is None else reward
-    judge: dict[str, Any] = {"environment": "arena"} if chosen.agent else {"reward": "arena"}
-    if reward is not None:
-        judge["reward"] = reward
     return RunConfig(
         model="arena",
         dataset=f"arena/{chosen.name}/{tier}",
+        reward=reward or rewards_for(credit, task) or (None if chosen.agent else "arena"),
+        environment="arena" if chosen.agent else None,
         credit=credit,
-        lora=None,
         trainer={
             "output_dir": output_dir,
             "seed": seed,
@@ -112,5 +103,4 @@ def arena_config(
             "max_tool_calling_iterations": budget.max_tool_calls,
             **trainer,
         },
-        **judge,
     )
