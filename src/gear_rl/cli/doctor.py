@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -59,8 +58,7 @@ def doctor(
 def examine() -> Iterator[Finding]:
     """What a run under TRL finds here, cheap things first; nothing is downloaded and nothing is changed."""
     found = versions()
-    right = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    yield Finding("ok" if right else "broken", "python", found["python"], "" if right else "use 3.11 to 3.13")
+    yield Finding("ok", "python", found["python"])
     for package in PACKAGES:
         if package in found:
             yield Finding("ok", package, found[package])
@@ -70,13 +68,23 @@ def examine() -> Iterator[Finding]:
             yield Finding("note", package, "not installed (optional)")
     if "torch" in found:
         yield from _device()
-    if all(package in found for package in _TRL):
-        yield from _hooks()
-        yield _arena()
-        for name in KNOWN:
-            folder = kept_folder(name)
-            missing = Finding("note", name, "not fetched (optional)", f"gear model {name}")
-            yield missing if folder is None else Finding("ok", name, str(folder))
+    if any(package not in found for package in _TRL):
+        return
+    try:
+        importlib.import_module("gear_rl.engines.trl.config")
+        yield Finding("ok", "TRL hooks", "all present; the loss takes one advantage per token")
+    except ImportError as error:
+        yield Finding("broken", "TRL hooks", str(error), "install the TRL release that is named")
+    try:
+        model, _ = importlib.import_module("gear_rl.arena.model").load()
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        yield Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")
+    except (OSError, ValueError) as error:
+        yield Finding("broken", "arena model", str(error), "reinstall gear-rl")
+    for name in KNOWN:
+        folder = kept_folder(name)
+        missing = Finding("note", name, "not fetched (optional)", f"gear model {name}")
+        yield missing if folder is None else Finding("ok", name, str(folder))
 
 
 def examine_verl() -> Iterator[Finding]:
@@ -131,30 +139,6 @@ def _bfloat16() -> Finding:
         return Finding("ok", "bfloat16", "in the processor; pretrained models use it by themselves")
     fix = "pretrained models stay float32 by themselves; leave bf16 and dtype as they are"
     return Finding("note", "bfloat16", "not in the processor, as far as it says: several times slower", fix)
-
-
-def _hooks() -> Iterator[Finding]:
-    try:
-        from gear_rl.engines.trl.config import incompatibilities
-
-        problems = incompatibilities()
-    except ImportError as error:
-        problems = [str(error)]
-    for problem in problems:
-        yield Finding("broken", "TRL hooks", problem, "install the TRL release that is named")
-    if not problems:
-        yield Finding("ok", "TRL hooks", "all present; the loss takes one advantage per token")
-
-
-def _arena() -> Finding:
-    from gear_rl.arena.model import load
-
-    try:
-        model, _ = load()
-    except (OSError, ValueError) as error:
-        return Finding("broken", "arena model", str(error), "reinstall gear-rl")
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    return Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")
 
 
 def _registration() -> Finding:
