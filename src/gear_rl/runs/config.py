@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.methods import METHODS
 from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
@@ -123,10 +124,8 @@ def load_config(
         own["environment"] = "arena" if get_task(dataset_task(dataset)[0]).agent else None
     for name in ("model", "dataset", *(() if own.get("environment") else ("reward",))):
         if own.get(name) is None:
-            hint = fields[name].description
-            raise InputError(
-                f"{name}: missing; give it in the file or as --{name} VALUE ({' '.join(str(hint).split())})"
-            )
+            hint = " ".join(str(fields[name].description).split())
+            raise InputError(f"{name}: missing; give it in the file or as --{name} VALUE ({hint})")
     config = RunConfig(**own)
     config.trainer = trainer
     return config
@@ -196,32 +195,37 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
     >>> build_method({"name": "gear", "alpha": 0.25}).alpha
     0.25
     """
-    from gear_rl.methods import METHODS
-
     settings: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
     if ":" not in name and name not in METHODS:
         raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
-    cls: Any = import_object(name, where) if ":" in name else METHODS[name]
-    if not (dataclasses.is_dataclass(cls) and isinstance(cls, type)):
-        if settings:
-            raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
-        return _as_method(cls, name, where)
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]
+    method: Any = import_object(name, where) if ":" in name else METHODS[name]
+    if dataclasses.is_dataclass(method) and isinstance(method, type):
+        method = _built(method, name, settings, where)
+    elif settings:
+        raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
+    if isinstance(method, type) or not isinstance(method, CreditAssigner):
+        raise InputError(
+            f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
+        )
+    return method
+
+
+def _built(cls: Any, name: str, settings: dict[str, Any], where: str) -> Any:
+    """The object of a dataclass with these settings, each checked; a method inside it is built too."""
+    hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key, value in settings.items():
-        if key not in known:
-            why = f"method {name!r} has no such setting; {did_you_mean(key, known)}"
+        if key not in fields:
+            why = f"method {name!r} has no such setting; {did_you_mean(key, fields)}"
             raise InputError(f"{where}.{key}: {why}")
         if _is_method_type(hints[key]):
-            default = cls.__dataclass_fields__[key].default
-            settings[key] = _inner_method(f"{where}.{key}", value, hints[key], default)
+            settings[key] = _inner_method(f"{where}.{key}", value, hints[key], fields[key].default)
         else:
             settings[key] = checked(f"{where}.{key}", value, hints[key])
     try:
-        return _as_method(cls(**settings), name, where)
+        return cls(**settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}.{error}") from None
 
@@ -229,7 +233,6 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
 def needs_of(method: Any) -> str:
     """What is computed for a method, as Markdown.
 
-    >>> from gear_rl.methods import METHODS
     >>> needs_of(METHODS["uniform"]()), needs_of(METHODS["rlsd"]())
     ('nothing', '`student_logprob`, `teacher_logprob`')
     """
@@ -276,8 +279,6 @@ def _field_texts(cls: Any) -> dict[str, str]:
 
 
 def _is_method_type(hint: Any) -> bool:
-    from gear_rl.methods import METHODS
-
     return hint is CreditAssigner or hint in METHODS.values()
 
 
@@ -290,14 +291,6 @@ def _inner_method(where: str, value: Any, hint: Any, default: Any) -> CreditAssi
     method = build_method(cast("str | Mapping[str, Any]", value), where)
     if hint is not CreditAssigner and not isinstance(method, hint):
         raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {hint.name}")
-    return method
-
-
-def _as_method(method: Any, name: str, where: str) -> CreditAssigner:
-    if isinstance(method, type) or not isinstance(method, CreditAssigner):
-        raise InputError(
-            f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
-        )
     return method
 
 
