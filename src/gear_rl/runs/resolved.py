@@ -29,24 +29,6 @@ def run_folder(config: RunConfig) -> RunFolder:
         raise InputError(str(error)) from None
 
 
-def resolved(config: RunConfig, trainer: Any) -> dict[str, Any]:
-    """The configuration with all settings of the method, and those of the engine that it brought, as plain data.
-
-    A record file in the folder is named relative to it, so that another ``output_dir`` gets its own.
-    """
-    own = config.model_dump(exclude_none=True)
-    name = config.credit if isinstance(config.credit, str) else config.credit.get("name", trainer.credit.name)
-    own["credit"] = {**method_settings(trainer.credit), "name": name}
-    brought = {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
-    once = ("resume_from_checkpoint", "overwrite_output_dir")
-    given = {key: value for key, value in config.trainer.items() if key not in once}
-    folder: RunFolder = trainer.run_folder
-    place = {"output_dir": str(folder.path)}
-    if folder.records is not None and not folder.records_outside:
-        place["record_file"] = os.path.relpath(folder.records.resolve(), folder.path.resolve())
-    return json.loads(json.dumps({**own, **brought, **given, **place}, default=str))
-
-
 def how_to_go_on(config: RunConfig) -> str:
     """The command that resumes the run, if a checkpoint is there.
 
@@ -55,22 +37,34 @@ def how_to_go_on(config: RunConfig) -> str:
     """
     folder = run_folder(config)
     if not checkpoints_in(folder.path):
-        return (
-            f"{folder.path} has no checkpoint yet, so it begins anew; a smaller save_steps saves more often"
-        )
+        begins = "has no checkpoint yet, so it begins anew; a smaller save_steps saves more often"
+        return f"{folder.path} {begins}"
     return f"go on with: {_command(folder, '--resume_from_checkpoint latest')}"
 
 
-def write_run(config: RunConfig, trainer: Any) -> Path:
-    """Write it into the trainer's folder, below the command that runs it again in another folder."""
-    path = trainer.run_folder.path / RUN_FILE
-    text = f"# {_command(trainer.run_folder, '--output_dir OTHER')}\n"
-    text += (
+def write_run(config: RunConfig, trainer: Any) -> None:
+    """Write all settings of a run into its folder, below the command that runs it again in another one.
+
+    Those of the method and those of the engine that it brought are among them. A record file in the folder is
+    named relative to it, so that another ``output_dir`` gets its own.
+    """
+    folder: RunFolder = trainer.run_folder
+    own = config.model_dump(exclude_none=True)
+    name = config.credit if isinstance(config.credit, str) else config.credit.get("name", trainer.credit.name)
+    own["credit"] = {**method_settings(trainer.credit), "name": name}
+    own |= {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
+    once = ("resume_from_checkpoint", "overwrite_output_dir")
+    own |= {key: value for key, value in config.trainer.items() if key not in once}
+    own["output_dir"] = str(folder.path)
+    if folder.records is not None and not folder.records_outside:
+        own["record_file"] = os.path.relpath(folder.records.resolve(), folder.path.resolve())
+    plain = json.loads(json.dumps(own, default=str))
+    text = (
+        f"# {_command(folder, '--output_dir OTHER')}\n"
         "# runs this again, in the directory where it was run: paths and modules are relative to that one.\n"
+        f"{yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}"
     )
-    text += yaml.safe_dump(resolved(config, trainer), sort_keys=False, allow_unicode=True)
-    replace_file(path, text.encode())
-    return path
+    replace_file(folder.path / RUN_FILE, text.encode())
 
 
 def _command(folder: RunFolder, words: str) -> str:

@@ -32,10 +32,9 @@ def train(
     ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
     for one that another process writes; for a step that is not finite; for records that would replace data.
     """
-    resume = _checkpoint(config)
     if overwrite:
         config.trainer["overwrite_output_dir"] = True
-    _check_folder(config, resume, source)
+    resume = _check_folder(config, source)
     trainer = make_trainer(config)
     from transformers.trainer_callback import TrainerCallback
 
@@ -52,10 +51,9 @@ def train(
             trainer.save_model()
             trainer.save_state()
             trainer.create_model_card(dataset_name=config.dataset)
-    except FloatingPointError as error:
-        raise InputError(str(error)) from None
-    except ValueError as error:
-        if not str(error).startswith(("resume_from_checkpoint", "output_dir", "record_file")):
+    except (FloatingPointError, ValueError) as error:
+        ours = str(error).startswith(("resume_from_checkpoint", "output_dir", "record_file"))
+        if not (ours or isinstance(error, FloatingPointError)):
             raise
         raise InputError(str(error)) from None
     return trainer
@@ -149,10 +147,18 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def _check_folder(config: RunConfig, resume: str | None, source: Path | None) -> None:
-    """Refuse to write records over what is read, and to mix a new run with one that is there."""
-    folder = run_folder(config)
+def _check_folder(config: RunConfig, source: Path | None) -> str | None:
+    """What to resume from, taken out of the trainer's settings; None for a run that begins anew.
+
+    Refuses to write records over what is read, and to mix a new run with one that is there.
+    """
+    folder, resume = run_folder(config), config.trainer.pop("resume_from_checkpoint", None)
     overwrite = bool(config.trainer.get("overwrite_output_dir"))
+    if resume == "latest" and not checkpoints_in(folder.path):
+        why = f"{folder.path} holds no checkpoint; leave it out to begin anew"
+        raise InputError(f"resume_from_checkpoint: {why}")
+    if resume not in (None, "latest") and not os.path.isdir(resume):
+        raise InputError(f"resume_from_checkpoint: {resume} is no folder; give one, or latest")
     if overwrite and resume is not None:
         raise InputError("--overwrite: it begins anew, resume_from_checkpoint goes on; leave one of them out")
     held_out = config.eval_dataset or {}
@@ -168,19 +174,6 @@ def _check_folder(config: RunConfig, resume: str | None, source: Path | None) ->
             f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); go on with it by "
             "--resume_from_checkpoint latest, delete it and begin anew by --overwrite, or give another output_dir"
         )
-
-
-def _checkpoint(config: RunConfig) -> str | None:
-    """What to resume from, taken out of the trainer's settings; None for a run that begins anew."""
-    resume = config.trainer.pop("resume_from_checkpoint", None)
-    if resume == "latest":
-        folder = run_folder(config).path
-        if not checkpoints_in(folder):
-            raise InputError(
-                f"resume_from_checkpoint: {folder} holds no checkpoint; leave it out to begin anew"
-            )
-    elif resume is not None and not os.path.isdir(resume):
-        raise InputError(f"resume_from_checkpoint: {resume} is no folder; give one, or latest")
     return resume
 
 
@@ -252,15 +245,8 @@ def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     use_few_threads()
     task = get_task(config.model.partition("/")[2] or dataset_task(config.dataset)[0])
     model, tokenizer = load(task=task.name)
-    return (
-        model,
-        tokenizer,
-        {
-            "chat_template_kwargs": CHAT_TEMPLATE_KWARGS,
-            "answer_pattern": task.answer_pattern,
-            "teacher_prompt_template": TEMPLATE,
-        },
-    )
+    settings = {"chat_template_kwargs": CHAT_TEMPLATE_KWARGS, "answer_pattern": task.answer_pattern}
+    return model, tokenizer, settings | {"teacher_prompt_template": TEMPLATE}
 
 
 def _pretrained(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
