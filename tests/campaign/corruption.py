@@ -64,7 +64,7 @@ def corruption(scratch: Path, seed: int, say: Callable[[int], None], *, trained:
 
 
 def _outcome(model: str, folder: Path, expected: str, *, train_on: bool) -> str:
-    from gear_rl.engines.checkpoints import newest_whole
+    from gear_rl.engines.trl.checkpoints import newest_whole
 
     chosen = newest_whole(folder, None)[0].name
     if chosen != f"checkpoint-{STEPS - 1}":

@@ -10,7 +10,7 @@ from typing import Any
 
 from campaign.runs import FIRST, Course, course, dying_at, forked, rng, torn_lines, train
 from engines import tiny
-from gear_rl.engines.checkpoints import UNFINISHED
+from gear_rl.engines.folder import UNFINISHED
 
 
 def kills(scratch: Path, n: int, seed: int, say: Callable[[int], None]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import transformers
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer
-from gear_rl.engines.checkpoints import UNFINISHED
+from gear_rl.engines.folder import UNFINISHED
 
 STEPS = 5
 SETTINGS: dict[str, Any] = {

@@ -10,10 +10,16 @@ from safetensors.torch import load_file
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.checkpoints import checked, read_manifest
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import checkpoints
-from gear_rl.engines.trl.checkpoints import MAY_CHANGE, differences, fingerprint, may_change
+from gear_rl.engines.trl.checkpoints import (
+    MAY_CHANGE,
+    checked,
+    differences,
+    fingerprint,
+    may_change,
+    read_manifest,
+)
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
 SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}

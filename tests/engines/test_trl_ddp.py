@@ -11,7 +11,7 @@ import torch
 
 from engines import probing
 from gear_rl import Shuffled
-from gear_rl.engines.checkpoints import checked
+from gear_rl.engines.trl.checkpoints import checked
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo
 from gear_rl.records import read_records
 from gear_rl.types import TokenSignals

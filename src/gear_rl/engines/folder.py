@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -14,12 +15,20 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from gear_rl.engines.checkpoints import UNFINISHED, checkpoints_in
 from gear_rl.files import replace_file
 
 logger = logging.getLogger(__name__)
 
+UNFINISHED = ".unfinished"
+"""Beside the checkpoints: where one is written before it is moved into place."""
 _FILE, _LOCK, _FINISHED = "run.json", ".lock", "trainer_state.json"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Everything that is named like a checkpoint, the latest step first."""
+    named = (path for path in folder.glob("checkpoint-*") if path.is_dir())
+    steps = [path for path in named if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(steps, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
 
 
 class RunFolder:
@@ -41,8 +50,7 @@ class RunFolder:
     def held(self) -> Generator[None]:
         """No other process writes the folder meanwhile; may be nested. The lock dies with this process.
 
-        ``ValueError`` that names the folder and the process that has it. Where the file system has no locks, the
-        log says so, and nothing is held.
+        ``ValueError`` names the process that has it. A file system without locks is only logged.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         try:
@@ -54,19 +62,16 @@ class RunFolder:
                 f"{self.path}; wait for it, end it, or give another output_dir"
             ) from None
         except OSError as error:
-            logger.warning(
-                "output_dir: %s cannot be locked (%s); let no other process write it", self.path, error
-            )
-            yield
-            return
+            message = "output_dir: %s cannot be locked (%s); let no other process write it"
+            logger.warning(message, self.path, error)
         try:
             yield
         finally:
-            self._lock.release()
+            self._lock.release()  # nothing where it is not locked
 
     @property
     def run(self) -> str | None:
-        """The run whose folder it is; None where nobody has said so."""
+        """The id of the run whose folder it is, if it has one."""
         return self._facts().get("run")
 
     def begin(self, run: str | None = None) -> str:
@@ -106,10 +111,8 @@ class RunFolder:
     def keep_old_records(self) -> None:
         """Rename the records of a run before, which a new one would replace: ``records.1.jsonl``, ``.2``, ..."""
         if self.records is not None and self._has_records:
-            old = self.records
-            names = (old.with_suffix(f".{n}{old.suffix}") for n in count(1))
-            kept = next(path for path in names if not path.exists())
-            old.rename(kept)
+            names = (self.records.with_suffix(f".{n}{self.records.suffix}") for n in count(1))
+            kept = self.records.rename(next(path for path in names if not path.exists()))
             logger.warning("record_file: the records of the run before are kept as %s", kept)
 
     @property
@@ -118,10 +121,9 @@ class RunFolder:
 
     def _facts(self) -> dict[str, Any]:
         try:
-            facts: Any = json.loads((self.path / _FILE).read_bytes())
+            return json.loads((self.path / _FILE).read_bytes())
         except (OSError, ValueError):
             return {}
-        return cast(dict[str, Any], facts) if isinstance(facts, dict) else {}
 
 
 def _record_path(folder: Path, file: Path) -> Path:

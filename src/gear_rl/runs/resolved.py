@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from gear_rl.credit.config import METHOD_SETTINGS
-from gear_rl.engines.checkpoints import checkpoints_in
-from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig

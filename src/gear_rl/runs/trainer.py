@@ -14,7 +14,7 @@ from gear_rl.data.objects import context_fault, guarded, import_object, rollouts
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.data.sources import is_generated
-from gear_rl.engines.checkpoints import checkpoints_in
+from gear_rl.engines.folder import checkpoints_in
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError
 from gear_rl.files import check_output

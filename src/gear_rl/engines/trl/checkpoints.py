@@ -1,47 +1,141 @@
 """The checkpoints of a run under TRL: whole before they count, and which one a run resumes from.
 
-``engines/checkpoints.py`` vouches for files; this adds the settings of TRL's trainer, its processes, and the
-weights and rollouts that TRL does not save.
+A manifest, written last, vouches for every file. TRL does not save the teacher's weights and the rollouts.
 """
 
+import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import safetensors.torch
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import rotate_checkpoints
 
-from gear_rl.engines.checkpoints import (
-    UNFINISHED,
-    BrokenCheckpointError,
-    Manifest,
-    checked,
-    checkpoints_in,
-    move_into_place,
-    newest_whole,
-    rotate,
-    seal,
-)
-from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.folder import UNFINISHED, RunFolder, checkpoints_in
 from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.files import replace_file
 from gear_rl.traits import method_settings
 from gear_rl.types import CreditAssigner
 from gear_rl.versions import versions
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+MANIFEST = "manifest.json"
+
+
+class BrokenCheckpointError(ValueError):
+    """Why a folder is no whole checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Whose a checkpoint is, and the SHA-256 of every file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "weights").write_bytes(b"abc")
+    ...     seal(Path(folder), run="r", configuration={"seed": 1})
+    ...     checked(Path(folder)).configuration
+    ...     _ = (Path(folder) / "weights").write_bytes(b"abd")
+    ...     checked(Path(folder))
+    Traceback (most recent call last):
+    gear_rl.engines.trl.checkpoints.BrokenCheckpointError: weights is not what was written: its SHA-256 differs
+    """
+
+    run: str
+    """The same for a run that was resumed."""
+    configuration: dict[str, Any]
+    """Every setting that a resumed run must share, as JSON has it."""
+    resumable: bool = True
+    """False where only the model was saved."""
+    versions: dict[str, str] = field(default_factory=versions)
+    files: dict[str, str] = field(default_factory=dict[str, str])
+    """SHA-256 by path inside the folder."""
+
+
+def seal(folder: Path, **facts: Any) -> None:
+    """Write the manifest of what lies in the folder, after all of it has reached the disk."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    manifest = Manifest(files=_hashed(folder, sorted(names), sync=True), **facts)
+    replace_file(folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The folder's manifest, without a look at the files."""
+    try:
+        return Manifest(**json.loads((folder / MANIFEST).read_bytes()))
+    except OSError:
+        raise BrokenCheckpointError(f"it has no {MANIFEST}, so it was never finished") from None
+    except (ValueError, TypeError):
+        raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes") from None
+
+
+def checked(folder: Path) -> Manifest:
+    """The manifest of a whole checkpoint; ``BrokenCheckpointError`` with the first thing that is wrong."""
+    manifest = read_manifest(folder)
+    if not manifest.resumable:
+        raise BrokenCheckpointError(
+            "it was saved with save_only_model, so the optimizer's state is not in it"
+        )
+    for name in manifest.files:
+        if not (folder / name).is_file():
+            raise BrokenCheckpointError(f"{name} is missing")
+    for name, digest in _hashed(folder, list(manifest.files)).items():
+        if digest != manifest.files[name]:
+            raise BrokenCheckpointError(f"{name} is not what was written: its SHA-256 differs")
+    return manifest
+
+
+def newest_whole(folder: Path, run: str | None) -> tuple[Path, Manifest]:
+    """The newest checkpoint of ``run`` (None: of any) that holds; ``ValueError`` says why the others do not."""
+    passed: list[str] = []
+    for path in checkpoints_in(folder):
+        try:
+            if run is not None and read_manifest(path).run != run:
+                raise BrokenCheckpointError("it is of another run")
+            return path, checked(path)
+        except BrokenCheckpointError as broken:
+            passed.append(f"{path.name}: {broken}")
+            logger.warning("resume_from_checkpoint: %s is passed over: %s", path, broken)
+    why = f" ({'; '.join(passed)})" if passed else ""
+    raise ValueError(f"resume_from_checkpoint: {folder} holds no whole checkpoint of this run{why}")
+
+
+def move_into_place(unfinished: Path, final: Path) -> None:
+    """Make a sealed checkpoint count, at once; one of the same step that was there before is deleted."""
+    if final.exists():
+        final.rename(unfinished.parent / f"former-{final.name}")
+    unfinished.rename(final)
+    shutil.rmtree(unfinished.parent)
+
+
+def _hashed(folder: Path, names: list[str], *, sync: bool = False) -> dict[str, str]:
+    """SHA-256 of each file; with ``sync`` all are on the disk afterwards."""
+
+    def hashed(name: str) -> str:
+        with open(folder / name, "rb") as file:
+            if sync:
+                os.fsync(file.fileno())
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(4) as threads:  # hashing leaves Python's lock
+        return dict(zip(names, threads.map(hashed, names), strict=True))
+
 
 _MAY_CHANGE = """
     output_dir run_name project report_to disable_tqdm debug max_steps num_train_epochs resume_from_checkpoint
@@ -57,24 +151,26 @@ _MAY_CHANGE = """
 """
 MAY_CHANGE = frozenset(_MAY_CHANGE.split())
 """Settings that say how long, how watched and with how much memory a run goes on, not what it learns."""
-_MAY_CHANGE_BY_PREFIX = "logging_ log_ save_ eval_ hub_ trackio_ record_ ddp_ vllm_server_"
+_MAY_CHANGE_BY_PREFIX = (
+    "logging_",
+    "log_",
+    "save_",
+    "eval_",
+    "hub_",
+    "trackio_",
+    "record_",
+    "ddp_",
+    "vllm_server_",
+)
 
 
 def may_change(name: str) -> bool:
-    """Whether a resumed run may have another value of a setting.
-
-    >>> may_change("save_steps"), may_change("max_steps"), may_change("seed"), may_change("beta")
-    (True, True, False, False)
-    """
-    return name in MAY_CHANGE or name.startswith(tuple(_MAY_CHANGE_BY_PREFIX.split()))
+    """Whether a resumed run may have another value of a setting."""
+    return name in MAY_CHANGE or name.startswith(_MAY_CHANGE_BY_PREFIX)
 
 
 def fingerprint(
-    args: GEARConfig,
-    credit: CreditAssigner,
-    dataset: Any = None,
-    rewards: Sequence[str] = (),
-    model: Any = None,
+    args: GEARConfig, credit: CreditAssigner, dataset: Any, rewards: Sequence[str], model: Any
 ) -> dict[str, Any]:
     """What a resumed run must share, as JSON has it: every setting that is not in ``MAY_CHANGE``.
 
@@ -82,15 +178,13 @@ def fingerprint(
     """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
     settings = method_settings(credit)
-    values |= {"credit": settings.pop("name"), "processes": args.world_size}
+    values |= {"credit": settings.pop("name"), "processes": args.world_size, "reward_funcs": list(rewards)}
     values |= {f"credit.{name}": value for name, value in settings.items()}
+    size = sum(p.numel() for p in model.parameters())
+    values["model"] = f"{model.config.model_type}, {size} parameters"
     places = ("base_model_name_or_path", "inference_mode", "revision", "peft_version")
-    if model is not None:
-        size = sum(p.numel() for p in model.parameters())
-        values["model"] = f"{model.config.model_type}, {size} parameters"
     for name, adapter in getattr(model, "peft_config", {}).items():
         values |= {f"lora.{name}.{k}": v for k, v in adapter.to_dict().items() if k not in places}
-    values["reward_funcs"] = list(rewards)
     if hasattr(dataset, "__len__"):
         values["train_dataset"] = f"{len(dataset)} rows of {', '.join(dataset.column_names)}"
     return json.loads(json.dumps(values, sort_keys=True, default=_plain))
@@ -110,33 +204,9 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> Any:
     """What JSON does not have: sets in order, anything else as it prints, without addresses."""
-    return (
-        sorted(map(str, value))
-        if isinstance(value, set | frozenset)
-        else re.sub(r" at 0x\w+", "", repr(value))
-    )
-
-
-class HasState(Protocol):
-    """Weights to save with a run: a teacher's, or ``SyncedReference``."""
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SyncedReference:
-    """TRL's reference model under ``sync_ref_model``: TRL itself would begin with the first weights again."""
-
-    model: nn.Module
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.model.named_parameters()}  # a tied one once
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        own = self.state_dict()
-        for name, value in state.items():
-            own[name].copy_(value)
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, cast(set[Any], value)))
+    return re.sub(r" at 0x\w+", "", repr(value))
 
 
 @dataclass
@@ -162,7 +232,7 @@ class Checkpoints:
     def writing(self) -> Generator[None]:
         """No other run writes the folder meanwhile; ``ValueError`` on every process if one does."""
         held = self.folder.held()
-        self.on_main(held.__enter__)
+        self._on_main(held.__enter__)
         try:
             yield
         finally:
@@ -186,7 +256,7 @@ class Checkpoints:
             self.folder.begin(run.id)
             return run, str(path)
 
-        return self.on_main(choose)
+        return self._on_main(choose)
 
     def _make_room(self) -> None:
         """Refuse to begin where checkpoints are: some would be replaced, and the others stay."""
@@ -247,13 +317,13 @@ class Checkpoints:
         state: TrainerState,
         folder: Path,
         own_save: Callable[[], None],
-        weights: Mapping[str, HasState],
+        weights: Mapping[str, Any],
         progress: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint aside by ``own_save``, add ours, seal it, move it into place; then old ones go.
 
-        ``weights`` are files with what they hold, ``progress`` is where this process stands in its rollouts. What
-        fails leaves no checkpoint of this step, and the ones before untouched.
+        ``weights`` are teachers and models by file, ``progress`` is where this process stands in its rollouts.
+        What fails leaves no checkpoint of this step, and the ones before untouched.
         """
         name, main = f"checkpoint-{state.global_step}", self.args.should_save
         aside, final = folder / UNFINISHED / name, folder / name
@@ -266,19 +336,18 @@ class Checkpoints:
             _write(aside, weights, main)
             torch.save(dict(progress), self._progress_file(aside))
             self.accelerator.wait_for_everyone()
-            if state.best_model_checkpoint is not None and Path(state.best_model_checkpoint) == aside:
+            if state.best_model_checkpoint == str(aside):
                 state.best_model_checkpoint = str(final)  # where it will stay
                 if main:
-                    state.save_to_json(os.path.join(aside, "trainer_state.json"))
+                    state.save_to_json(str(aside / "trainer_state.json"))
             if main:
-                step, resumable, settings = (
-                    state.global_step,
-                    not self.args.save_only_model,
-                    run.configuration,
-                )
-                seal(aside, Manifest(run=run.id, step=step, configuration=settings, resumable=resumable))
+                whole = not self.args.save_only_model
+                seal(aside, run=run.id, configuration=run.configuration, resumable=whole)
                 move_into_place(aside, final)
-                rotate(folder, run.id, self.args.save_total_limit, state.best_model_checkpoint)
+                # By time: of a run before, which was resumed with other settings, higher numbers may be left.
+                rotate_checkpoints(
+                    str(folder), self.args.save_total_limit, state.best_model_checkpoint, use_mtime=True
+                )
         except BaseException:
             shutil.rmtree(aside.parent, ignore_errors=True)  # a full disk gets its room back
             raise
@@ -287,7 +356,7 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
         run.last_checkpoint = str(final)
 
-    def load(self, checkpoint: Path, weights: Mapping[str, HasState]) -> dict[str, Any] | None:
+    def load(self, checkpoint: Path, weights: Mapping[str, Any]) -> dict[str, Any] | None:
         """Take up the weights, and return where this process stood; None if other processes made it.
 
         ``ValueError`` that names the checkpoint if it is another teacher's or model's.
@@ -304,7 +373,7 @@ class Checkpoints:
         place: Any = "cpu" if device.type == "cpu" else device  # torch.load does not know "cpu:0"
         return torch.load(file, map_location=place, weights_only=True)
 
-    def on_main(self, action: Callable[[], T]) -> T:
+    def _on_main(self, action: Callable[[], T]) -> T:
         """What ``action`` returns on the first process, on every process; what it raises, too."""
         outcome: list[Any] = [None, None]
         if self.accelerator.is_main_process:
@@ -321,14 +390,16 @@ class Checkpoints:
         return folder / f"rollouts-{self.accelerator.process_index}.pt"
 
 
-def _write(folder: Path, weights: Mapping[str, HasState], writes: bool) -> None:
+def _write(folder: Path, weights: Mapping[str, Any], writes: bool) -> None:
     for file, owner in weights.items():
         whole: dict[str, Tensor] = {}
         for name, p in owner.state_dict().items():
             # Every process gives its shard, and one keeps them: one at a time, so that the device has room.
             value = p.full_tensor() if isinstance(p, DTensor) else p
-            if writes:
-                whole[name] = value.contiguous().cpu()
+            if writes:  # a copy, since tied weights share their memory
+                whole[name] = torch.empty_like(
+                    value, device="cpu", memory_format=torch.contiguous_format
+                ).copy_(value)
         if whole:
             safetensors.torch.save_file(whole, folder / file)
 

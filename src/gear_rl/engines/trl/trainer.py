@@ -25,18 +25,10 @@ from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.step import assign, for_loss, prepare, report
-from gear_rl.engines.checkpoints import UNFINISHED
-from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.engines.trl.checkpoints import (
-    Checkpoints,
-    HasState,
-    Run,
-    SyncedReference,
-    fingerprint,
-    skip_epochs,
-)
+from gear_rl.engines.trl.checkpoints import Checkpoints, Run, fingerprint, skip_epochs
 from gear_rl.engines.trl.checks import SHARDED, check_setup, checked_arguments
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.engine import TRLEngine
@@ -434,14 +426,14 @@ class GEARTrainer(GRPOTrainer):
         if self.args.push_to_hub:  # only what is whole
             super()._push_from_checkpoint(cast(str, cast(Run, self.run).last_checkpoint))
 
-    def _kept_weights(self) -> dict[str, HasState]:
+    def _kept_weights(self) -> dict[str, Any]:
         """What a checkpoint holds beside TRL's own files, by the file's name."""
-        kept: dict[str, HasState] = {
+        kept: dict[str, Any] = {
             "teacher.safetensors": self.ready_teacher(),
             "reference.safetensors": self.ready_reference(),
         }
         if self.args.sync_ref_model:
-            kept[_SYNCED_REFERENCE] = SyncedReference(self.accelerator.unwrap_model(self.ref_model))
+            kept[_SYNCED_REFERENCE] = self.accelerator.unwrap_model(self.ref_model)
         return kept
 
     def _get_output_dir(self, trial: Any) -> str:
