@@ -12,8 +12,7 @@ from torch import Tensor
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.trl.checks import check_importance_level
-from gear_rl.engines.trl.config import LOSS_TYPES
+from gear_rl.engines.trl.config import LOSS_TYPES, check_importance_level
 
 LEVELS = ("token", "sequence")
 GRID = [(loss_type, level) for loss_type in LOSS_TYPES for level in LEVELS]

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Shuffled, Uniform
 from gear_rl.credit import metrics
-from gear_rl.engines.trl.config import LOSS_TYPES, incompatibilities
+from gear_rl.engines.trl.config import LOSS_TYPES, check_trl
 from gear_rl.records import read_records
 from gear_rl.signals.score import Scorer
 from gear_rl.types import Credit
@@ -521,18 +522,5 @@ def test_a_plain_config_and_a_missing_method_are_named(tmp_path):
 @pytest.mark.parametrize("version", ["1.13.0", "1.15.0", "1.17.0.dev0", "2.0.0"])
 def test_an_unsupported_trl_is_named_with_the_release_to_install(version):
     message = f"trl {version} is not supported; install trl>=1.14,!=1.15.*,<1.17"
-    assert incompatibilities(version) == [message]
-    assert incompatibilities() == []
-
-
-def test_a_trl_whose_hooks_moved_is_named():
-    class Moved(GRPOTrainer):
-        def _generate(self, conversations):
-            raise AssertionError
-
-        def _compute_loss(self, model, inputs):
-            return inputs["advantages"].unsqueeze(1)
-
-    first, second = incompatibilities(trainer=Moved)
-    assert "GRPOTrainer._generate(prompts) is gone" in first
-    assert "no longer takes advantages of shape (B, T)" in second
+    with pytest.raises(ImportError, match=re.escape(message)):
+        check_trl(version)

@@ -10,7 +10,7 @@ import torch
 from engines.distilling import LORA, made, micro_batch
 from gear_rl import GEARTrainer
 from gear_rl.credit.distillation import anchor_penalty, importance_ratio
-from gear_rl.engines.trl.checks import check_setup
+from gear_rl.engines.trl.config import check_setup
 from gear_rl.engines.trl.loss import attach
 from gear_rl.methods import Sdpo
 from gear_rl.signals.batch import Prompts

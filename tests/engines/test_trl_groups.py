@@ -13,7 +13,7 @@ from engines import tiny
 from engines.probing import REWARDS, SCRIPTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl import GEARConfig, GEARTrainer, Shuffled
-from gear_rl.engines.trl.checks import check_setup
+from gear_rl.engines.trl.config import check_setup
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.methods import METHODS, Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
 from gear_rl.signals.table import SIGNALS

@@ -23,7 +23,7 @@ from engines.loss_grid import (
 )
 from engines.probing import Probe
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
-from gear_rl.engines.trl.checks import check_importance_level, check_signs
+from gear_rl.engines.trl.config import check_importance_level, check_signs
 from gear_rl.methods import METHODS, Crpo, Gigpo
 from gear_rl.traits import distillation_of
 from gear_rl.types import TokenSignals

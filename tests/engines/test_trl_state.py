@@ -16,7 +16,7 @@ from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.credit import step
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import Contexts, contexts_of
-from gear_rl.engines.evaluation import RESAMPLES, interval
+from gear_rl.engines.trl.evaluation import RESAMPLES, interval
 from gear_rl.records import read_records
 from support.batches import PlainEngine, batch_of
 

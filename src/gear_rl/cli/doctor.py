@@ -72,9 +72,9 @@ def examine() -> Iterator[Finding]:
         return
     try:
         importlib.import_module("gear_rl.engines.trl.config")
-        yield Finding("ok", "TRL hooks", "all present; the loss takes one advantage per token")
+        yield Finding("ok", "TRL release", "its loss takes one advantage per token")
     except ImportError as error:
-        yield Finding("broken", "TRL hooks", str(error), "install the TRL release that is named")
+        yield Finding("broken", "TRL release", str(error), "install the TRL release that is named")
     try:
         model, _ = importlib.import_module("gear_rl.arena.model").load()
         millions = sum(p.numel() for p in model.parameters()) / 1e6

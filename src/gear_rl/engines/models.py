@@ -14,11 +14,7 @@ _ADAPTER = "adapter_config.json"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a name means a folder with a PEFT adapter, as ``gear train`` with ``lora`` saves one.
-
-    >>> is_adapter("Qwen/Qwen3-4B")
-    False
-    """
+    """Whether a name means a folder with a PEFT adapter, as ``gear train`` with ``lora`` saves one."""
     return (Path(name) / _ADAPTER).is_file()
 
 
@@ -36,9 +32,9 @@ def load_causal_lm(name: str, options: Mapping[str, Any], *, trained: bool = Fal
     loader: Any = AutoModelForCausalLM
     if not is_adapter(name):
         return loader.from_pretrained(name, **settings)
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
-    base: Any = PeftConfig.from_pretrained(name).base_model_name_or_path
+    base = _base_of(name)
     try:
         model = loader.from_pretrained(base, **settings)
     except (OSError, ValueError) as error:
@@ -56,9 +52,7 @@ def load_tokenizer(name: str) -> Any:
 
     loader: Any = AutoTokenizer
     if is_adapter(name) and not (Path(name) / "tokenizer_config.json").is_file():
-        from peft import PeftConfig
-
-        name = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+        name = _base_of(name)
     return loader.from_pretrained(name)
 
 
@@ -83,3 +77,9 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     if logits > vocabulary:
         model.resize_token_embeddings(vocabulary)
     return model.eval().requires_grad_(False)
+
+
+def _base_of(adapter: str) -> str:
+    from peft import PeftConfig
+
+    return str(PeftConfig.from_pretrained(adapter).base_model_name_or_path)

@@ -92,8 +92,7 @@ def make_trainer(config: RunConfig) -> Any:
 
 def check_run(config: RunConfig, dataset: Any, where: str) -> None:
     """What can be refused before a model is loaded; ``InputError`` begins with ``where``."""
-    from gear_rl.engines.trl.checks import checked_arguments
-    from gear_rl.engines.trl.config import GEARConfig
+    from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 
     with _input_errors(f"{where}: "):
         _rewards(config)

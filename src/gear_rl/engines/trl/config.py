@@ -1,80 +1,52 @@
-"""The settings of ``GEARTrainer``, and whether the installed TRL can be worked with."""
+"""The settings of ``GEARTrainer``, and what it refuses: losses that lose credit, and what was never run."""
 
-import inspect
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import trl
-from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
+from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig, check_sources
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes, source_counts, sources_of
+from gear_rl.environments import has_privileged_context
+from gear_rl.signals.signal import names_of, signals_of
+from gear_rl.traits import distillation_of, is_even
+from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_TRL = ((1, 14), (1, 17))
-"""Releases that this adapter was run against: from the first, below the second."""
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 """Losses that were run with advantages of shape (B, T)."""
-_HOOKS: dict[str, tuple[str, ...]] = {
-    "_generate": ("prompts",),
-    "_generate_and_score_completions": ("inputs",),
-    "_tokenize_prompts": ("prompts",),
-    "_compute_loss": ("model", "inputs"),
-    "_save_checkpoint": ("model", "trial"),
-    "_load_optimizer_and_scheduler": ("checkpoint",),
-    "_get_output_dir": ("trial",),
-    "_push_from_checkpoint": ("checkpoint_folder",),
-    "_get_train_sampler": ("dataset",),
-    "_init_training_state": ("max_steps", "num_update_steps_per_epoch", "num_train_epochs"),
-    "_get_grad_norm": ("model", "grad_norm"),
-    "training_step": ("model", "inputs", "num_items_in_batch"),
-    "_calculate_rewards": ("inputs", "prompts", "completions"),
-    "_get_tool_suffix_ids": ("tool_messages",),
-    "_log_completion_extra": ("column", "values"),
-    "evaluation_loop": ("dataloader", "description"),
-}
+CONSTANT_RATIO_LOSSES = ("cispo", "vespo")
+"""Losses whose ratio carries no gradient: each token has its own log-prob as a factor, so token credit stays even
+where a completion has one ratio (measured in ``docs/engines.md``)."""
+SHARDED = ("FSDP", "DEEPSPEED")
+"""How accelerate calls the ways in which a process holds a part of the weights only."""
+COUNTED_ROWS = 100_000
+"""Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
 
 
-def incompatibilities(version: str | None = None, trainer: type | None = None) -> list[str]:
-    """What of the installed TRL this adapter cannot work with, one sentence each; empty if nothing.
+def check_trl(version: str) -> None:
+    """Raise ``ImportError`` for a release of TRL that this was not run against.
 
-    >>> incompatibilities(version="0.9.1")
-    ['trl 0.9.1 is not supported; install trl>=1.14,!=1.15.*,<1.17']
+    >>> check_trl("0.9.1")
+    Traceback (most recent call last):
+    ImportError: trl 0.9.1 is not supported; install trl>=1.14,!=1.15.*,<1.17
     """
-    version = trl.__version__ if version is None else version
-    trainer = GRPOTrainer if trainer is None else trainer
-    lowest, beyond = SUPPORTED_TRL
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    wanted = f"install trl>={lowest[0]}.{lowest[1]},!=1.15.*,<{beyond[0]}.{beyond[1]}"
     # The loss of 1.15 needs Triton, so nothing of ours could be run with it.
-    if not lowest <= numbers < beyond or numbers == (1, 15):
-        return [f"trl {version} is not supported; {wanted}"]
-    problems: list[str] = []
-    for name, parameters in _HOOKS.items():
-        hook = getattr(trainer, name, None)
-        known = list(inspect.signature(hook).parameters)[1:] if callable(hook) else []
-        if not callable(hook) or any(parameter not in known for parameter in parameters):
-            problems.append(f"trl {version}: GRPOTrainer.{name}({', '.join(parameters)}) is gone; {wanted}")
-    # A loss that unsqueezes (B, T) would broadcast without an error, and only its source says which it is.
-    loss = getattr(trainer, "_compute_loss", None)
-    if callable(loss) and "advantages.dim() == 1" not in inspect.getsource(loss):
-        problems.append(f"trl {version}: the loss no longer takes advantages of shape (B, T); {wanted}")
-    return problems
+    if not version.startswith(("1.14.", "1.16.")):
+        raise ImportError(f"trl {version} is not supported; install trl>=1.14,!=1.15.*,<1.17")
 
 
-# Before anything below leans on a TRL that may not have it.
-if incompatibilities():
-    raise ImportError("\n".join(incompatibilities()))
+check_trl(trl.__version__)
 
 
 @dataclass
 class GEARConfig(CreditConfig, GRPOConfig):
     """``GRPOConfig``, the settings of the credit step, and what TRL alone has beside them.
 
-    The method's own settings are the method's fields.
-
-    >>> GEARConfig("out", use_cpu=True, teacher_model_kind="ema", num_generations=4).teacher_model_kind
-    'ema'
     >>> GEARConfig("out", use_cpu=True, teacher_model_kind="emma")
     Traceback (most recent call last):
     ValueError: teacher_model_kind: 'emma' is not one of live, base, ema, sync
@@ -140,7 +112,7 @@ class GEARConfig(CreditConfig, GRPOConfig):
                 f"loss_type: {self.loss_type!r} was never run with one advantage per token and might broadcast "
                 f"them silently; choose from {', '.join(LOSS_TYPES)}"
             )
-        if self.use_liger_kernel and tuple(int(p) for p in trl.__version__.split(".")[:2]) < (1, 16):
+        if self.use_liger_kernel and trl.__version__.startswith("1.14."):
             raise ValueError(
                 "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "
                 "it to False or install trl>=1.16"
@@ -156,3 +128,217 @@ class GEARConfig(CreditConfig, GRPOConfig):
         for name, known in (("student_pass", ("auto", "own")), ("non_finite_step", ("stop", "skip"))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
+
+
+def checked_arguments(
+    args: Any,
+    credit: CreditAssigner,
+    privileged: PrivilegedFunction | None,
+    dataset: Any,
+    options: Mapping[str, Any],
+) -> GEARConfig:
+    """The settings with the method's own where none were given; ``ValueError`` for what cannot train.
+
+    Before anything is loaded: ``options`` are the other arguments of ``GRPOTrainer``.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> checked_arguments(GEARConfig("out", use_cpu=True), Gear(), None, None, {}).teacher_model_kind
+    'base'
+    """
+    if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"credit: {credit!r} is not a method; give an object such as Gear() or Uniform()")
+    given = GEARConfig("gear-output") if args is None else args
+    if not isinstance(given, GEARConfig):
+        raise ValueError(
+            f"args: {type(args).__name__} has no settings of the credit step; give a GEARConfig, which takes "
+            "the same arguments and more"
+        )
+    args = given.resolved(credit, announce=False)
+    reads_context = needs_context(credit)
+    if args.teacher_prompt == "render" and options.get("rollout_func") is not None and reads_context:
+        raise ValueError(
+            "teacher_prompt: 'render' cannot repeat the prompt that a rollout_func builds; set it to 'splice'"
+        )
+    if args.teacher_model is not None and given.teacher_model_kind is not None:
+        raise ValueError(
+            f"teacher_model_kind: {given.teacher_model_kind!r} says whose weights the teacher has, and so does "
+            "teacher_model; leave one of them out"
+        )
+    if args.teacher_model is not None and distillation_of(credit) is not None:
+        raise ValueError(
+            f"teacher_model: credit {credit.name!r} distils its teacher in the loss, which was never run with "
+            "another model; leave it out, or take a method that reweights, such as 'gear'"
+        )
+    check_importance_level(credit, args.loss_type, args.importance_sampling_level)
+    check_signs(credit, args.loss_type, args.off_policy_mask_threshold)
+    sources = sources_of(args, privileged)
+    check_sources(sources, privileged is not None)
+    if reads_context and dataset is not None:
+        _report_contexts(dataset, args, sources, options.get("environment_factory"), credit.name)
+    given.resolved(credit, announce=given.process_index == 0)  # said once nothing was refused
+    return args
+
+
+def check_importance_level(credit: CreditAssigner, loss_type: str, level: str) -> None:
+    """Refuse a loss whose gradient sees only the sum of a completion's credit; ``ValueError``.
+
+    With one importance ratio for the completion (``level`` "sequence", as in GSPO, arXiv:2507.18071) most losses
+    of TRL multiply that ratio by the sum of the advantages. Only an even method loses nothing.
+
+    >>> from gear_rl.methods.gear import Gear
+    >>> check_importance_level(Gear(), "grpo", "sequence")
+    Traceback (most recent call last):
+    ValueError: importance_sampling_level: 'sequence' with loss_type 'grpo' gives all tokens of a completion the
+    same gradient, so the token credit of 'gear' would be lost; set it to 'token', or use credit 'uniform'
+    """
+    if level == "token" or loss_type in CONSTANT_RATIO_LOSSES or is_even(credit):
+        return
+    raise ValueError(
+        f"importance_sampling_level: {level!r} with loss_type {loss_type!r} gives all tokens of a completion the "
+        f"same gradient, so the token credit of {credit.name!r} would be lost; set it to 'token', or use credit "
+        "'uniform'"
+    )
+
+
+def check_signs(credit: CreditAssigner, loss_type: str, off_policy_mask_threshold: float | None) -> None:
+    """Refuse a rule of TRL's for whole completions that follows a sign, where tokens differ in theirs.
+
+    For an additive method the off-policy mask (DeepSeek-V3.2) would drop the blame of a failed completion and
+    keep its praise, and VESPO would change how the two compare. PPO's clip and SAPO's temperature are rules for a
+    token and its own ratio. Raises ``ValueError``.
+
+    >>> from gear_rl.methods.gigpo import Gigpo
+    >>> check_signs(Gigpo(), "vespo", off_policy_mask_threshold=None)
+    Traceback (most recent call last):
+    ValueError: loss_type: 'vespo' weighs a completion by the sign of its advantage, but with credit 'gigpo' its
+    tokens may differ in sign; take another loss_type, or use a method that only reweights, such as 'gear'
+    """
+    if loss_type == "vespo":
+        rule, fix = "loss_type: 'vespo' weighs", "take another loss_type"
+    elif off_policy_mask_threshold is not None:
+        rule, fix = f"off_policy_mask_threshold: {off_policy_mask_threshold} drops", "set it to None"
+    else:
+        return
+    # Not `is_additive`: what a distilling method adds does not pass through the advantage.
+    if getattr(credit, "additive", False):
+        raise ValueError(
+            f"{rule} a completion by the sign of its advantage, but with credit {credit.name!r} its tokens may "
+            f"differ in sign; {fix}, or use a method that only reweights, such as 'gear'"
+        )
+
+
+def check_setup(
+    credit: CreditAssigner,
+    args: GEARConfig,
+    *,
+    num_generations: int,
+    sharding: str = "NO",
+    zero_stage: int = 0,
+    fsdp_version: int = 2,
+    peft: bool = False,
+    images: bool = False,
+) -> None:
+    """Refuse what is only known once TRL has set itself up, mostly what was never run; ``ValueError``.
+
+    ``sharding`` is accelerate's word for how the model is distributed.
+    """
+    name, kind, deepspeed = credit.name, args.teacher_model_kind, sharding == "DEEPSPEED"
+    rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
+    partial = sharding == "FSDP" or (deepspeed and zero_stage == 3)
+    never = f"which was never run under {sharding}"
+    refusals = (
+        (
+            images and needs_passes(credit),
+            f"model: images cannot be scored yet, and {name!r} needs passes of the model; train a language "
+            "model, or use credit 'uniform'",
+        ),
+        (
+            any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
+            f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
+            f"num_generations ({num_generations}), but {name!r} compares hidden states of a whole group",
+        ),
+        (fsdp_version == 1, "fsdp_version: 1 hides the head's weights outside of forward; set it to 2"),
+        (
+            distillation_of(credit) is not None and (partial or args.use_liger_kernel),
+            f"credit: {name!r} distils, which needs the whole head at each loss and was never run with FSDP, "
+            "DeepSpeed ZeRO-3 or Liger's kernels; use one process, DDP or ZeRO-2, and no use_liger_kernel",
+        ),
+        (
+            args.teacher_model is not None and sharding in SHARDED,
+            f"teacher_model: {args.teacher_model!r} stands whole on every process, {never}; use one process or "
+            "DDP, or leave it out",
+        ),
+        (
+            deepspeed and (kind in ("ema", "sync") or (kind == "base" and not peft)),
+            f"teacher_model_kind: {kind!r} keeps a copy of the weights, {never}; use 'live', or 'base' with a "
+            "PEFT adapter",
+        ),
+        (
+            deepspeed and not peft and "reference_logprob" in names_of(credit.needs),
+            f"credit: {name!r} needs reference_logprob, for which a copy of the first weights is kept, {never}; "
+            "train a PEFT adapter, or take one process or DDP",
+        ),
+        (
+            args.sync_ref_model and sharding in SHARDED and args.save_strategy != "no",
+            f"sync_ref_model: a checkpoint holds a whole copy of the synced reference, {never}; set it to False, "
+            "or save_strategy to 'no'",
+        ),
+    )
+    for refused, message in refusals:
+        if refused:
+            raise ValueError(message)
+
+
+def _report_contexts(
+    dataset: Any, args: GEARConfig, sources: Sequence[str], environment: Any, method: str
+) -> None:
+    """Log where the privileged contexts will come from; ``ValueError`` if there can be none at all."""
+    names: list[str] | None = getattr(dataset, "column_names", None)
+    if names is None:
+        return  # a stream that does not say its columns: each batch counts its own fallbacks
+    columns, column = ", ".join(names), args.privileged_column
+    if args.teacher_contrast not in (NO_CONTRAST, *CONTRASTS, *names):
+        raise ValueError(
+            f"teacher_contrast: {args.teacher_contrast!r} is neither {' nor '.join(map(repr, CONTRASTS))} nor a "
+            f"column; the columns are {columns}, and {NO_CONTRAST!r} means none"
+        )
+    factories = list(environment.values()) if isinstance(environment, dict) else [environment]
+    # What a factory that is no class makes is not known before it is called; it may well have a context.
+    offers = any(
+        factory is not None and (not isinstance(factory, type) or has_privileged_context(factory))
+        for factory in factories
+    )
+    others = [name for name in sources if name != "row" and (name != "environment" or offers)]
+    if "row" not in sources and not others:
+        raise ValueError(
+            f"privileged_sources: {', '.join(sources)} gives method {method!r} no privileged context, since no "
+            "environment has privileged_context(); add a source, or use credit 'uniform'"
+        )
+    if "row" not in sources and column is not None:
+        message = (
+            "privileged_column: %r is not read, since privileged_sources is %s; add row, or leave it out"
+        )
+        logger.warning(message, column, ", ".join(sources))
+    wanted = (column,) if column is not None else (*PRIVILEGED_COLUMNS, "reward_model")
+    present = [name for name in wanted if name in names and "row" in sources]
+    if not present and not others:
+        choice = f"{column!r}" if column is not None else f"any of {', '.join(PRIVILEGED_COLUMNS)}"
+        raise ValueError(
+            f"train_dataset: method {method!r} compares the student with a teacher that sees the ground truth, "
+            f"but the columns are {columns}, without {choice}; add one, name it with privileged_column, take "
+            "another of privileged_sources, or use credit 'uniform'"
+        )
+    counts: dict[str, int] = {}
+    if present and hasattr(dataset, "__len__"):
+        rows = dataset.select_columns(present).select(range(min(len(dataset), COUNTED_ROWS)))
+        counts = source_counts(list(rows), column)
+    without = counts.pop("none", 0)
+    if without and not others and not counts:
+        raise ValueError(
+            f"train_dataset: all {without} rows of {', '.join(present)} are empty, so the teacher would see "
+            "nothing; fill the column or use credit 'uniform'"
+        )
+    shown = [*others, *(f"{name} for {count} rows" for name, count in counts.items())]
+    logger.info("privileged context: %s", ", ".join(shown))
+    if without and not others:
+        logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)

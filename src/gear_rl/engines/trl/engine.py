@@ -9,7 +9,7 @@ import trl
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from gear_rl.engines.trl.checks import SHARDED
+from gear_rl.engines.trl.config import SHARDED
 from gear_rl.records import Record
 from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.engine import Tokenizer

@@ -29,8 +29,7 @@ from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.checkpoints import Checkpoints, Run, fingerprint, skip_epochs
-from gear_rl.engines.trl.checks import SHARDED, check_setup, checked_arguments
-from gear_rl.engines.trl.config import GEARConfig
+from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.evaluation import evaluate, solve
 from gear_rl.engines.trl.late import (
