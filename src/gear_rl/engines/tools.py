@@ -1,7 +1,6 @@
 """The guard around tools and environments: typed arguments, a time limit, answers of bounded size.
 
-Engines run a tool in the trainer's own process, with whatever arguments the model wrote. Every failure is an
-answer that the model sees, counted by its kind. Knows no trainer.
+Every failure is an answer that the model sees, counted by its kind. Knows no trainer.
 """
 
 import asyncio
@@ -30,9 +29,9 @@ from gear_rl.environments import (
 )
 
 _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-"""How the chat formats in use begin a call; one that did not become a call could not be parsed."""
+"""How chat formats begin a call."""
 _ERROR = "{'error': "
-"""How the engine's answer to a call that failed begins."""
+"""How an engine's answer to a call that failed begins."""
 _INSIDE: ContextVar[bool] = ContextVar("_INSIDE", default=False)
 """Whether a tool is being run: what it calls of its own environment is no call of the model's."""
 
@@ -61,8 +60,7 @@ class ToolGuard:
     def __init__(self, time_limit: float | None = 30.0, max_chars: int | None = 20_000) -> None:
         self.time_limit, self.max_chars = time_limit, max_chars
         self.answers: dict[str, str | None] = {}
-        """Answers in the current batch, with the kind of failure; None for a tool's own answer that starts like
-        an error."""
+        """Kind of failure by answer in this batch; None for a tool's own answer that starts like an error."""
         self._classes: dict[type, type] = {}
         self._serving = False
 
@@ -80,11 +78,10 @@ class ToolGuard:
             self._serving = False
 
     def guard_options(self, options: dict[str, Any]) -> None:
-        """Guard the ``tools`` and the ``environment_factory`` (one, or one for each name) among a trainer's
-        options."""
-        if options.get("tools"):
-            options["tools"] = [self.tool(tool) for tool in options["tools"]]
-        factory: Any = options.get("environment_factory")
+        """Guard ``tools`` and ``environment_factory`` (one, or one for each name) among a trainer's options."""
+        tools, factory = options.get("tools"), options.get("environment_factory")
+        if tools:
+            options["tools"] = [self.tool(tool) for tool in tools]
         if isinstance(factory, dict):
             factories = cast(dict[str, Any], factory)
             options["environment_factory"] = {name: self.environment(f) for name, f in factories.items()}
@@ -140,8 +137,7 @@ class ToolGuard:
     def environment(self, factory: Callable[[], Any]) -> Callable[[], Any]:
         """A factory of the same environments with guarded tools, whose privileged context is no tool.
 
-        The instance keeps its state and its class's name; ``isinstance`` holds. Raises ``ValueError`` for a class
-        that cannot be extended (a type written in C).
+        ``isinstance`` holds. ``ValueError`` for a class that cannot be extended (a type written in C).
         """
 
         def make() -> Any:
@@ -151,7 +147,6 @@ class ToolGuard:
                 if cls not in self._classes:
                     self._classes[cls] = self._guarded_class(cls)
                 # Engines list the tools of type(instance) and users test isinstance: only a subclass serves both.
-                # Not by the class's own `__setattr__`: it may be frozen, or check fields.
                 object.__setattr__(instance, "__class__", self._classes[cls])
             except Exception as error:
                 raise ValueError(f"environment: {cls.__name__} cannot be guarded: {error}") from None
@@ -164,8 +159,7 @@ class ToolGuard:
         for name, function in tool_functions(cls).items():
             static = isinstance(inspect.getattr_static(cls, name), staticmethod)
             body[name] = staticmethod(self.tool(function)) if static else self.tool(function)
-        # TRL takes every function of the class for a tool: the context is reached through `value_of` alone, and
-        # what is said of turns is a property that returns the bound method.
+        # TRL takes every function of the class for a tool, but no property; `value_of` reaches the context.
         for name in (TURN_REWARDS, ANCHOR_STATES):
             if inspect.isfunction(getattr(cls, name, None)):
                 body[name] = property(inspect.getattr_static(cls, name).__get__)
@@ -177,10 +171,10 @@ class ToolGuard:
     def report(
         self, messages: Any, last_turn: str, tools: Sequence[str], control: re.Pattern[str] | None
     ) -> dict[str, int]:
-        """How many calls a rollout made, and how many failed of which kind; what did not occur is left out.
+        """How many calls a completion made, and how many failed of which kind; what did not occur is left out.
 
-        ``messages`` is the rollout's completion; plain text made no call. ``last_turn`` is what the model sampled
-        last, special tokens included: a call there that did not become one ended the rollout.
+        ``last_turn`` is what the model sampled last, special tokens included: a call there that could not be
+        parsed ended the rollout.
         """
         if isinstance(messages, str):
             return {}
@@ -201,11 +195,7 @@ class ToolGuard:
         return {name: count for name, count in counts.items() if count}
 
     def failure_of(self, message: Mapping[str, Any], tools: Sequence[str]) -> str | None:
-        """As which kind the call that this tool message answers failed; None if it did not.
-
-        Of the batch under way, and of the kinds that an answer shows: unknown, arguments, raised, timeout, cut.
-        ``tools`` are the names of the rollout's tools.
-        """
+        """As which kind the call that this message of the batch answers failed; None if it did not."""
         text = "\n".join(texts_of(message.get("content")))
         if message.get("name") not in tools:
             return "unknown"
@@ -215,7 +205,7 @@ class ToolGuard:
 
     @contextmanager
     def _failures(self, *passing: type[BaseException]) -> Generator[None]:
-        """What is raised inside, but ``passing``, becomes an answer; calls inside are not guarded again."""
+        """What is raised inside, but ``passing``, becomes an answer."""
         inside = _INSIDE.set(True)
         try:
             yield
@@ -257,21 +247,9 @@ class ToolGuard:
 
 
 def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
-    """The functions of an environment's class that the model may call: the public ones that are not reserved.
-
-    >>> class Env:
-    ...     def reset(self): ...
-    ...     def look(self): ...
-    ...     def turn_rewards(self): ...
-    >>> list(tool_functions(Env))
-    ['look']
-    """
-    members = inspect.getmembers(cls, predicate=inspect.isfunction)
-    return {
-        name: function
-        for name, function in members
-        if not name.startswith("_") and name not in RESERVED_METHODS
-    }
+    """The functions of an environment's class that the model may call: the public ones that are not reserved."""
+    members = dict(inspect.getmembers(cls, predicate=inspect.isfunction))
+    return {name: f for name, f in members.items() if name[0] != "_" and name not in RESERVED_METHODS}
 
 
 def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], Any]]:
@@ -293,18 +271,11 @@ def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], 
 
 @contextmanager
 def _limited(seconds: float | None) -> Generator[None]:
-    """Raise ``_TimeUp`` in the body after so many seconds, and again after as many if the body swallows it.
-
-    The alarm that was set before is set again.
-    """
-    if (
-        seconds is None
-        or not hasattr(signal, "setitimer")
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    """Raise ``_TimeUp`` in the body after so many seconds, and again after as many if the body swallows it."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not on_main or not hasattr(signal, "setitimer"):
         yield
         return
-
     running = True
 
     def late(number: int, frame: types.FrameType | None) -> None:

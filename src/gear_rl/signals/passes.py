@@ -108,7 +108,9 @@ class ModelPasses:
         if other is None:
             return scorer.teacher_states(teacher)
         states = replace(scorer, model=other, teacher_weights=None).teacher_states(teacher)
-        return replace(states, head=head_of(other, self.temperature))
+        head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
+        weight_VD = head.weight_VD.to(scorer.completions.ids.device)
+        return replace(states, head=replace(head, weight_VD=weight_VD))
 
     def _folded(
         self,

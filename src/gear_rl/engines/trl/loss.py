@@ -1,5 +1,6 @@
 """What is added to TRL's loss: the distillation term, and a look at whether it is finite. Knows no method."""
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -30,9 +31,8 @@ def attach(
 ) -> None:
     """Put into TRL's ``output``, which TRL shuffles and splits by rows, what the distilling loss needs.
 
-    ``teacher_prompts`` has one row per completion; a row whose weights are all 0 is never run. ``seen_B`` says in
-    which rows the signals were computed: elsewhere a reference log-prob of 0 stands for nothing, and the anchor
-    leaves the row alone.
+    ``seen_B`` says in which rows the signals were computed: elsewhere a reference log-prob of 0 stands for
+    nothing, and the anchor leaves the row alone.
     """
     output[WEIGHT] = credit.distill_weight
     output[TEACHER_IDS] = teacher_prompts.ids_BP
@@ -54,12 +54,11 @@ def loss_with_distillation(
 ) -> Tensor:
     """TRL's loss of a micro-batch, and on top of it what the method distils and what it is anchored with.
 
-    ``sum_t weight_t ratio_t term_t + anchor_weight f(r_t)`` over the trained tokens, divided as TRL divides its
-    token means (``loss_type: dapo``): by the trained tokens of the whole generation batch over all processes, so
-    that no split into micro-batches or processes changes it, whatever ``loss_type`` TRL's own loss has. A term
-    or anchor that is not finite is left out and counted. ``ratio_t`` is constant: probability now over
-    probability when sampled, both TRL's, 1 where TRL keeps no old log-prob because they are the same. Where left
-    padding moves the positions of TRL's forward (GPT-2), term and anchor come from a forward of our own.
+    ``sum_t weight_t ratio_t term_t + anchor_weight f(r_t)`` over the trained tokens, divided by those of the
+    whole generation batch over all processes, so that no split changes it. A term or anchor that is not finite
+    is left out and counted. ``ratio_t`` is constant: probability now over probability when sampled, 1 where TRL
+    keeps no old log-prob because they are the same. Where left padding moves the positions of TRL's forward
+    (GPT-2), term and anchor come from a forward of our own.
     """
     completions, reference = completions_of(inputs), cast(Tensor | None, inputs.get(REFERENCE))
     anchored = distillation.anchor != "none" and distillation.anchor_weight > 0
@@ -113,9 +112,6 @@ def loss_with_distillation(
     return loss + term + anchor
 
 
-# --- a step that is not finite -------------------------------------------------------------------------------
-
-
 class FiniteSteps:
     """Watches the losses of a step's micro-batches, and judges the step once its gradient's norm is known.
 
@@ -127,21 +123,16 @@ class FiniteSteps:
     """
 
     def __init__(self) -> None:
-        self._loss: Tensor | None = None
+        self._loss = torch.zeros(())
 
     def add(self, loss: Tensor) -> None:
         """The loss of one micro-batch, without waiting for it."""
-        self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        self._loss = self._loss.to(loss) + loss.detach()
 
     def take(self, norm: Tensor | float | None) -> str | None:
-        """What is wrong with the step that ends here; None if nothing is. One number crosses from the device."""
-        loss, self._loss = self._loss, None
-        looked_at = [torch.zeros(()) if loss is None else loss]
-        if norm is not None:
-            whole = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
-            looked_at.append(whole.to(looked_at[0]))
-        values = torch.stack([x.detach().float().reshape(()) for x in looked_at])
-        if bool(values.isfinite().all()):
-            return None
-        words = zip(("loss", "gradient norm"), values, strict=False)
-        return ", ".join(f"{word} {float(x):g}" for word, x in words if not x.isfinite())
+        """What is wrong with the step that ends here; None if nothing is."""
+        facts = {"loss": self._loss, "gradient norm": 0.0 if norm is None else norm}
+        self._loss = torch.zeros(())
+        whole = {word: x.full_tensor() if isinstance(x, DTensor) else x for word, x in facts.items()}
+        numbers = {word: float(x) for word, x in whole.items()}
+        return ", ".join(f"{word} {x:g}" for word, x in numbers.items() if not math.isfinite(x)) or None

@@ -1,13 +1,11 @@
 """verl's rollouts as the batch that the credit step reads. Imports no verl.
 
-verl's part: columns with one entry per rollout, ids without padding, and keys ``{prompt}_{session}_{output}``.
-Ours: under ``SEEN`` of its ``extra_fields`` what our agent loop saw, and under ``SAMPLED`` the mask before verl's
-rejection of tokens.
+verl's columns have one entry per rollout, ids without padding, and keys ``{prompt}_{session}_{output}``. Under
+``SEEN`` of ``extra_fields`` is what our agent loop saw, under ``SAMPLED`` the mask before verl rejected tokens.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -37,31 +35,24 @@ prompt that lacks one token 1.7, weights with 5 % of noise 2.6, a shift by one t
 Columns = Mapping[str, Sequence[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class SeenEnvironment:
-    """What an environment said of a rollout in the agent loop, for the driver, where the environment is not.
-
-    >>> SeenEnvironment({"turn_rewards": [1.0]}).turn_rewards()
-    [1.0]
-    """
-
-    said: Mapping[str, Any] = field(default_factory=dict[str, Any])
+class SeenEnvironment(dict[str, Any]):
+    """What an environment said of a rollout in the agent loop, for the driver, where the environment is not."""
 
     def privileged_context(self) -> Any:
-        return self.said.get(PRIVILEGED_CONTEXT)
+        return self.get(PRIVILEGED_CONTEXT)
 
     def turn_rewards(self) -> Any:
-        return self.said.get(TURN_REWARDS)
+        return self.get(TURN_REWARDS)
 
     def anchor_states(self) -> Any:
-        return self.said.get(ANCHOR_STATES)
+        return self.get(ANCHOR_STATES)
 
 
 def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer) -> RolloutBatch:
-    """The rollouts of the whole batch, padding rows left out by the caller; those of one prompt are a group.
+    """The rollouts of the whole batch, without padding rows; those of one prompt are a group.
 
-    Turns and messages are those that were sampled, whatever verl rejected of them. Raises ``ValueError`` where
-    the tokens of a completion differ in their advantage.
+    Turns and messages are those that were sampled, whatever verl rejected of them. ``ValueError`` where the
+    tokens of a completion differ in their advantage.
     """
     rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
     ids = padded(columns["responses"])
@@ -166,11 +157,7 @@ def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
 def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor, bypass: bool = False) -> float | None:
     """How far verl's own log-probs of the sampled tokens are from ours at most; None where verl has none.
 
-    Both are of the same weights, so a gap beyond rounding says that one of the passes is wrong; with ``bypass``
-    verl's are the rollout engine's. Above ``LARGEST_GAP`` it warns, once.
-
-    >>> log_prob_gap({"old_log_probs": [torch.tensor([-1.0])]}, torch.tensor([[-1.5]]), torch.tensor([[True]]))
-    0.5
+    Both are of the same weights (with ``bypass`` verl's are the rollout engine's). Warns above ``LARGEST_GAP``.
     """
     if "old_log_probs" not in columns or not counted.any():
         return None

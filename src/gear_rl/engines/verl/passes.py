@@ -1,8 +1,7 @@
 """The forward passes of a credit step under verl: the driver requests, the workers compute. Imports no verl.
 
-verl's part: the TransferQueue holds ``prompts`` and ``responses``, ids without padding, and every rank takes an
-equal run of the rollouts it is sent. Ours: a ``Row`` for each rollout with the rest of the request, an ``Order``
-for all ranks, and a field of one number per token for each signal that comes back.
+verl's TransferQueue holds ``prompts`` and ``responses``, and every rank takes an equal run of the rollouts. We
+add a ``Row`` for each rollout, an ``Order`` for all ranks, and a field for each signal that comes back.
 """
 
 import pickle
@@ -60,7 +59,6 @@ class Row:
 
 def rows_of_request(request: ForwardRequest, places: Sequence[int]) -> list[Row]:
     """The rows of the rollouts numbered by ``places``; one that is ``PADDING`` has nothing to score."""
-
     nothing, rows = torch.zeros(1, dtype=torch.long), list[Row]()
     for b in places:
         if b == PADDING:  # without a trained token it is compared with none
@@ -121,8 +119,7 @@ Passes = Callable[[list[int], list[bytes], Order], dict[str, list[Tensor]]]
 class VerlEngine:
     """verl's driver, for one batch, as an ``Engine`` of the credit step.
 
-    ``parts`` ranks score the batch, and ``padding`` rollouts only fill it. ``template_kwargs`` are the student's
-    arguments of the chat template, and ``tools`` the schemas of each rollout's tools.
+    ``parts`` ranks score the batch, ``padding`` rollouts only fill it, ``tools`` are the schemas of each rollout.
     """
 
     rank = 0
@@ -155,11 +152,6 @@ class VerlEngine:
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
         names = names_of(request.needs)
-        if "reference_logprob" in names:
-            raise ValueError(
-                "credit: this engine cannot compute 'reference_logprob', for it has no weights of the run's "
-                "beginning; choose another method or engine"
-            )
         places = self._places(request)
         order = Order(
             needs=tuple(request.needs),
@@ -226,12 +218,7 @@ def placed_by_group(groups: Sequence[int], parts: int) -> list[int]:
 
 
 def padded(rows: Sequence[Tensor], width: int = 0) -> Tensor:
-    """Rows of different lengths as one tensor, filled with 0 on the right, at least ``width`` wide.
-
-    >>> padded([torch.tensor([1.0]), torch.tensor([2.0, 3.0])], width=3)
-    tensor([[1., 0., 0.],
-            [2., 3., 0.]])
-    """
+    """Rows of different lengths as one tensor, filled with 0 on the right, at least ``width`` wide."""
     both = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     return torch.nn.functional.pad(both, (0, max(0, width - both.shape[1])))
 

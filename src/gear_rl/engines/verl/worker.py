@@ -1,23 +1,19 @@
 """verl's hybrid worker with one more method: the signals of a credit step, computed where the weights are."""
 
 import pickle
-from dataclasses import replace
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from torch import Tensor
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, request_of_rows, signal_field
-from gear_rl.signals.batch import ForwardRequest
-from gear_rl.signals.forwards import head_of
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.score import Scorer, TeacherStates
 from gear_rl.signals.signal import needs_teacher
 from gear_rl.signals.teacher import Teacher, make_teacher
 
@@ -32,50 +28,28 @@ class CreditWorker(ActorRolloutRefWorker):
         device = torch.device(get_device_id())
         prompts, responses, rows = (column(data[name]) for name in FIELDS)
         request = request_of_rows(order, [pickle.loads(row) for row in rows], prompts, responses, device)
-        engine: Any = self.actor.engine
-        with engine.eval_mode():
-            values = self._signals(order, request)
+        base = order.config.teacher_model_kind == "base" and needs_teacher(order.needs)
+        actor: Any = self.actor.engine
+        reference: Any = self.ref.engine if base and self.ref is not None else None
+        with actor.eval_mode(), nullcontext() if reference is None else reference.eval_mode():
+            passes = ModelPasses(
+                model=actor.module,
+                skip_first_tokens=order.config.teacher_skip_first_tokens,
+                pad_id=order.pad_id,
+                # With LoRA verl loads no reference: the teacher is the model without its adapter.
+                teacher=make_teacher("base", actor.module) if base and reference is None else Teacher(),
+                teacher_model=None if reference is None else reference.module,
+                reference=Teacher(),  # reference_logprob is refused
+                temperature=order.temperature,
+                batch_size=cast(int, order.config.credit_batch_size),
+                seed=order.seed,
+                largest=_largest,
+                share_prompts=not _is_sharded(),
+            )
+            values = passes.run(request)
         lengths = [len(ids) for ids in responses]
         fields = {signal_field(name): jagged(x.float().cpu(), lengths) for name, x in values.items()}
         return TensorDict(fields, batch_size=len(lengths))
-
-    def _signals(self, order: Order, request: ForwardRequest) -> dict[str, Tensor]:
-        model: Any = self.actor.engine.module
-        base = order.config.teacher_model_kind == "base" and needs_teacher(order.needs)
-        passes = ModelPasses(
-            model=model,
-            skip_first_tokens=order.config.teacher_skip_first_tokens,
-            pad_id=order.pad_id,
-            # With LoRA verl loads no reference: the teacher is the model without its adapter.
-            teacher=make_teacher("base", model) if base and self.ref is None else Teacher(),
-            reference=Teacher(),  # reference_logprob is refused
-            temperature=order.temperature,
-            batch_size=cast(int, order.config.credit_batch_size),
-            seed=order.seed,
-            largest=_largest,
-            share_prompts=not _is_sharded(),
-        )
-        states = self._reference_states(order, request) if base and self.ref is not None else None
-        return passes.run(request, teacher_states=states)
-
-    def _reference_states(self, order: Order, request: ForwardRequest) -> TeacherStates:
-        """The teacher's pass with the first weights: verl's reference model in the same process."""
-        engine: Any = self.ref.engine
-        size = cast(int, order.config.credit_batch_size)
-        with engine.eval_mode():
-            scorer = Scorer(
-                model=engine.module,
-                completions=request.completions,
-                row_B=request.scored_B,
-                temperature=order.temperature,
-                batch_size=size,
-                num_batches=_largest(-(-int(request.scored_B.sum()) // size)),
-            )
-            states = scorer.teacher_states(request.teachers[0])
-            head = head_of(engine.module, order.temperature)
-        # The reference's weights may rest in the main memory, and be moved there again.
-        head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
-        return TeacherStates(hidden=states.hidden, head=head)
 
 
 def _is_sharded() -> bool:
