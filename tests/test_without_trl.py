@@ -58,8 +58,9 @@ from gear_rl.runs.verl.export import export, read_run
 words = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
 words += ["--per_device_train_batch_size", "64", "--credit.alpha", "0.5", "--some_setting_of_trl", "1"]
 with tempfile.TemporaryDirectory() as folder:
-    done = export(read_run(None, words), Path(folder))
-    assert done.rows == {"train": 4096, "test": 8} and "some_setting_of_trl" in done.notes[0], done
+    said = []
+    done = export(read_run(None, words), Path(folder), say=said.append)
+    assert done == {"train": 4096, "test": 8} and any("some_setting_of_trl" in text for text in said), done
 try:
     read_run(None, [*words, "--learning_rate", "fast"])
 except InputError as error:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,8 +20,7 @@ from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import load_environment
-from gear_rl.runs.verl.export import Exported, export, read_run
-from gear_rl.runs.verl.launch import DEFAULTS
+from gear_rl.runs.verl.export import DEFAULTS, export, read_run
 from support.commands import gear
 
 CHAIN = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
@@ -28,7 +28,7 @@ ERRANDS = ["--model", "arena/errands", "--dataset", "arena/errands/easy", "--hel
 BATCH = ["--per_device_train_batch_size", "64"]
 
 
-def exported(folder: Path, *words: str, **options: int) -> Exported:
+def exported(folder: Path, *words: str, **options: Any) -> dict[str, int]:
     return export(read_run(None, [*words]), folder, **options)
 
 
@@ -59,7 +59,7 @@ def rows_of(file: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("chain")
-    assert exported(folder, *CHAIN, *BATCH).rows == {"train": 4096, "test": 8}
+    assert exported(folder, *CHAIN, *BATCH) == {"train": 4096, "test": 8}
     return folder
 
 
@@ -202,10 +202,13 @@ def test_an_adapter_is_that_of_peft_and_merged_for_vllm(lora, wanted, tmp_path):
 
 
 def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
-    done = exported(tmp_path, *CHAIN, *BATCH, "--mask_truncated_completions", "true", "--use_vllm", "true")
-    assert done.notes[0] == "left to verl's own settings: mask_truncated_completions"
-    assert "linear" in done.notes[1]
-    assert all(f"# {note}\n" in (tmp_path / "launch.sh").read_text(encoding="utf-8") for note in done.notes)
+    said: list[str] = []
+    words = ["--mask_truncated_completions", "true", "--use_vllm", "true"]
+    exported(tmp_path, *CHAIN, *BATCH, *words, say=said.append)
+    notes = [text.removeprefix("note: ") for text in said if text.startswith("note: ")]
+    assert notes[0] == "left to verl's own settings: mask_truncated_completions"
+    assert "linear" in notes[1]
+    assert all(f"# {note}\n" in (tmp_path / "launch.sh").read_text(encoding="utf-8") for note in notes)
 
 
 REFUSED = {
@@ -254,7 +257,7 @@ def test_rows_that_cannot_be_used_are_not_exported(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["--model", "some/model", "--dataset", str(tmp_path / "rows.jsonl"), "--reward", "math"]
     done = exported(tmp_path / "out", *words, "--columns.prompt", "q", "--columns.answer", "a")
-    assert done.rows == {"train": 2}
+    assert done == {"train": 2}
     given = overrides(tmp_path / "out")
     assert given["data.val_files"] == given["data.train_files"], "verl reads one in any case"
     assert (given["trainer.test_freq"], given["trainer.val_before_train"]) == ("-1", "false")

@@ -11,8 +11,7 @@ from gear_rl.cli.doctor import registration_fault
 from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import VerlSettings
 from gear_rl.errors import InputError
-from gear_rl.runs.verl.export import export, read_run
-from gear_rl.runs.verl.launch import hydra_value
+from gear_rl.runs.verl.export import export, hydra_value, read_run
 from gear_rl.runs.verl.settings import read_config
 from support.launching import options, overrides
 

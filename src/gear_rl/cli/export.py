@@ -28,8 +28,6 @@ def verl(
 
     show_log()
     done = export(read_run(config, context.args), out, gpus=gpus, prompt_tokens=prompt_tokens, say=say)
-    for name, rows in done.rows.items():
+    for name, rows in done.items():
         typer.echo(f"wrote {out / name}.parquet ({rows} rows)")
-    for note in done.notes:
-        say(f"note: {note}")
     typer.echo(f"start it, where verl is installed, with: bash {out.resolve() / 'launch.sh'}")

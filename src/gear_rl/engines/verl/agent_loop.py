@@ -1,8 +1,7 @@
 """TRL's environment contract in verl's agent loop: ``reset(**row)``, public methods as tools, ``get_reward()``.
 
-What the credit step reads later, on the driver, travels with the rollout: its messages with the calls that
-failed, the tools' schemas, and what the environment says. It is read after the last token was sampled, so nothing
-privileged can reach a prompt.
+What the credit step reads on the driver travels with the rollout. It is read after the last token was sampled, so
+nothing privileged can reach a prompt.
 """
 
 import asyncio

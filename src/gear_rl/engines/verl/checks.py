@@ -1,7 +1,4 @@
-"""What a run of verl with token credit refuses before it starts, each with the setting that would do.
-
-Only what verl itself would run, without the credit or with a wrong one; what verl refuses is verl's to report.
-"""
+"""What verl would run without token credit or with a wrong one: refused, each with the setting that would do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

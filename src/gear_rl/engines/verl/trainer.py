@@ -49,8 +49,7 @@ HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 class CreditTrainer:
     """Mixed into one of verl's trainers, before it; ``mode`` is verl's own name of that trainer.
 
-    verl decides by that name which replay buffer it takes and how it fetches prompts, so under a name of ours it
-    would train in another way without a word: the configuration is given the name back before verl reads it.
+    verl decides by that name how it buffers and fetches prompts, so the configuration is given the name back.
     """
 
     mode: str
@@ -103,7 +102,7 @@ class CreditTrainer:
     def assign_credit(
         self, batch: KVBatchMeta, metrics: dict[str, Any], sampled: Mapping[str, Tensor]
     ) -> tuple[RolloutBatch, CreditResult]:
-        """Replace the advantages of the batch by the method's; returns what they were made from, for tests.
+        """Replace the advantages of the batch by the method's; returns what they were made from.
 
         ``sampled`` is the mask of each key before verl rejected any token.
         """

@@ -4,11 +4,15 @@
 # pyright: reportMissingTypeStubs=false
 
 import dataclasses
+import json
+import math
+import re
+import shlex
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 
@@ -16,12 +20,78 @@ from gear_rl.arena.task import dataset_task
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
 from gear_rl.engines.verl.batch import AGENT_NAME
+from gear_rl.engines.verl.checks import TRAINERS, check_method
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.methods import METHODS
 from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.models import resolve_model
+from gear_rl.runs.resolved import OUTPUT_DIR
 from gear_rl.runs.trainer import arena_model, is_arena, load_data, load_environment
-from gear_rl.runs.verl.launch import DEFAULTS, Overrides, notes_on, overrides_of, script
+from gear_rl.runs.verl.settings import SECTION, STEP, group_of, read_settings
 
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+SAME: dict[str, tuple[Any, str]] = {
+    "num_generations": (8, f"{ROLLOUT}.n"),
+    "temperature": (1.0, f"{ROLLOUT}.temperature"),
+    "top_p": (1.0, f"{ROLLOUT}.top_p"),
+    "vllm_tensor_parallel_size": (1, f"{ROLLOUT}.tensor_model_parallel_size"),
+    "max_completion_length": (512, "data.max_response_length"),
+    "seed": (42, "data.seed"),
+    "gradient_checkpointing": (True, f"{MODEL}.enable_gradient_checkpointing"),
+    "learning_rate": (1e-6, f"{ACTOR}.optim.lr"),
+    "weight_decay": (0.0, f"{ACTOR}.optim.weight_decay"),
+    "max_grad_norm": (1.0, f"{ACTOR}.grad_clip"),
+    "num_iterations": (1, f"{ACTOR}.ppo_epochs"),
+    "beta": (0.0, f"{ACTOR}.kl_loss_coef"),
+}
+"""Settings that verl has under another name, with what ``gear train`` takes where a file says nothing."""
+DEFAULTS: dict[str, Any] = {
+    **{name: default for name, (default, _) in SAME.items()},
+    "warmup_steps": 0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "lr_scheduler_type": "linear",
+    "max_steps": -1,
+    "num_train_epochs": 3.0,
+    "top_k": 0,
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "importance_sampling_level": "token",
+    "save_strategy": "steps",
+    "save_steps": 500,
+    "save_total_limit": None,
+    "eval_strategy": "no",
+    "eval_steps": None,
+    "report_to": "none",
+    "chat_template_kwargs": None,
+    "reward_weights": None,
+    "max_tool_calling_iterations": None,
+    "tool_time_limit": 30.0,
+    "tool_max_chars": 20_000,
+}
+"""Every setting of ``gear train`` that the command reads, since TRL may not be installed."""
+_AGGREGATION = {
+    "dapo": "token-mean",
+    "bnpo": "token-mean",
+    "cispo": "token-mean",
+    "sapo": "seq-mean-token-mean",
+    "grpo": "seq-mean-token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+}
+"""TRL's losses that verl has too, and how verl calls their mean."""
+_CHOICES = {
+    "loss_type": tuple(_AGGREGATION),
+    "lr_scheduler_type": ("constant_with_warmup", "constant", "cosine", "linear"),
+    "importance_sampling_level": ("token",),
+    "scale_rewards": ("group", "none", "True", "False"),
+}
+_NO_NEED = {"use_vllm", "vllm_mode", "bf16", "fp16", "logging_steps", "use_cpu", "output_dir"}
+_LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclude_modules": None}
+"""The settings of an adapter that verl has too, with peft's defaults: verl's are others."""
 GOLD_COLUMNS = ("ground_truth", "answer", "solution")
 """Where verl's ``ground_truth`` is taken from; our rewards read the whole row."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
@@ -30,14 +100,6 @@ _NOT_EXPORTED = {
     "tools": "verl's agent loop has tools of an environment; make them methods of one and name it in environment",
 }
 """Keys of ours that have no counterpart, and what to do."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written: the rows of each parquet file, and what of the configuration did not come along."""
-
-    rows: dict[str, int]
-    notes: list[str]
 
 
 def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -62,10 +124,11 @@ def export(
     gpus: int = 8,
     prompt_tokens: int = 1024,
     say: Callable[[str], None] = lambda text: None,
-) -> Exported:
-    """Write everything that verl needs for a run into the folder ``out``; ``say`` gets each stage as it begins.
+) -> dict[str, int]:
+    """Write everything that verl needs for a run into the folder ``out``; returns the rows of each parquet file.
 
-    Raises ``InputError`` for what cannot be exported; of the settings, before a dataset is read.
+    ``say`` gets each stage as it begins, and what does not come along. ``InputError`` for what cannot be
+    exported; of the settings, before a dataset is read.
     """
     out = out.resolve()
     environment = _environment(config)
@@ -78,10 +141,8 @@ def export(
         name = resolve_model(config.model)
         files["model"] = str(Path(name).resolve()) if Path(name).is_dir() else name
 
-    def overrides(rows: int) -> Overrides:
-        return overrides_of(
-            config, given, environment, files, rows=rows, gpus=gpus, prompt_tokens=prompt_tokens
-        )
+    def overrides(rows: int) -> dict[str, Any]:
+        return _overrides(config, given, environment, files, rows, gpus, prompt_tokens)
 
     overrides(rows=1)  # for what it refuses
     say(f"reading {config.dataset}")
@@ -97,10 +158,12 @@ def export(
             part.save_pretrained(files["model"])
     if environment is None:
         Path(files["reward"]).write_text(_reward_file(config), encoding="utf-8")
-    notes, command = notes_on(given), out / "launch.sh"
-    command.write_text(script(overrides(len(parts["train"])), notes), encoding="utf-8")
+    notes, command = _notes(given), out / "launch.sh"
+    command.write_text(_script(overrides(len(parts["train"])), notes), encoding="utf-8")
     command.chmod(0o755)
-    return Exported({name: len(rows) for name, rows in parts.items()}, notes)
+    for note in notes:
+        say(f"note: {note}")
+    return {name: len(rows) for name, rows in parts.items()}
 
 
 def _environment(config: RunConfig) -> str | None:
@@ -188,3 +251,180 @@ def _reward_file(config: RunConfig) -> str:
         "from gear_rl.runs.verl.reward import scorer\n\n"
         f"compute_score = scorer({names!r}, dataset={config.dataset!r}, weights={weights!r})\n"
     )
+
+
+def _overrides(
+    config: RunConfig,
+    given: Mapping[str, Any],
+    environment: str | None,
+    files: Mapping[str, str],
+    rows: int,
+    gpus: int,
+    prompt_tokens: int,
+) -> dict[str, Any]:
+    """Hydra's keys (with a plus sign where verl has no such key) and values, the method's first.
+
+    ``given`` are the trainer's settings, ``files`` the paths of ``train``, ``test``, ``reward`` and ``model``.
+    ``InputError`` for a setting that verl has no counterpart for and that would change what is trained.
+    """
+    settings = DEFAULTS | dict(given)
+    for name, choices in _CHOICES.items():
+        if str(settings[name]) not in choices:
+            raise InputError(f"{name}: {settings[name]!r} is not in verl; use {' or '.join(choices)}")
+    # One step has the prompts of one batch of the file on one device.
+    total = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    prompts, left_over = divmod(total, settings["num_generations"])
+    if left_over:
+        raise InputError(
+            f"num_generations: {settings['num_generations']} does not divide the {total} completions of a step "
+            "(per_device_train_batch_size x gradient_accumulation_steps)"
+        )
+    micro = math.gcd(settings["per_device_train_batch_size"], total // gpus)
+    steps, folder = int(settings["max_steps"]), str(given.get("output_dir") or OUTPUT_DIR)
+    epochs = steps / max(rows // prompts, 1) if steps > 0 else settings["num_train_epochs"]
+    solves = settings["eval_strategy"] == "steps" and "test" in files
+    report = settings["report_to"] or "none"
+    trackers = [report] if isinstance(report, str) else list(report)
+    return {
+        **_credit(config, settings, given, environment),
+        "data.train_files": files["train"],
+        # verl reads a file here in any case; without held-out rows it never solves them.
+        "data.val_files": files.get("test", files["train"]),
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": prompt_tokens,
+        "data.filter_overlong_prompts": True,
+        **{
+            f"+data.apply_chat_template_kwargs.{name}": value
+            for name, value in (settings["chat_template_kwargs"] or {}).items()
+        },
+        f"{MODEL}.path": files["model"],
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.top_k": settings["top_k"] or -1,  # 0 and None mean all tokens
+        **{verl: settings[name] for name, (_, verl) in SAME.items()},
+        f"{ACTOR}.strategy": "fsdp2",
+        f"{ACTOR}.ppo_mini_batch_size": prompts,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
+        f"{ACTOR}.optim.lr_scheduler_type": "cosine"
+        if settings["lr_scheduler_type"] == "cosine"
+        else "constant",
+        f"{ACTOR}.optim.lr_warmup_steps": int(settings["warmup_steps"]),
+        f"{ACTOR}.optim.betas": [settings["adam_beta1"], settings["adam_beta2"]],
+        **_loss(settings),
+        **(_turns(settings) if environment else {"reward.custom_reward_function.path": files["reward"]}),
+        **_adapter(config.lora),
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.total_epochs": math.ceil(epochs),
+        "trainer.total_training_steps": steps if steps > 0 else None,
+        "trainer.save_freq": int(settings["save_steps"]) if settings["save_strategy"] == "steps" else -1,
+        "trainer.max_actor_ckpt_to_keep": settings["save_total_limit"],
+        "trainer.test_freq": int(settings["eval_steps"] or 1) if solves else -1,
+        "trainer.val_before_train": False,
+        "trainer.logger": ["console", *(one for one in trackers if one not in ("none", "all"))],
+        "trainer.project_name": "gear",
+        "trainer.experiment_name": Path(folder).name,
+        "trainer.default_local_dir": folder,
+    }
+
+
+def _notes(given: Mapping[str, Any]) -> list[str]:
+    """What of the trainer's settings does not come along."""
+    left = sorted(set(given) - set(DEFAULTS) - STEP - _NO_NEED)
+    notes = [f"left to verl's own settings: {', '.join(left)}"] if left else []
+    if given.get("lr_scheduler_type", "linear") == "linear":
+        notes.append("lr_scheduler_type: verl has no linear schedule, so the learning rate stays constant")
+    return notes
+
+
+def _script(overrides: dict[str, Any], notes: Sequence[str] = ()) -> str:
+    """A shell script that starts verl; what is written after it is handed on, and wins."""
+    about = "Written by `gear export verl`. Further overrides may follow, as in: bash FILE trainer.nnodes=2"
+    lines = [shlex.quote(f"{key}={hydra_value(value)}") for key, value in overrides.items()]
+    head = ["#!/usr/bin/env bash", *(f"# {line}" for line in [about, *notes]), "set -euo pipefail"]
+    return "\n".join([*head, " \\\n  ".join(["python3 -m verl.trainer.main_ppo", *lines, '"$@"']), ""])
+
+
+def hydra_value(value: Any) -> str:
+    r"""A value in the grammar of Hydra's overrides.
+
+    >>> [hydra_value(value) for value in (None, True, 1e-06, "runs/a.b", "1", "a {b}", ["x:y"], {"r": 8})]
+    ['null', 'true', '1e-06', 'runs/a.b', '"1"', '"a {b}"', '["x:y"]', '{r:8}']
+    """
+    if isinstance(value, str):
+        # Words that Hydra reads as something else are quoted too.
+        words = ("null", "true", "false", "nan", "inf")
+        if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) and value.lower() not in words:
+            return value
+        # A backslash counts as one, but before a quote: there, and at the end, it is doubled.
+        text = re.sub(r'(\\*)"', r'\1\1\\"', value).replace("${", r"\${")
+        return '"' + re.sub(r"(\\+)\Z", r"\1\1", text) + '"'
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[str, Any], value).items()
+        return "{" + ",".join(f"{key}:{hydra_value(inner)}" for key, inner in pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(hydra_value(inner) for inner in cast(Sequence[Any], value)) + "]"
+    return json.dumps(value)
+
+
+def _credit(
+    config: RunConfig, settings: Mapping[str, Any], given: Mapping[str, Any], environment: str | None
+) -> dict[str, Any]:
+    """The section ``gear``, checked as verl's run would."""
+    section = {"name": config.credit} if isinstance(config.credit, str) else dict(config.credit)
+    name = str(section.pop("name"))
+    section |= {key: value for key, value in given.items() if key in STEP}
+    if config.privileged is not None:
+        section["privileged"] = config.privileged
+    if environment is not None:
+        limits = {key: settings[key] for key in ("tool_time_limit", "tool_max_chars")}
+        section |= {"environment": environment, **limits}
+    check_method(read_settings({"credit": name, **section}))
+    if name in METHODS:
+        overrides, known = {f"+{SECTION}": name}, set(group_of(name))
+    else:  # a class of the user's own has no group
+        overrides, known = {"trainer.v1.trainer_mode": TRAINERS[0], f"+{SECTION}.credit": name}, set[str]()
+    return overrides | {f"{'' if k in known else '+'}{SECTION}.{k}": value for k, value in section.items()}
+
+
+def _loss(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kind, low, high = (settings[name] for name in ("loss_type", "epsilon", "epsilon_high"))
+    overrides: dict[str, Any] = {
+        "algorithm.adv_estimator": "grpo",
+        "critic.enable": False,
+        "algorithm.norm_adv_by_std_in_grpo": str(settings["scale_rewards"]) in ("group", "True"),
+        f"{ACTOR}.loss_agg_mode": _AGGREGATION[kind],
+        f"{ACTOR}.clip_ratio": low,
+        f"{ACTOR}.clip_ratio_low": low,
+        f"{ACTOR}.clip_ratio_high": low if high is None else high,
+        f"{ACTOR}.use_kl_loss": settings["beta"] > 0,
+    }
+    if kind in ("cispo", "sapo"):
+        overrides[f"{ACTOR}.policy_loss.loss_mode"] = kind
+    if kind == "dr_grpo":
+        overrides[f"{ACTOR}.loss_scale_factor"] = settings["max_completion_length"]
+    return overrides
+
+
+def _turns(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Where an environment plays and gives the reward."""
+    turns = settings["max_tool_calling_iterations"]
+    return {
+        f"{ROLLOUT}.multi_turn.enable": True,
+        # The turn after the last call answers. verl would cut a tool's answer at 256 characters.
+        f"{ROLLOUT}.multi_turn.max_assistant_turns": None if turns is None else turns + 1,
+        f"{ROLLOUT}.multi_turn.max_tool_response_length": settings["tool_max_chars"],
+    }
+
+
+def _adapter(lora: Mapping[str, Any] | None) -> dict[str, Any]:
+    """verl's settings of the adapter; vLLM is given the model with the adapter merged into it."""
+    if lora is None:
+        return {}
+    for name, value in lora.items():
+        if name not in _LORA and (name, value) not in (("lora_dropout", 0.0), ("bias", "none")):
+            raise InputError(
+                f"lora.{name}: {value!r} cannot be exported, only {', '.join(_LORA)}; leave it out"
+            )
+    verl = {f"{MODEL}.{'lora_rank' if k == 'r' else k}": lora.get(k, v) for k, v in _LORA.items()}
+    return verl | {f"{MODEL}.lora.merge": True}

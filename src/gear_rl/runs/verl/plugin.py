@@ -1,7 +1,7 @@
 """The entry point of group ``verl.plugins``: verl imports this module in every process, at ``import verl``.
 
-verl hides whatever fails here, so little is done: trainers and agent loop are registered once verl has loaded
-what they extend, where a fault is seen. ``gear doctor --engine verl`` says whether all of it happened.
+verl hides whatever fails here, so trainers and agent loop are registered later, once verl has loaded what they
+extend. ``gear doctor --engine verl`` says whether all of it happened.
 """
 
 import importlib
@@ -28,11 +28,7 @@ REGISTERED = {
 
 
 class CheckConfiguration(Callback):
-    """Hydra's callback: ends the command with one line for a run with token credit that cannot work.
-
-    It ends it itself: of an exception in a callback Hydra makes a warning. A run without a section ``gear`` and
-    without our trainers is not looked at.
-    """
+    """Hydra's callback: ends the command with one line for a run with token credit that cannot work."""
 
     def on_job_start(self, config: Any, **options: Any) -> None:
         mode = select(config, "trainer.v1.trainer_mode")
@@ -42,15 +38,13 @@ class CheckConfiguration(Callback):
             check_environment()
             check(config, read_config(config))
         except InputError as error:
-            raise SystemExit(f"gear-rl: {error}") from None
+            raise SystemExit(f"gear-rl: {error}") from None  # of another exception Hydra makes a warning
 
 
 def store_groups() -> None:
-    """Put a group ``gear`` of every method that runs in verl into Hydra's store, and the check beside it.
-
-    The check is in Hydra's own settings: a section that is written without the group meets no other code of ours
-    before Ray runs, and none at all beside one of verl's trainers.
-    """
+    """Put a group ``gear`` of every method that runs in verl into Hydra's store, and the check beside it."""
+    # A section that is written without the group meets no other code of ours before Ray runs, and none at all
+    # beside one of verl's trainers: so the check is in Hydra's own settings.
     store = ConfigStore.instance()
     callback = {"_target_": f"{__name__}.{CheckConfiguration.__name__}"}
     store.store(group="hydra", name="config", node=HydraConf(callbacks={SECTION: callback}))

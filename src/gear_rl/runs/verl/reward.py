@@ -14,9 +14,8 @@ def scorer(
 ) -> Callable[..., float | dict[str, float]]:
     """verl's ``compute_score`` for the rewards that a configuration names.
 
-    A reward is given what TRL gives it: the prompt, the completion as an assistant's message, and every column of
-    the row, which ``gear export verl`` puts into ``extra_info``. One reward is its number; several are their
-    weighted sum under ``score``, and each under its name. One that does not apply (None) counts as 0.
+    A reward is given what TRL gives it; ``extra_info`` has the row's columns. One reward is its number; several
+    are their weighted sum under ``score``, and each under its name. One that does not apply counts as 0.
 
     >>> score = scorer(["arena"], dataset="arena/chain/easy")
     >>> score(data_source="arena", solution_str="ans 45", ground_truth="45", extra_info={"answer": "45"})

@@ -1,7 +1,4 @@
-"""The settings under Hydra's key ``gear``: a method and its own, the credit step's, and what an agent needs.
-
-All stand side by side, as verl's users write settings: ``gear.credit=gear gear.alpha=0.5 gear.teacher=base``.
-"""
+"""The settings under Hydra's key ``gear``: a method and its own, the credit step's, and what an agent needs."""
 
 import dataclasses
 import typing
@@ -45,13 +42,18 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     Traceback (most recent call last):
     gear_rl.errors.InputError: gear.alhpa: no such setting of method 'gear' or of the credit step; did ...
     """
-    given = {str(name): value for name, value in section.items()}
+    given = dict(section)
     name, kind = str(given.pop("credit", "gear")), given.pop("teacher", None)
     if kind is not None:
         if given.get("teacher_model_kind") not in (None, kind):
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")
         given["teacher_model_kind"] = kind
-    of_method = _method_settings(name)
+    if ":" not in name and name not in METHODS:
+        raise InputError(f"gear.credit: no method {name!r}; {did_you_mean(name, METHODS)}")
+    cls: Any = METHODS[name] if name in METHODS else import_object(name, "gear.credit")
+    of_method = (
+        {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set[str]()
+    )
     known = [*sorted(of_method), *sorted(STEP), "credit", "teacher", "privileged", *_OWN]
     for key in set(given) - set(known):
         hint = did_you_mean(key, known)
@@ -70,13 +72,7 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
 
 
 def group_of(name: str) -> dict[str, Any]:
-    """The section of a method with every default, for Hydra's group ``gear``.
-
-    Hydra refuses a key that is not there; a setting that is no plain value can be added with a plus sign.
-
-    >>> group_of("rlsd")["credit"], "strength" in group_of("rlsd"), "record_file" in group_of("rlsd")
-    ('rlsd', True, True)
-    """
+    """The section of a method with every default that is a plain value, for Hydra's group ``gear``."""
     fields = [*dataclasses.fields(cast(Any, METHODS[name])), *dataclasses.fields(CreditConfig)]
     plain = {f.name: f.default for f in fields if isinstance(f.default, str | int | float | bool | None)}
     own = {f.name: f.default for f in dataclasses.fields(VerlSettings) if f.name in (*_OWN, "privileged")}
@@ -99,14 +95,6 @@ def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[]
         dataset = path if "/" in path else str(row.get("data_source", path))
         return environment_of("arena", dataset, "gear.environment")
     return environment_of(path, "", "gear.environment")
-
-
-def _method_settings(name: str) -> set[str]:
-    """The names of a method's own settings."""
-    if ":" not in name and name not in METHODS:
-        raise InputError(f"gear.credit: no method {name!r}; {did_you_mean(name, METHODS)}")
-    cls: Any = METHODS[name] if name in METHODS else import_object(name, "gear.credit")
-    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
 
 
 def _checked(given: Mapping[str, Any], names: typing.Collection[str], cls: type) -> dict[str, Any]:
