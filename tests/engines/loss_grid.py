@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engines import tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.trl.config import LOSS_TYPES, check_importance_level
+from gear_rl.engines.trl.config import LOSS_TYPES, check_loss
 
 LEVELS = ("token", "sequence")
 GRID = [(loss_type, level) for loss_type in LOSS_TYPES for level in LEVELS]
@@ -127,7 +127,7 @@ def spread(weighted: Tensor, plain: Tensor) -> float:
 def accepted(loss_type: str, level: str) -> bool:
     """Whether the engine takes the pair for a method that gives tokens credit of their own."""
     try:
-        check_importance_level(Gear(), loss_type, level)
+        check_loss(Gear(), loss_type, level)
     except ValueError:
         return False
     return True

@@ -23,7 +23,7 @@ from engines.loss_grid import (
 )
 from engines.probing import Probe
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
-from gear_rl.engines.trl.config import check_importance_level, check_signs
+from gear_rl.engines.trl.config import check_loss
 from gear_rl.methods import METHODS, Crpo, Gigpo
 from gear_rl.traits import distillation_of
 from gear_rl.types import TokenSignals
@@ -103,14 +103,14 @@ def test_only_an_even_method_itself_takes_one_ratio_for_a_completion():
 
     even = ("uniform", "crpo", "opsd", "sdpg", "sdpo")
     for name in even:
-        check_importance_level(METHODS[name](), "grpo", "sequence")
+        check_loss(METHODS[name](), "grpo", "sequence")
     others = [cls() for name, cls in METHODS.items() if name not in even]
     assert len(others) == len(METHODS) - len(even)
     for method in (*others, Shuffled(of=Uniform()), Probe(name="uniform"), Heir()):
-        check_importance_level(method, "grpo", "token")
-        check_importance_level(method, "cispo", "sequence")
+        check_loss(method, "grpo", "token")
+        check_loss(method, "cispo", "sequence")
         with pytest.raises(ValueError, match="importance_sampling_level: 'sequence' with loss_type 'grpo'"):
-            check_importance_level(method, "grpo", "sequence")
+            check_loss(method, "grpo", "sequence")
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,13 @@ def test_an_additive_method_is_refused_where_a_sign_stands_for_the_completion(tm
 def test_which_methods_may_differ_in_sign_inside_a_completion():
     assert {"gigpo", "mt_grpo", "igpo", "crpo"} <= set(ADDING)
     for method in (*(METHODS[name]() for name in ADDING), Shuffled(of=Crpo()), Probe(additive=True)):
-        check_signs(method, "sapo", None)
-        for rule in (("vespo", None), ("dapo", 0.0)):
+        check_loss(method, "sapo")
+        for rule in (("vespo", "token", None), ("dapo", "token", 0.0)):
             with pytest.raises(ValueError, match="may differ in sign"):
-                check_signs(method, *rule)
+                check_loss(method, *rule)
     for name, cls in METHODS.items():
         if name not in ADDING:
-            check_signs(cls(), "vespo", 0.1)
+            check_loss(cls(), "vespo", "token", 0.1)
 
 
 @pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if distillation_of(cls())])

@@ -196,10 +196,8 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     >>> differences({"beta": 0.0, "seed": 1}, {"beta": 0.1, "seed": 1})
     'beta 0.0 is now 0.1'
     """
-    pairs = {name: (saved.get(name), own.get(name)) for name in sorted(saved.keys() | own.keys())}
-    return ", ".join(
-        f"{name} {old!r:.200} is now {new!r:.200}" for name, (old, new) in pairs.items() if old != new
-    )
+    names = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
+    return ", ".join(f"{n} {saved.get(n)!r:.200} is now {own.get(n)!r:.200}" for n in names)
 
 
 def _plain(value: Any) -> Any:
@@ -252,9 +250,9 @@ class Checkpoints:
                 self._make_room()
                 return Run(self.folder.begin(), configuration), None
             path, manifest = self._chosen(resume)
-            run = self._resumed(path, manifest, configuration)
-            self.folder.begin(run.id)
-            return run, str(path)
+            changed = self._changed(path, manifest, configuration)
+            id = self.folder.begin(None if changed else manifest.run)
+            return Run(id, configuration, last_checkpoint=str(path), same=not changed), str(path)
 
         return self._on_main(choose)
 
@@ -293,8 +291,8 @@ class Checkpoints:
             )
         return path, manifest
 
-    def _resumed(self, path: Path, manifest: Manifest, configuration: dict[str, Any]) -> Run:
-        """The run of the checkpoint; a new one if it goes on with another configuration, which must be meant."""
+    def _changed(self, path: Path, manifest: Manifest, configuration: dict[str, Any]) -> str:
+        """What differs in the configuration; it must be meant."""
         changed = differences(manifest.configuration, configuration)
         if changed and not self.args.resume_anyway:
             raise ValueError(
@@ -303,13 +301,11 @@ class Checkpoints:
             )
         if changed:
             logger.warning("resume_anyway: goes on as a new run: %s", changed)
-        installed = versions()
-        other = [f"{name} {old}" for name, old in manifest.versions.items() if installed.get(name) != old]
-        if other:
-            logger.warning("%s was made with %s: last bits may differ", path, ", ".join(other))
+        others = [f"{name} {old}" for name, old in manifest.versions.items() if versions().get(name) != old]
+        if others:
+            logger.warning("%s was made with %s: last bits may differ", path, ", ".join(others))
         logger.info("resume_from_checkpoint: %s", path)
-        id = self.folder.begin() if changed else manifest.run
-        return Run(id, configuration, last_checkpoint=str(path), same=not changed)
+        return changed
 
     def save(
         self,

@@ -169,8 +169,7 @@ def checked_arguments(
             f"teacher_model: credit {credit.name!r} distils its teacher in the loss, which was never run with "
             "another model; leave it out, or take a method that reweights, such as 'gear'"
         )
-    check_importance_level(credit, args.loss_type, args.importance_sampling_level)
-    check_signs(credit, args.loss_type, args.off_policy_mask_threshold)
+    check_loss(credit, args.loss_type, args.importance_sampling_level, args.off_policy_mask_threshold)
     sources = sources_of(args, privileged)
     check_sources(sources, privileged is not None)
     if reads_context and dataset is not None:
@@ -179,52 +178,44 @@ def checked_arguments(
     return args
 
 
-def check_importance_level(credit: CreditAssigner, loss_type: str, level: str) -> None:
-    """Refuse a loss whose gradient sees only the sum of a completion's credit; ``ValueError``.
+def check_loss(
+    credit: CreditAssigner,
+    loss_type: str,
+    level: str = "token",
+    off_policy_mask_threshold: float | None = None,
+) -> None:
+    """Refuse a loss that loses a completion's token credit, or misreads its signs; ``ValueError``.
 
     With one importance ratio for the completion (``level`` "sequence", as in GSPO, arXiv:2507.18071) most losses
-    of TRL multiply that ratio by the sum of the advantages. Only an even method loses nothing.
+    multiply that ratio by the sum of the advantages: only an even method loses nothing. Of an additive method's
+    failed completion the off-policy mask (DeepSeek-V3.2) would drop the blame and keep the praise; VESPO would
+    change how the two compare. PPO's clip and SAPO's temperature are rules for a token and its own ratio.
 
     >>> from gear_rl.methods.gear import Gear
-    >>> check_importance_level(Gear(), "grpo", "sequence")
+    >>> check_loss(Gear(), "grpo", "sequence")
     Traceback (most recent call last):
     ValueError: importance_sampling_level: 'sequence' with loss_type 'grpo' gives all tokens of a completion the
     same gradient, so the token credit of 'gear' would be lost; set it to 'token', or use credit 'uniform'
     """
-    if level == "token" or loss_type in CONSTANT_RATIO_LOSSES or is_even(credit):
+    if level != "token" and loss_type not in CONSTANT_RATIO_LOSSES and not is_even(credit):
+        raise ValueError(
+            f"importance_sampling_level: {level!r} with loss_type {loss_type!r} gives all tokens of a completion "
+            f"the same gradient, so the token credit of {credit.name!r} would be lost; set it to 'token', or use "
+            "credit 'uniform'"
+        )
+    # Not `is_additive`: what a distilling method adds does not pass through the advantage.
+    if not getattr(credit, "additive", False):
         return
-    raise ValueError(
-        f"importance_sampling_level: {level!r} with loss_type {loss_type!r} gives all tokens of a completion the "
-        f"same gradient, so the token credit of {credit.name!r} would be lost; set it to 'token', or use credit "
-        "'uniform'"
-    )
-
-
-def check_signs(credit: CreditAssigner, loss_type: str, off_policy_mask_threshold: float | None) -> None:
-    """Refuse a rule of TRL's for whole completions that follows a sign, where tokens differ in theirs.
-
-    For an additive method the off-policy mask (DeepSeek-V3.2) would drop the blame of a failed completion and
-    keep its praise, and VESPO would change how the two compare. PPO's clip and SAPO's temperature are rules for a
-    token and its own ratio. Raises ``ValueError``.
-
-    >>> from gear_rl.methods.gigpo import Gigpo
-    >>> check_signs(Gigpo(), "vespo", off_policy_mask_threshold=None)
-    Traceback (most recent call last):
-    ValueError: loss_type: 'vespo' weighs a completion by the sign of its advantage, but with credit 'gigpo' its
-    tokens may differ in sign; take another loss_type, or use a method that only reweights, such as 'gear'
-    """
     if loss_type == "vespo":
         rule, fix = "loss_type: 'vespo' weighs", "take another loss_type"
     elif off_policy_mask_threshold is not None:
         rule, fix = f"off_policy_mask_threshold: {off_policy_mask_threshold} drops", "set it to None"
     else:
         return
-    # Not `is_additive`: what a distilling method adds does not pass through the advantage.
-    if getattr(credit, "additive", False):
-        raise ValueError(
-            f"{rule} a completion by the sign of its advantage, but with credit {credit.name!r} its tokens may "
-            f"differ in sign; {fix}, or use a method that only reweights, such as 'gear'"
-        )
+    raise ValueError(
+        f"{rule} a completion by the sign of its advantage, but with credit {credit.name!r} its tokens may "
+        f"differ in sign; {fix}, or use a method that only reweights, such as 'gear'"
+    )
 
 
 def check_setup(
