@@ -12,8 +12,8 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
 from gear_rl.arena.model import load
-from gear_rl.engines.verl.agent_loop import EnvironmentLoop
 from gear_rl.engines.verl.batch import SEEN
+from gear_rl.runs.verl.agent_loop import EnvironmentLoop
 from verl_cpu.tasks import THINKING_OFF
 
 SECRET = "the safe opens with 4711"
@@ -62,13 +62,6 @@ class Vault:
         return [1.0] * self.turns
 
 
-class VaultLoop(EnvironmentLoop):
-    time_limit = 0.2
-
-    def factory(self, row):
-        return Vault
-
-
 class Scripted:
     """A server that says one text after the other, and keeps what it was shown."""
 
@@ -107,12 +100,13 @@ def rollout(tokenizer: Any, *texts: str):
                 }
             },
             "data": {"apply_chat_template_kwargs": {}},
+            "gear": {"environment": f"{__name__}:Vault", "tool_time_limit": 0.2},
         }
     )
     server = Scripted(tokenizer, [*texts, "done"])
 
     async def run():
-        loop = VaultLoop(
+        loop = EnvironmentLoop(
             DictConfigWrap(config), server, tokenizer, None, object, DictConfigWrap(config.data), "qwen3"
         )
         row = {"place": "attic", "privileged_context": SECRET}

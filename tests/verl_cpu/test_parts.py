@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.engines.verl.passes import VerlEngine
-from gear_rl.engines.verl.trainer import CreditTrainer
+from gear_rl.runs.verl.trainer import CreditTrainer
 from gear_rl.signals.batch import Completions, ForwardRequest, Prompts
 
 RANKS = 8

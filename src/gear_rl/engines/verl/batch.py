@@ -154,27 +154,25 @@ def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
     return [row.get(name) for row in extras] if any(name in row for row in extras) else None
 
 
-def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor, bypass: bool = False) -> float | None:
+def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | None:
     """How far verl's own log-probs of the sampled tokens are from ours at most; None where verl has none.
 
-    Both are of the same weights (with ``bypass`` verl's are the rollout engine's). Warns above ``LARGEST_GAP``.
+    Both are of the same weights, except in bypass mode. Warns above ``LARGEST_GAP``.
     """
     if "old_log_probs" not in columns or not counted.any():
         return None
     theirs = padded([cast(Tensor, row).float() for row in columns["old_log_probs"]], logprob.shape[1])
     gap = max(float_list((theirs - logprob).abs()[counted]))
     if gap > LARGEST_GAP:
-        _warn_once(
-            "In bypass mode verl's are the rollout engine's own: rollouts and training differ (precision, "
-            "kernels, older weights); algorithm.rollout_correction.bypass_mode=False has verl compute its own"
-            if bypass
-            else "Both are of the same weights, so one of them is wrong; where it is ours, so is the credit. Try "
-            "actor_rollout_ref.model.use_remove_padding=False and "
-            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-        )
+        _warn_of_gap()
     return gap
 
 
 @lru_cache(maxsize=1)
-def _warn_once(meaning: str) -> None:
-    logger.warning("gear/engine/log_prob_gap: verl's log-prob of a token and ours differ. %s", meaning)
+def _warn_of_gap() -> None:
+    logger.warning(
+        "gear/engine/log_prob_gap: verl's log-prob of a token and ours differ. In bypass mode verl's are the "
+        "rollout engine's own. Else both are of the same weights, so one of them is wrong; where it is ours, so "
+        "is the credit. Try actor_rollout_ref.model.use_remove_padding=False and "
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    )

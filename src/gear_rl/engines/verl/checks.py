@@ -10,7 +10,6 @@ from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
-from gear_rl.files import check_output
 from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
@@ -43,15 +42,7 @@ def check(config: Any, settings: VerlSettings) -> None:
     for problem in _problems(config, settings):
         raise InputError(problem)
     try:
-        folder = RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file)
-        folder.check_records()
-        for key in ("train_files", "val_files") if folder.records is not None else ():
-            files: Any = config.data.get(key) or []
-            check_output(
-                cast(Path, folder.records),
-                [Path(file).expanduser() for file in ([files] if isinstance(files, str) else files)],
-                "record_file",
-            )
+        RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
 

@@ -21,8 +21,8 @@ from gear_rl.runs.verl.settings import SECTION, group_of, read_config
 from gear_rl.traits import distillation_of
 
 REGISTERED = {
-    "verl.trainer.ppo.v1": "gear_rl.runs.verl.trainers",
-    "verl.experimental.agent_loop": "gear_rl.runs.verl.agents",
+    "verl.trainer.ppo.v1": "gear_rl.runs.verl.trainer",
+    "verl.experimental.agent_loop": "gear_rl.runs.verl.agent_loop",
 }
 """Modules of verl with a registry, and ours that register something there."""
 

@@ -53,12 +53,8 @@ def _value(function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> f
         log_metric=_unlogged,
         **columns,
     )
-    [value] = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+    [value] = asyncio.run(result) if inspect.iscoroutine(result) else result
     return math.nan if value is None else float(value)
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def _unlogged(*words: Any) -> None:

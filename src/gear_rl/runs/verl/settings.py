@@ -80,11 +80,7 @@ def group_of(name: str) -> dict[str, Any]:
 
 
 def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[], Any]:
-    """What makes the environment that ``gear.environment`` names; ``arena`` alone is that of the row's source.
-
-    >>> environment_factory("arena/errands/easy", {})().__class__.__name__
-    'ErrandsEnv'
-    """
+    """What makes the environment that ``gear.environment`` names; ``arena`` alone is that of the row's source."""
     from gear_rl.runs.trainer import environment_of
 
     if path is None:

@@ -1,5 +1,6 @@
 """The steps of verl's trainer that token credit changes: which worker it starts, and what advantages are."""
 
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,9 @@ from omegaconf import open_dict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.tensordict_utils import get_tensordict
@@ -22,7 +26,7 @@ from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.verl.batch import COLUMNS, SAMPLED, Columns, log_prob_gap, rollout_batch, seen_rows
-from gear_rl.engines.verl.checks import VerlSettings, reads_reference
+from gear_rl.engines.verl.checks import check, check_environment, reads_reference, version_note
 from gear_rl.engines.verl.passes import (
     FIELDS,
     ORDER,
@@ -38,9 +42,12 @@ from gear_rl.engines.verl.passes import (
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.records import Record, RecordWriter
+from gear_rl.runs.verl.settings import read_config
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.forwards import max_positions
 from gear_rl.signals.signal import names_of
+
+logger = logging.getLogger(__name__)
 
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """How verl calls a worker that holds the actor."""
@@ -62,8 +69,12 @@ class CreditTrainer:
     role_worker_mapping: dict[Any, Any]
     mapping: dict[Any, Any]
 
-    def __init__(self, config: Any, credit: VerlSettings) -> None:
-        self.credit = credit
+    def __init__(self, config: Any) -> None:
+        self.credit, note = read_config(config), version_note()
+        check_environment()
+        check(config, self.credit)  # again: a run may not have come through verl's command
+        if note is not None:
+            logger.warning("gear: %s", note)
         self._writer: RecordWriter | None = None
         self._prompts_agree = False
         self._segment_check = SegmentCheck()
@@ -124,9 +135,7 @@ class CreditTrainer:
             self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
         if "student_logprob" in result.signals:
             counted = result.trusted_B[:, None] & rollouts.completions.mask  # of others the signals may be 0
-            correction = self.config.algorithm.get("rollout_correction", None) or {}
-            bypass = bool(correction.get("bypass_mode", False))
-            gap = log_prob_gap(columns, result.signals.student_logprob, counted, bypass)
+            gap = log_prob_gap(columns, result.signals.student_logprob, counted)
             if gap is not None:
                 metrics["gear/engine/log_prob_gap"] = gap
         return rollouts, result
@@ -210,3 +219,17 @@ class CreditTrainer:
             size = int(config.record_max_mb * 1024 * 1024)
             self._writer = RecordWriter(cast(Path, folder.records), size, resume_step=self.global_steps - 1)
         self._writer.write(records)
+
+
+@register_trainer("gear_sync")
+class GearSync(CreditTrainer, PPOTrainerSync):
+    """verl's synchronous trainer with token credit."""
+
+    mode = "sync"
+
+
+@register_trainer("gear_colocate_async")
+class GearColocateAsync(CreditTrainer, PPOTrainerColocateAsync):
+    """verl's asynchronous trainer on shared devices, with token credit."""
+
+    mode = "colocate_async"

@@ -9,49 +9,44 @@ import copy
 import inspect
 import json
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
 from gear_rl.engines.tools import ToolGuard, tool_functions
-from gear_rl.engines.verl.batch import SEEN
+from gear_rl.engines.verl.batch import AGENT_NAME, SEEN
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, value_of
+from gear_rl.runs.verl.settings import environment_factory, read_config
 from gear_rl.signals.control_tokens import control_pattern, defused
 
 logger = logging.getLogger(__name__)
 
 
-class EnvironmentLoop(ToolAgentLoop, ABC):
-    """One rollout in an environment of its own, which a subclass names. Tools are guarded as under TRL."""
+@register(AGENT_NAME)
+class EnvironmentLoop(ToolAgentLoop):
+    """One rollout in an environment of its own, that of ``gear.environment``. Tools are guarded as under TRL."""
 
-    time_limit: float | None = 30.0
-    """Seconds for a call of a tool."""
-    max_chars: int | None = 20_000
-    """Longest answer of a tool."""
-    hidden_columns: tuple[str, ...] = (PRIVILEGED_CONTEXT,)
-    """What ``reset()`` is not given: the student sees the text that it returns."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.guard = ToolGuard(time_limit=self.time_limit, max_chars=self.max_chars)
+    def __init__(self, trainer_config: Any, *args: Any, **options: Any) -> None:
+        super().__init__(trainer_config, *args, **options)
+        self.settings = read_config(trainer_config.config)
+        self.guard = ToolGuard(self.settings.tool_time_limit, self.settings.tool_max_chars)
         self.control = control_pattern(self.tokenizer)
         self.called: list[str] = []
         self.agent_data: Any = None
 
-    @abstractmethod
-    def factory(self, row: Mapping[str, Any]) -> Callable[[], Any]:
-        """What makes the environment of a row."""
-
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **row: Any) -> AgentLoopOutput:
         """One rollout."""
         given = dict(row.get("extra_info") or {})
-        environment = self.guard.environment(self.factory(given))()
-        shown = {name: value for name, value in given.items() if name not in self.hidden_columns}
+        environment = self.guard.environment(environment_factory(self.settings.environment, given))()
+        hidden = (
+            self.settings.config.privileged_column,
+            PRIVILEGED_CONTEXT,
+        )  # the student sees reset()'s text
+        shown = {name: value for name, value in given.items() if name not in hidden}
         prompt = [dict(message) for message in row["raw_prompt"]]
         observation = environment.reset(**shown)
         if observation is not None:
@@ -89,9 +84,10 @@ class EnvironmentLoop(ToolAgentLoop, ABC):
             return str(await method(**arguments))
         try:
             # A tool that waits holds up no other rollout; one that never returns is left behind in its thread.
-            return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), self.time_limit))
+            limit = self.settings.tool_time_limit
+            return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), limit))
         except TimeoutError:
-            text = f"the tool took more than {self.time_limit:g} seconds"
+            text = f"the tool took more than {self.settings.tool_time_limit:g} seconds"
             self.guard.answers[str({"error": text})] = "timeout"
             raise RuntimeError(text) from None
 
