@@ -8,7 +8,9 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -133,20 +135,6 @@ def _shared(handler: str, limit_s: float, most: int, pid: int) -> Children:
     return Children(handler, limit_s=limit_s, most=most)
 
 
-def _limits() -> Callable[[float], object]:
-    """Bound the memory; returns what sets the time after which the kernel ends this process, 0 for never."""
-    try:
-        import resource
-        import signal
-
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    except (ImportError, ValueError, OSError):  # not on this system; the parent's limit remains
-        return lambda seconds: None
-    # The default action of the signal also ends a computation inside C.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    return lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
 def _main(handler: str, seconds: str) -> None:
     """The child: answer requests until the pipe closes; what a library prints goes to the error stream."""
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -164,14 +152,20 @@ def _main(handler: str, seconds: str) -> None:
         reply({"error": str(error)})
         return
     reply({"ready": True})
-    guard = _limits()
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not on this system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    alarm: Callable[[int], object] = getattr(
+        signal, "alarm", lambda _: None
+    )  # ends a computation inside C too
     for line in sys.stdin:
-        guard(2 * float(seconds))  # for an orphan: the parent kills earlier
+        alarm(math.ceil(2 * float(seconds)))  # for an orphan: the parent kills earlier
         try:
             answer = handle(json.loads(line))
         except Exception as error:
             answer = {"failed": "error", "error": f"{type(error).__name__}: {str(error)[:200]}"}
-        guard(0)
+        alarm(0)
         reply(answer)
 
 
