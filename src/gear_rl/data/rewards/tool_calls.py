@@ -42,18 +42,18 @@ def tool_call_reward(completions: Sequence[Completion], **given: Any) -> list[fl
     >>> tool_call_reward([said], calls=[[{"name": "add", "arguments": {"a": 1.0, "b": 2}}]])
     [0.8333333333333334]
     """
-    return _rewards("tool_call_reward", completions, lambda scores: sum(scores) / 3, **given)
+    return _rewards("tool_call_reward", completions, **given)
 
 
 def tool_call_exact(completions: Sequence[Completion], **given: Any) -> list[float | None]:
     """1.0 for exactly the expected calls in their order, else 0.0; the rest as ``tool_call_reward``."""
-    return _rewards("tool_call_exact", completions, lambda scores: float(min(scores) == 1.0), **given)
+    rewards = _rewards("tool_call_exact", completions, **given)
+    return [None if reward is None else float(reward == 1.0) for reward in rewards]
 
 
 def _rewards(
     name: str,
     completions: Sequence[Completion],
-    combine: Callable[[tuple[float, ...]], float],
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
@@ -69,7 +69,7 @@ def _rewards(
         value = next((columns[column][i] for column in present if columns[column][i] is not None), None)
         expected, made = expected_calls(value), made_calls(completion)
         malformed += made.count(None)
-        rewards.append(None if expected is None else combine(call_scores(expected, made)))
+        rewards.append(None if expected is None else sum(call_scores(expected, made)) / 3)
     unreadable = rewards.count(None)
     if log_metric is not None:
         log_metric(f"{name}/malformed", float(malformed))
