@@ -40,10 +40,3 @@ def test_a_damaged_record_is_one_line(tmp_path):
     for more in ([], ["--html", "page.html"], ["--picture", "a.svg"]):
         done = gear("view", "a.jsonl", *more, cwd=tmp_path)
         assert done.returncode == 2 and "a.jsonl, line 2: not a credit record, tokens is" in done.stderr
-
-
-def test_what_cannot_be_drawn_is_one_line(tmp_path, monkeypatch):
-    write(tmp_path / "a.jsonl", "gear")
-    monkeypatch.setattr("gear_rl.view.terminal.rollout_panel", lambda *_: [][1])
-    done = gear("view", "a.jsonl", cwd=tmp_path)
-    assert done.returncode == 2 and "a.jsonl: a record cannot be drawn (IndexError: " in done.stderr

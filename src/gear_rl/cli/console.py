@@ -60,13 +60,9 @@ def user_errors(command: Callable[..., None]) -> Callable[..., None]:
             word, code = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
             say(f"gear: {'; '.join([word, *getattr(error, '__notes__', ())])}")
             raise typer.Exit(code) from None
-        except BrokenPipeError:
-            # Whoever read the output wants no more of it; Python would complain again when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
         except Exception as error:
             line = one_line(error)
-            if line is None:
+            if line is None or isinstance(error, BrokenPipeError):  # which typer ends quietly
                 raise
             if os.environ.get(DEBUG):
                 _print_traceback(error)

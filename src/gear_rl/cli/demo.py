@@ -36,18 +36,19 @@ def demo(
     from gear_rl.cli.progress import HeldOut, ProgressLine
     from gear_rl.records import read_records
     from gear_rl.runs.arena import accuracies, arena_config, task_of
-    from gear_rl.runs.config import build_method, load_config, parse_overrides
+    from gear_rl.runs.config import build_method, parse_overrides, parse_word, put
     from gear_rl.runs.machine import use_few_threads
     from gear_rl.runs.trainer import make_trainer
     from gear_rl.versions import versions
     from gear_rl.view.curves import save_curves
     from gear_rl.view.terminal import choose, rollout_panel
 
-    for key, _ in parse_overrides(context.args):
+    given: dict[str, Any] = {"credit": parse_word(credit)}
+    for key, text in parse_overrides(context.args):
         if not key.startswith("credit."):
             raise InputError(f"--{key}: no such option; see `gear demo --help`")
-    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--credit", credit]
-    settings = load_config(None, [*named, *context.args]).credit
+        put(given, key, parse_word(text))
+    settings = given["credit"]
     show_log()
     arena = task_of(task, tier)
     budget = arena.budgets[tier]

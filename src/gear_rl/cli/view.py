@@ -28,18 +28,17 @@ def view(
             raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")
     if len(files) > 1 and html is None:
         raise InputError(f"{len(files)} files: only a page shows several; add --html FILE")
-    names = [str(file) for file in files]
     try:
         if html is not None:
             check_output(html, files, "--html")
             with error_console.status(f"packing the records into {html} ..."):
-                count = save_html(files, html, title=" and ".join(names))
+                count = save_html(files, html, title=" and ".join(map(str, files)))
             typer.echo(f"wrote {html} ({count} records)")
             return
         records = list(read_records(files[0]))
         missing = [wanted for wanted in number or () if not 0 <= wanted < len(records)]
         if missing:
-            message = f"{missing[0]} is not there; {names[0]} has {len(records)} records, from 0"
+            message = f"{missing[0]} is not there; {files[0]} has {len(records)} records, from 0"
             raise InputError(f"--number: {message}")
         chosen = [records[wanted] for wanted in number] if number else [choose(records)]
         if picture is None:
@@ -50,6 +49,3 @@ def view(
             typer.echo(f"wrote {picture}")
     except ValueError as error:
         raise InputError(str(error)) from None
-    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
-        message = f"{', '.join(names)}: a record cannot be drawn ({type(error).__name__}: {error})"
-        raise InputError(message) from None
