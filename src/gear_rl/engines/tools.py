@@ -232,13 +232,12 @@ class ToolGuard:
                 return blocks  # images, which TRL hands on as they are
             result = "\n".join(texts_of(blocks))
         text = str(cast(Any, result))  # of other lists too: TRL would take their items for content blocks
-        if text.startswith(_ERROR):
+        short = self._shortened(text)
+        if short != text:
+            self.answers[short] = "cut"
+        elif text.startswith(_ERROR):
             self.answers.setdefault(text, None)
-        if self.max_chars is None or len(text) <= self.max_chars:
-            return text
-        text = self._shortened(text)
-        self.answers[text] = "cut"
-        return text
+        return short
 
     def _shortened(self, text: str) -> str:
         if self.max_chars is None or len(text) <= self.max_chars:

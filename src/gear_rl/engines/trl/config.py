@@ -2,13 +2,20 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import trl
 from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig, check_sources
+from gear_rl.credit.config import (
+    CONTRASTS,
+    NO_CONTRAST,
+    PRIVILEGED_COLUMNS,
+    CreditConfig,
+    _setting,
+    check_sources,
+)
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes, source_counts, sources_of
 from gear_rl.environments import has_privileged_context
 from gear_rl.signals.signal import names_of, signals_of
@@ -54,54 +61,40 @@ class GEARConfig(CreditConfig, GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
 
-    tool_time_limit: float | None = field(
-        default=30.0, metadata={"help": "Seconds after which a tool call is interrupted; None for no limit."}
+    tool_time_limit: float | None = _setting(
+        30.0, "Seconds after which a tool call is interrupted; None for no limit."
     )
-    tool_max_chars: int | None = field(
-        default=20_000, metadata={"help": "Characters after which a tool's answer is cut; None for no limit."}
+    tool_max_chars: int | None = _setting(
+        20_000, "Characters after which a tool's answer is cut; None for no limit."
     )
-    eval_greedy: bool = field(
-        default=True, metadata={"help": "Solve each evaluation problem once more without sampling."}
+    eval_greedy: bool = _setting(True, "Solve each evaluation problem once more without sampling.")
+    teacher_model: str | None = _setting(
+        None,
+        "A model whose weights the teacher has in place of the student's: a folder (of an adapter too) or a hub "
+        "name, over the same vocabulary. None for `teacher_model_kind`.",
     )
-    teacher_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "A model whose weights the teacher has in place of the student's: a folder (of an adapter "
-            "too) or a hub name, over the same vocabulary. None for `teacher_model_kind`."
-        },
+    teacher_check_steps: int = _setting(
+        5,
+        "Steps between two checks that the teacher reads its own privileged context (gear/teacher/informed, "
+        "likelier): a few completions are scored with two others' too. 0 for none.",
     )
-    teacher_check_steps: int = field(
-        default=5,
-        metadata={
-            "help": "Steps between two checks that the teacher reads its own privileged context "
-            "(gear/teacher/informed, likelier): a few completions are scored with two others' too. 0 for none."
-        },
+    student_pass: str = _setting(
+        "auto",
+        "Where the student's signals come from: 'auto' (forwards that TRL runs anyway, its old "
+        "log-probabilities' or its loss's, wherever that gives the same: not with dropout, nor with absolute "
+        "positions (GPT-2), which TRL counts from the padding on; "
+        "else a pass of their own) or 'own' (always a pass of their own).",
     )
-    student_pass: str = field(
-        default="auto",
-        metadata={
-            "help": "Where the student's signals come from: 'auto' (forwards that TRL runs anyway, its old "
-            "log-probabilities' or its loss's, wherever that gives the same: not with dropout, nor with absolute "
-            "positions (GPT-2), which TRL counts from the padding on; else a pass of their own) or 'own' "
-            "(always a pass of their own)."
-        },
+    resume_anyway: bool = _setting(
+        False, "Resume from a checkpoint of another configuration; the run goes on as a new one."
     )
-    resume_anyway: bool = field(
-        default=False,
-        metadata={"help": "Resume from a checkpoint of another configuration; the run goes on as a new one."},
+    overwrite_output_dir: bool = _setting(
+        False, "Delete the checkpoints and records of the run that output_dir holds, to begin anew there."
     )
-    overwrite_output_dir: bool = field(
-        default=False,
-        metadata={
-            "help": "Delete the checkpoints and records of the run that output_dir holds, to begin anew there."
-        },
-    )
-    non_finite_step: str = field(
-        default="stop",
-        metadata={
-            "help": "What happens at a step whose loss or gradient is not finite: 'stop' the run before a weight "
-            "changes, or 'skip' the step."
-        },
+    non_finite_step: str = _setting(
+        "stop",
+        "What happens at a step whose loss or gradient is not finite: 'stop' the run before a weight changes, or "
+        "'skip' the step.",
     )
 
     def __post_init__(self) -> None:
@@ -174,8 +167,7 @@ def checked_arguments(
     check_sources(sources, privileged is not None)
     if reads_context and dataset is not None:
         _report_contexts(dataset, args, sources, options.get("environment_factory"), credit.name)
-    given.resolved(credit, announce=given.process_index == 0)  # said once nothing was refused
-    return args
+    return given.resolved(credit, announce=given.process_index == 0)  # said once nothing was refused
 
 
 def check_loss(
