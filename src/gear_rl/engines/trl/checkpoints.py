@@ -44,18 +44,7 @@ class BrokenCheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Whose a checkpoint is, and the SHA-256 of every file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / "weights").write_bytes(b"abc")
-    ...     seal(Path(folder), run="r", configuration={"seed": 1})
-    ...     checked(Path(folder)).configuration
-    ...     _ = (Path(folder) / "weights").write_bytes(b"abd")
-    ...     checked(Path(folder))
-    Traceback (most recent call last):
-    gear_rl.engines.trl.checkpoints.BrokenCheckpointError: weights is not what was written: its SHA-256 differs
-    """
+    """Whose a checkpoint is, and the SHA-256 of every file; written last (``seal``), read by ``checked``."""
 
     run: str
     """The same for a run that was resumed."""
@@ -151,22 +140,12 @@ _MAY_CHANGE = """
 """
 MAY_CHANGE = frozenset(_MAY_CHANGE.split())
 """Settings that say how long, how watched and with how much memory a run goes on, not what it learns."""
-_MAY_CHANGE_BY_PREFIX = (
-    "logging_",
-    "log_",
-    "save_",
-    "eval_",
-    "hub_",
-    "trackio_",
-    "record_",
-    "ddp_",
-    "vllm_server_",
-)
+_MAY_CHANGE_BY_PREFIX = "logging_ log_ save_ eval_ hub_ trackio_ record_ ddp_ vllm_server_"
 
 
 def may_change(name: str) -> bool:
     """Whether a resumed run may have another value of a setting."""
-    return name in MAY_CHANGE or name.startswith(_MAY_CHANGE_BY_PREFIX)
+    return name in MAY_CHANGE or name.startswith(tuple(_MAY_CHANGE_BY_PREFIX.split()))
 
 
 def fingerprint(
@@ -393,9 +372,7 @@ def _write(folder: Path, weights: Mapping[str, Any], writes: bool) -> None:
             # Every process gives its shard, and one keeps them: one at a time, so that the device has room.
             value = p.full_tensor() if isinstance(p, DTensor) else p
             if writes:  # a copy, since tied weights share their memory
-                whole[name] = torch.empty_like(
-                    value, device="cpu", memory_format=torch.contiguous_format
-                ).copy_(value)
+                whole[name] = value.cpu().clone(memory_format=torch.contiguous_format)
         if whole:
             safetensors.torch.save_file(whole, folder / file)
 
