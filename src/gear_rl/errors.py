@@ -1,10 +1,12 @@
 """The one error that a user is meant to read: what is wrong, where, and how to correct it."""
 
 import difflib
+import math
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 
 class InputError(Exception):
@@ -42,3 +44,31 @@ def raised(error: BaseException) -> str:
     libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
     own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
     return f"{words} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else words
+
+
+def check_settings(
+    settings: object, *, shares: Sequence[str] = (), finite: Sequence[str] = (), positive: Sequence[str] = ()
+) -> None:
+    """``ValueError`` that names the first setting of a dataclass that is outside its range.
+
+    A ``Literal`` field holds one of its choices, ``shares`` are 0 to 1, ``finite`` numbers 0 or more and
+    ``positive`` ones above 0.
+
+    >>> from types import SimpleNamespace
+    >>> check_settings(SimpleNamespace(strength=2.0), shares=["strength"])
+    Traceback (most recent call last):
+    ValueError: strength: 2.0 is not a share; give 0 to 1
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"{name}: {value!r} is not one of {', '.join(get_args(hint))}")
+    for name in shares:
+        if not 0.0 <= getattr(settings, name) <= 1.0:
+            raise ValueError(f"{name}: {getattr(settings, name)} is not a share; give 0 to 1")
+    for name in finite:
+        if not 0.0 <= getattr(settings, name) < math.inf:
+            raise ValueError(f"{name}: {getattr(settings, name)} must be a finite number, 0 or more")
+    for name in positive:
+        if not 0.0 < getattr(settings, name) < math.inf:
+            raise ValueError(f"{name}: {getattr(settings, name)} must be a finite number above 0")

@@ -102,8 +102,8 @@ def test_the_placebo_takes_the_counted_onsets_along():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"aftermath": 1.5}, "aftermath: 1.5 is a share of the doubt; give 0 to 1"),
-        ({"aftermath": -0.5}, "aftermath: -0.5 must be a finite number, 0 or more"),
+        ({"aftermath": 1.5}, "aftermath: 1.5 is not a share; give 0 to 1"),
+        ({"aftermath": -0.5}, "aftermath: -0.5 is not a share; give 0 to 1"),
     ],
 )
 def test_bad_settings(settings, told):

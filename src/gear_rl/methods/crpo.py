@@ -1,6 +1,5 @@
 """CRPO: task and style rewards are compared in the group apart from each other, and then mixed."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.groups import group_relative
 from gear_rl.types import Credit, TokenSignals
 
@@ -18,16 +18,8 @@ class Crpo:
 
     Character-centred group-relative policy optimisation (CRPO, arXiv:2605.25511): ``A = s norm(sum of the
     task rewards) + (1 - s) norm(sum of the style rewards)`` with ``norm(r) = (r - mean) / (std + epsilon)``
-    over the group, sample deviation, so that neither kind drowns the other however its numbers are spread.
-    Every token of a completion gets the same, and a completion is one segment. **Additive**: it takes the
-    place of the engine's advantage and may be of the other sign, or not 0 where that is 0.
-
-    ``task`` and ``style`` say which reward functions are which, by their place in the engine's list. Within a
-    kind the rewards count with the engine's ``reward_weights``.
-
-    ``style=()`` gives GRPO bit for bit and needs no signal. A completion alone in its group gets 0, one
-    without a trained token nothing. Raises ``ValueError`` for a setting outside its range, and for a reward
-    function that the run does not have.
+    over the group. One segment per completion. **Additive**: it replaces the engine's advantage. ``style=()``
+    gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(2, 1, dtype=torch.bool),
@@ -63,10 +55,7 @@ class Crpo:
             raise ValueError(f"style: a reward function is listed twice in {(*self.task, *self.style)}")
         if not self.task:
             raise ValueError("task: empty; name at least one reward function")
-        if not 0.0 <= self.task_share <= 1.0:
-            raise ValueError(f"task_share: {self.task_share} is not a share; give 0 to 1")
-        if not 0.0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+        check_settings(self, shares=["task_share"], positive=["epsilon"])
 
     @property
     def needs(self) -> tuple[str, ...]:

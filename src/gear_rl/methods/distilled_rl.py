@@ -16,15 +16,9 @@ from gear_rl.types import Credit, TokenSignals
 class DistilledRl:
     """A good completion's tokens weigh their ratio of teacher to student, over its geometric mean.
 
-    Distilled RL (arXiv:2607.17247): ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)`` with ``p`` the student at rollout
-    time and ``q`` the teacher; ``w_t = r_t / exp(mean_s log r_s)`` over the completion's trained tokens where
-    ``A > 0``, and 1 elsewhere ("negative sample reset"); ``A_t = A * w_t``. The division takes out of the
-    weights what the teacher thinks of the completion as a whole, and leaves the order of its tokens. The weights
-    of a completion have geometric mean 1, so their mean is 1 or more. Every token is a segment of its own.
-
-    ``clip_ratio=1`` gives GRPO bit for bit and needs no signal; so do a teacher that agrees everywhere and a
-    completion of one token, with the normalisation. A completion without a trained token gets nothing. Raises
-    ``ValueError`` for a setting outside its range.
+    Distilled RL (arXiv:2607.17247): ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)`` with ``p`` the student and
+    ``q`` the teacher; ``w_t = r_t / exp(mean_s log r_s)`` where ``A > 0``, and 1 elsewhere; ``A_t = A *
+    w_t``. Every token is a segment of its own. ``clip_ratio=1`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

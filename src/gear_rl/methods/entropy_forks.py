@@ -1,12 +1,13 @@
 """80/20: only the tokens at which the student was most uncertain are credited."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_mean, masked_quantile, masked_rank
 from gear_rl.types import Credit, TokenSignals
 
@@ -20,13 +21,8 @@ class EntropyForks:
     """The share of tokens with the highest student entropy keeps the advantage; the others get none.
 
     Beyond the 80/20 Rule (arXiv:2506.01939): ``A_t = A`` where ``H_t >= q``, else 0, with ``q`` the
-    ``1 - top_share`` quantile of the entropies. Masked tokens are not among them. Every token is a segment of
-    its own. No teacher is needed. The mean weight of a completion is ``top_share``, not 1.
-
-    TRL's own ``top_entropy_quantile`` must be left at 1 beside this method, or tokens are dropped twice.
-
-    ``top_share=1`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
-    nothing. Raises ``ValueError`` for a setting outside its range.
+    ``1 - top_share`` quantile of the entropies. Every token is a segment of its own. Leave TRL's own
+    ``top_entropy_quantile`` at 1, or tokens are dropped twice. ``top_share=1`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 6, dtype=torch.bool),
@@ -51,10 +47,7 @@ class EntropyForks:
     ``batch`` and a token-mean loss this is the paper's code)."""
 
     def __post_init__(self) -> None:
-        for field, choices in (("scope", Scope), ("selection", Selection), ("renormalise", Renormalise)):
-            if getattr(self, field) not in get_args(choices):
-                known = ", ".join(get_args(choices))
-                raise ValueError(f"{field}: {getattr(self, field)!r} is not one of {known}")
+        check_settings(self)
         if not 0.0 < self.top_share <= 1.0:
             raise ValueError(f"top_share: {self.top_share} is not a share; give more than 0 and at most 1")
 

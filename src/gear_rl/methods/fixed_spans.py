@@ -1,12 +1,13 @@
 """GEAR's control for where segments begin and end: spans no signal drew, weighted by mean divergence."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Credit, TokenSignals
@@ -19,15 +20,10 @@ _SIGNALS = {"sentence": "sentence_id", "line": "line_id"}
 class FixedSpans:
     """Every turn is cut into spans of one length or of its text, and a span weighs its mean divergence.
 
-    The control between GEAR and a token method: segments, but none that the signals drew. With ``m_t`` the mean
-    divergence of the span that holds token ``t`` and ``m`` that of the whole completion,
-    ``w_t = (1 - strength) + strength * m_t / m`` and ``A_t = A * w_t``. The weights of a completion have mean 1,
-    whatever the strength. A turn's last span may be shorter; no span crosses a turn. The formula and the
-    defaults are ours; no paper has them.
-
-    ``strength=0`` gives GRPO bit for bit and needs no signal, so that sentences and lines are not known and a
-    turn is one span; a teacher that agrees everywhere gives GRPO too. A completion without a trained token gets
-    nothing. Raises ``ValueError`` for a setting outside its range.
+    The control between GEAR and a token method (ours): with ``m_t`` the mean divergence of the span that holds
+    token ``t`` and ``m`` that of the whole completion, ``w_t = (1 - strength) + strength * m_t / m`` and
+    ``A_t = A * w_t``; the mean weight is 1. ``strength=0`` gives GRPO bit for bit; sentences and lines are then
+    not known.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool), divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0, 3.0]])
@@ -52,12 +48,9 @@ class FixedSpans:
     """Share of the advantage that the divergence moves; 0 gives GRPO back."""
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(Unit):
-            raise ValueError(f"unit: {self.unit!r} is not one of {', '.join(get_args(Unit))}")
+        check_settings(self, shares=["strength"])
         if self.span_tokens < 1:
             raise ValueError(f"span_tokens: {self.span_tokens}; a span has at least 1 token")
-        if not 0.0 <= self.strength <= 1.0:
-            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked_quantile
 from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
 from gear_rl.tensor.trust import prefix_trust
@@ -38,16 +39,15 @@ up to 7e-6 nats (docs/benchmarks.md), and a normaliser would stretch that to a f
 class Gear:
     """Segments open where student and teacher part, and take the weight of that departure.
 
-    Granularity-adaptive advantage reweighting (GEAR, arXiv:2605.11853). The token-wise reverse KL ``d_t`` from
-    the student to the teacher is normalised over the completion's tokens, ``z_t``. Where it peaks, an onset
-    opens a segment; the segment ends where the student's entropy says so. Every token of a segment takes the
-    ``z`` of its onset, an aligned token its own. The weight is ``f(z)``, rescaled to mean 1 over the completion,
-    and ``A_t = A * w_t``.
+    Granularity-adaptive advantage reweighting (GEAR, arXiv:2605.11853). ``z_t`` is the reverse KL from the
+    student to the teacher, normalised over the completion's tokens. Where it peaks, an onset opens a segment,
+    which ends where the student's entropy says so. A token of a segment takes the ``z`` of its onset, an
+    aligned token its own; the weight ``1 + alpha z`` is rescaled to mean 1 over the completion, and ``A_t = A
+    * w_t``.
 
-    The paper's abstract and captions say what is rescaled, the teacher, the reverse KL, onsets at its peaks and a
-    role for entropy; every field below is our reading, and ``departures`` and ``aftermath`` are ours
+    The fields are our reading of the paper's abstract and captions; ``departures`` and ``aftermath`` are ours
     (docs/methods.md). ``alpha=0`` gives GRPO bit for bit, and so does a completion in which no divergence that
-    counts reaches ``onset_floor_nats``. Raises ``ValueError`` for a setting outside its range.
+    counts reaches ``onset_floor_nats``.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -138,15 +138,8 @@ class Gear:
     mean 1; ``none``."""
 
     def __post_init__(self) -> None:
-        for field, choices in _CHOICES.items():
-            value = getattr(self, field)
-            if value not in choices:
-                raise ValueError(f"{field}: {value!r} is not one of {', '.join(choices)}")
-        for field in ("aftermath", "onset_threshold", "onset_floor_nats", "end_threshold", "alpha"):
-            if not math.isfinite(getattr(self, field)) or getattr(self, field) < 0:
-                raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
-        if self.aftermath > 1:
-            raise ValueError(f"aftermath: {self.aftermath} is a share of the doubt; give 0 to 1")
+        finite = ("onset_threshold", "onset_floor_nats", "end_threshold", "alpha")
+        check_settings(self, shares=["aftermath"], finite=finite)
         if self.onset_rule == "quantile" and self.onset_threshold > 1:
             raise ValueError(f"onset_threshold: {self.onset_threshold} is a quantile here; give at most 1")
         longest = self.max_segment_tokens
@@ -338,21 +331,6 @@ def _log_ratio(signals: TokenSignals) -> Float[Tensor, "B T"]:
 
 _DIVERGENCES = {"reverse": "divergence", "forward": "forward_divergence", "jsd": "js_divergence"}
 _LOGPROBS = ("student_logprob", "teacher_logprob")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "divergence": get_args(Divergence),
-    "estimator": get_args(Estimator),
-    "departures": get_args(Departures),
-    "onset_signal": get_args(OnsetSignal),
-    "divergence_norm": get_args(Normaliser),
-    "entropy_norm": get_args(EntropyNormaliser),
-    "onset_rule": get_args(OnsetRule),
-    "end_rule": get_args(EndRule),
-    "end_signal": get_args(EndSignal),
-    "aligned": get_args(Aligned),
-    "weight_function": get_args(WeightFunction),
-    "sign_mode": get_args(SignMode),
-    "renormalise": get_args(Renormalise),
-}
 
 
 def _turns(signals: TokenSignals) -> Int[Tensor, "B T"]:

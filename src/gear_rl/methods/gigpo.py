@@ -1,13 +1,13 @@
 """GiGPO: turns of a group that began in the same state are compared with each other."""
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.signals.turns import AnchorId
 from gear_rl.tensor.groups import (
     group_numbers,
@@ -29,15 +29,9 @@ class Gigpo:
     """To the advantage of a completion is added how well each turn did among those that began in its state.
 
     GiGPO, group-in-group policy optimisation (arXiv:2505.10978). ``R_k = sum_{l >= k} discount^(l - k) r_l``
-    over the completion's turns, with the completion's reward on its last turn. All turns of the group with
-    the same ``anchor_id``, of whichever completion, are one anchor group; ``A^S_k = (R_k - mean) / F`` in it,
-    and ``A_k = A + turn_weight * A^S_k`` on every token of turn k. A turn that is alone in its anchor group
-    has ``A^S = 0``, as in the released code. Where no state ever returns but the prompt, only the first turns
-    are compared: there the method says little. The turn is the segment. **Additive**: the sign may differ
-    from the advantage's, and a completion with advantage 0 may get credit.
-
-    ``turn_weight=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token has
-    no turn, gets nothing and is compared with nothing. Raises ``ValueError`` for a setting outside its range.
+    over the completion's turns, with the completion's reward on its last turn; ``A^S_k = (R_k - mean) / F`` over
+    the group's turns with the same ``anchor_id``, 0 for one that is alone; ``A_k = A + turn_weight * A^S_k``. The
+    turn is the segment. **Additive**. ``turn_weight=0`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -71,16 +65,7 @@ class Gigpo:
 
     def __post_init__(self) -> None:
         AnchorId(self.anchor_similarity)
-        if self.normaliser not in get_args(Normaliser):
-            raise ValueError(
-                f"normaliser: {self.normaliser!r} is not one of {', '.join(get_args(Normaliser))}"
-            )
-        if not 0.0 <= self.turn_weight < math.inf:
-            raise ValueError(f"turn_weight: {self.turn_weight} must be a finite number, 0 or more")
-        if not 0.0 <= self.discount <= 1.0:
-            raise ValueError(f"discount: {self.discount} is not a share; give 0 to 1")
-        if not 0.0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+        check_settings(self, shares=["discount"], finite=["turn_weight"], positive=["epsilon"])
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.signals.saliency import AnswerActivation, Layer, LossSpan
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
@@ -21,18 +22,11 @@ Among = Literal["completion", "before"]
 class Grail:
     """Gradient times activation of the student's own answer, as a z-score, scales the advantage of failures.
 
-    GRAIL (arXiv:2606.04889). With the saliency ``s`` of ``answer_activation``, ``a = log(s + 1e-8)`` and ``z``
-    its z-score over the completion's trained tokens (population variance + 1e-8 under the root),
-    ``w = clip(mean + std z, min_weight, max_weight)``. By default only completions with ``A <= 0`` are
-    reweighted: ``symmetry``.
-    Then, in the released order, the answer's content gets ``max_weight`` and its delimiters and all after it get
-    ``mean``. ``A_t = A w_t``; the mean weight is near 1 before the clip and not enforced. Every token is a
-    segment of its own. No teacher is needed, and no ground truth.
-
-    A completion without an answer has weight 1; so has one whose saliency is flat, apart from the box.
-    ``strength=0`` gives GRPO bit for bit and needs no signal; between, the weight is ``(1 - strength) +
-    strength * w``.
-    Raises ``ValueError`` for a setting outside its range.
+    GRAIL (arXiv:2606.04889). With ``a = log(s + 1e-8)`` of the saliency ``answer_activation`` and ``z`` its
+    z-score over the completion's trained tokens, ``w = clip(mean + std z, min_weight, max_weight)`` where ``A
+    <= 0`` (``symmetry``). Then the answer's content gets ``max_weight``, its delimiters and all after it
+    ``mean``. ``A_t = A (1 + strength (w - 1))``; a completion without an answer has weight 1. Every token is
+    a segment of its own. ``strength=0`` gives GRPO bit for bit.
 
     >>> e = 2.718281828
     >>> signals = TokenSignals(
@@ -74,15 +68,7 @@ class Grail:
     """Over which tokens the gradient's loss goes: the ``box`` (answer and delimiters) or its ``content``."""
 
     def __post_init__(self) -> None:
-        AnswerActivation(self.layer, self.loss_span)
-        for field, choices in (("symmetry", Symmetry), ("box", Box), ("among", Among)):
-            if getattr(self, field) not in get_args(choices):
-                known = ", ".join(get_args(choices))
-                raise ValueError(f"{field}: {getattr(self, field)!r} is not one of {known}")
-        if not 0.0 <= self.strength <= 1.0:
-            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
-        if not 0.0 <= self.std < math.inf:
-            raise ValueError(f"std: {self.std} must be a finite number, 0 or more")
+        check_settings(self, shares=["strength"], finite=["std"])
         if not 0.0 <= self.min_weight <= self.max_weight < math.inf:
             raise ValueError(
                 f"min_weight: {self.min_weight} must be 0 or more, and at most max_weight, {self.max_weight}"

@@ -1,13 +1,13 @@
 """IGPO: a turn is rewarded for how much likelier it made the right answer."""
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.tensor.groups import (
     following,
@@ -30,17 +30,11 @@ Compare = Literal["returns", "rewards"]
 class Igpo:
     """Each turn gets what it and later turns gained about the answer, less the mean of its group.
 
-    Information gain-based policy optimisation (arXiv:2510.14967). With ``P_k`` the student's confidence in
-    the ground truth before turn k (``answer_confidence``): ``r_k = P_{k+1} - P_k`` for every turn but the
-    last, and the completion's reward for the last, in which it answers; ``G_k = sum_{l >= k} discount^(l - k)
-    r_l``; ``A_k = G_k - mean of the group's G`` on every token of turn k. The returns run from turn to turn,
-    whatever tools answered in between. The turn is the segment. **Additive**: neither sign nor scale are the
-    advantage's, which is left out at ``strength=1``.
-
-    A completion whose ground truth is not known has confidence 0 throughout, so all its gains are 0; the
-    prompt, and so the ground truth, is shared by the group. ``strength=0`` gives GRPO bit for bit and needs
-    no signal. A completion without a trained token has no turn and gets nothing. Raises ``ValueError``
-    for a setting outside its range.
+    Information gain-based policy optimisation (arXiv:2510.14967). With ``P_k`` the student's confidence in the
+    ground truth before turn k (``answer_confidence``): ``r_k = P_{k+1} - P_k`` for every turn but the last, the
+    completion's reward for the last; ``G_k = sum_{l >= k} discount^(l - k) r_l``; ``A_k = G_k - mean of the
+    group's G``. The turn is the segment. **Additive**: the advantage is left out at ``strength=1``;
+    ``strength=0`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -77,15 +71,7 @@ class Igpo:
 
     def __post_init__(self) -> None:
         AnswerConfidence(self.answer_template)
-        for field, choices in (("compare", Compare), ("baseline", Baseline)):
-            if getattr(self, field) not in get_args(choices):
-                known = ", ".join(get_args(choices))
-                raise ValueError(f"{field}: {getattr(self, field)!r} is not one of {known}")
-        for field in ("strength", "discount"):
-            if not 0.0 <= getattr(self, field) <= 1.0:
-                raise ValueError(f"{field}: {getattr(self, field)} is not a share; give 0 to 1")
-        if not 0.0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+        check_settings(self, shares=["strength", "discount"], positive=["epsilon"])
         if self.baseline == "token" and (self.compare != "returns" or self.discount != 1.0):
             raise ValueError(
                 "baseline: 'token' is the first release's rule, which compares returns without a discount; set "

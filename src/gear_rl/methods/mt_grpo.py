@@ -1,7 +1,5 @@
-"""MT-GRPO: the tokens before the first tool result are credited with the group's comparison of that turn
-too."""
+"""MT-GRPO: the tokens before the first tool result are credited with the group's comparison of that turn."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.groups import group_relative, turn_values
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals
@@ -18,16 +17,10 @@ from gear_rl.types import Credit, TokenSignals
 class MtGrpo:
     """The first turn gets the advantage of its own reward on top of the completion's; later turns do not.
 
-    MT-GRPO (arXiv:2505.11821), as released: in code and experiments a rollout is one search and one answer.
-    With ``T`` the first turn's ``turn_reward``, ``R`` the completion's reward and ``norm(x) = (x - mean) /
-    (std + epsilon)`` over the group: ``A_t = A + turn_weight * norm(T)`` on the first turn and ``A`` after
-    it, if a tool result followed the first turn; else ``A_t = norm(T + R)`` on the whole completion.
-    **Additive**: the sign may differ from the advantage's, and a completion with advantage 0 may get credit.
-    The turn is the segment.
-
-    ``turn_weight=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
-    nothing, and counts with ``T = 0`` among its siblings. Raises ``ValueError`` for a setting outside its
-    range.
+    MT-GRPO (arXiv:2505.11821). With ``T`` the first turn's ``turn_reward``, ``R`` the completion's reward and
+    ``norm(x) = (x - mean) / (std + epsilon)`` over the group: ``A_t = A + turn_weight * norm(T)`` on the
+    first turn and ``A`` after it; without a tool result after it ``A_t = norm(T + R)``. The turn is the
+    segment. **Additive**. ``turn_weight=0`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -50,10 +43,7 @@ class MtGrpo:
     """Added to the group's deviation."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.turn_weight < math.inf:
-            raise ValueError(f"turn_weight: {self.turn_weight} must be a finite number, 0 or more")
-        if not 0.0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon: {self.epsilon} must be a finite number above 0")
+        check_settings(self, finite=["turn_weight"], positive=["epsilon"])
 
     @property
     def needs(self) -> tuple[str, ...]:

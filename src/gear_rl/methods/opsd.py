@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals
 
@@ -15,16 +16,11 @@ from gear_rl.types import Credit, TokenSignals
 class Opsd:
     """Every token is pulled towards what the teacher, who saw the solution, would have written there.
 
-    On-policy self-distillation (OPSD, arXiv:2601.18734). With ``p`` the student's and ``q`` the teacher's
-    distribution over the whole vocabulary, both at ``temperature``, each token adds ``strength * D_t`` to the
-    loss, ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, ``m = beta q + (1 - beta) p``, forward KL(q || p) at
-    ``beta=0`` and reverse KL(p || q) at ``beta=1``. The teacher is a constant. What is left of the advantage is
-    ``A_t = (1 - strength) A``: at 1, as published, the reward plays no part. One segment per completion.
-
-    The engine has to show the teacher a privileged context, though no signal is needed: the ``distillation``
-    says so. A completion without one keeps its GRPO advantage and is not distilled. The sign of the advantage
-    stays, but the term acts where it is 0, too. ``strength=0`` gives GRPO bit for bit and distils nothing.
-    Raises ``ValueError`` for a setting outside its range.
+    On-policy self-distillation (OPSD, arXiv:2601.18734). Each token adds ``strength * D_t`` to the loss,
+    ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)`` with ``p`` the student, ``q`` the teacher and
+    ``m = beta q + (1 - beta) p``; what is left of the advantage is ``A_t = (1 - strength) A``. One segment per
+    completion. A completion without a privileged context keeps its GRPO advantage. ``strength=0`` gives GRPO bit
+    for bit.
 
     >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
@@ -51,8 +47,7 @@ class Opsd:
     released option is 50."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.strength <= 1.0:
-            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        check_settings(self, shares=["strength"])
         _ = self._term  # names a setting that is outside its range
 
     @property

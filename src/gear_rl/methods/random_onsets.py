@@ -16,13 +16,9 @@ from gear_rl.types import Credit, TokenSignals
 class RandomOnsets:
     """Placebo: GEAR with its onsets moved to random tokens.
 
-    Every onset takes its divergence along, and the other tokens close ranks, so a completion keeps its number of
-    onsets and its stock of divergences; the end rule (student entropy) works as in GEAR from the new places. A
-    method that does not beat this has learned nothing from *where* its segments begin.
-
-    The places are a function of the sampled tokens, the seed and the step, so they are the same on every
-    processor, and equal completions of a step with as many onsets share them. Without an engine give
-    ``TokenSignals(token_id=...)``.
+    Every onset takes its divergence along, and the other tokens close ranks; the end rule works as in GEAR from
+    the new places. A method that does not beat this has learned nothing from *where* its segments begin. The
+    places are a function of the sampled tokens, the seed and the step alone.
 
     >>> import torch
     >>> signals = TokenSignals(

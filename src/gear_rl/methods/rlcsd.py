@@ -1,14 +1,14 @@
 """RLCSD: a bounded bonus or malus for what only the right hint, and not a wrong one, makes likelier."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
@@ -19,16 +19,10 @@ Paths = Literal["completion", "batch", "one"]
 class Rlcsd:
     """What a right hint does and a wrong one does not is added to the advantage, up to its sign.
 
-    Contrastive on-policy self-distillation (RLCSD, arXiv:2606.11709). With ``e_t`` the log-ratio,
-    ``r_t = strength * tanh(e_t / squash_nats)``. A token with ``|r_t| > threshold`` is *modulated*: it gets
-    ``A + r_t``, but 0 where that has the other sign; the others keep ``A``, and where ``A = 0`` all do. The sign
-    never flips, the mean is not kept, and ``r`` is not scaled by ``A``. Every token is a segment of its own.
-
-    ``e_t = log T+ - log T-`` needs a teacher with a right hint and one with a wrong hint: that is
-    ``teacher_contrast: sibling``, which the engine takes unless you set it.
-
-    ``strength=0`` gives GRPO bit for bit and needs no signal; so does a contrast that is 0 everywhere. A
-    completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
+    Contrastive on-policy self-distillation (RLCSD, arXiv:2606.11709). With the log-ratio ``e_t = log T+ - log
+    T-`` of two teachers, shown a right and a wrong hint (``teacher_contrast: sibling``), ``r_t = strength *
+    tanh(e_t / squash_nats)``. A token with ``|r_t| > threshold`` is *modulated*: it gets ``A + r_t``, but 0
+    where that has the other sign. Every token is a segment of its own. ``strength=0`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -63,15 +57,9 @@ class Rlcsd:
     ``one`` mean over all."""
 
     def __post_init__(self) -> None:
-        if self.paths not in get_args(Paths):
-            raise ValueError(f"paths: {self.paths!r} is not one of {', '.join(get_args(Paths))}")
+        check_settings(self, finite=["threshold", "modulated_share"], positive=["squash_nats"])
         if not 0.0 <= self.strength <= 2.0:
             raise ValueError(f"strength: {self.strength} must be 0 to 2, the released code's bound")
-        if not 0.0 < self.squash_nats < math.inf:
-            raise ValueError(f"squash_nats: {self.squash_nats} must be a finite number above 0")
-        for field in ("threshold", "modulated_share"):
-            if not 0.0 <= getattr(self, field) < math.inf:
-                raise ValueError(f"{field}: {getattr(self, field)} must be a finite number, 0 or more")
 
     @property
     def per_completion(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
@@ -16,15 +17,10 @@ from gear_rl.types import Credit, TokenSignals
 class Rlsd:
     """A clipped ratio of teacher to student at the sampled token scales its advantage.
 
-    Self-Distilled RLVR (arXiv:2604.03128). With the log-ratio ``d = teacher_logprob - student_logprob``, the raw
-    weight is ``w = exp(sign(A) d)``: in a good completion the tokens that the privileged context makes likelier
-    are praised more, in a bad one they are blamed less. ``A_t = A * ((1 - strength) + strength * clip(w))``. The
-    sign never flips; the mean weight of a completion is *not* 1. Every token is a segment of its own.
-
-    CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5, decay_steps=25)`` with ``teacher_contrast: sibling``.
-
-    ``strength=0`` gives GRPO bit for bit and needs no signal; a teacher that agrees everywhere gives it too.
-    A completion without a trained token gets nothing. Raises ``ValueError`` for a setting outside its range.
+    Self-Distilled RLVR (arXiv:2604.03128). With ``w = exp(sign(A) (teacher_logprob - student_logprob))``,
+    ``A_t = A * ((1 - strength) + strength * clip(w))``: the sign never flips, the mean weight is not 1. Every
+    token is a segment of its own. CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5, decay_steps=25)`` with
+    ``teacher_contrast: sibling``. ``strength=0`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),
@@ -56,8 +52,7 @@ class Rlsd:
     """Optimizer steps over which the strength first rises linearly from 0; the decay begins after them."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.strength <= 1.0:
-            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        check_settings(self, shares=["strength"])
         if not 0.0 <= self.clip_width < 1.0:
             raise ValueError(f"clip_width: {self.clip_width} must be 0 or more, and below 1 to keep the sign")
         if not 0.0 < self.clamp_nats <= 60.0:

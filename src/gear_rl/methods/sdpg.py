@@ -1,13 +1,13 @@
 """SDPG: GRPO with a pull towards the teacher who saw the answer, and an anchor to the first policy."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.traits import Anchor, Distillation
 from gear_rl.types import Credit, TokenSignals
 
@@ -16,18 +16,11 @@ from gear_rl.types import Credit, TokenSignals
 class Sdpg:
     """GRPO's advantage stays as it is; beside it the student is pulled to its privileged self and held back.
 
-    Self-distilled policy gradient (SDPG, arXiv:2606.04036). Each token adds
-    ``weight * D_t + anchor_weight * f(log pi - log pi_ref)`` to the loss. ``D_t`` is the reverse KL(p || q) over
-    the whole vocabulary (``beta=1``), at most ``max_nats``; ``f`` is ``anchor``: ``urkl`` r^2 / 2, ``ufkl``
-    exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r), with ``pi_ref`` the first weights. At optimizer step
-    ``k`` of ``total_steps`` the weight is ``weight * min(1, k / warmup_steps) * min(1, (total_steps - k) /
-    decay_steps)``. One segment per completion.
-
-    The engine has to show the teacher a privileged context, though no signal of it is needed: the
-    ``distillation`` says so; the anchor needs ``reference_logprob``. A completion without a context keeps its
-    GRPO advantage and is neither distilled nor anchored. The advantage is untouched, so the
-    sign stays, but the terms act where it is 0, too. ``weight=0`` with ``anchor="none"`` gives GRPO bit for bit
-    and needs nothing. Raises ``ValueError`` for a setting outside its range.
+    Self-distilled policy gradient (SDPG, arXiv:2606.04036). Each token adds ``weight * D_t + anchor_weight *
+    f(log pi - log pi_ref)`` to the loss: ``D_t`` is KL(p || q) over the vocabulary, at most ``max_nats``;
+    ``f`` is ``urkl`` r^2 / 2, ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2 or ``fkl`` exp(-r); ``pi_ref`` has
+    the first weights. A completion without a privileged context is neither distilled nor anchored. One
+    segment per completion. ``weight=0`` with ``anchor="none"`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, False], [True, True]]))
     >>> credit = Sdpg(positive_only=True, weight=0.5, anchor="none")(torch.tensor([2.0, -1.0]), signals)
@@ -63,8 +56,7 @@ class Sdpg:
     """Coefficient of the anchor, the paper's alpha."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.weight < math.inf:
-            raise ValueError(f"weight: {self.weight} must be a finite number, 0 or more")
+        check_settings(self, finite=["weight"])
         for field in ("warmup_steps", "decay_steps"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field}: {getattr(self, field)}; give 0 steps or more")
@@ -73,8 +65,6 @@ class Sdpg:
                 f"total_steps: {self.total_steps}, but the weight decays over the last {self.decay_steps} steps; "
                 "give the number of optimizer steps of the training"
             )
-        if self.anchor not in get_args(Anchor):
-            raise ValueError(f"anchor: {self.anchor!r} is not one of {', '.join(get_args(Anchor))}")
         _ = self._term  # names a setting that is outside its range
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.traits import Distillation, TopKOf
 from gear_rl.types import Credit, TokenSignals
 
@@ -16,15 +17,9 @@ class Sdpo:
     """Every token is pulled towards what the policy writes once it saw a success of its group, or feedback.
 
     Reinforcement learning via self-distillation (SDPO, arXiv:2601.20802). Each token adds ``strength * r_t D_t``
-    to the loss: ``D_t`` is the divergence of OPSD (``beta``) over the student's ``top_k`` likeliest tokens and,
-    as one more outcome, all others, ``log(1 - sum p)``; ``r_t = min(exp(log pi - log pi_old), ratio_clip)`` is
-    constant, its log clamped to 20 nats. What is left of the advantage is ``A_t = (1 - strength) A``: at 1, as
-    published, the reward only chooses who is shown to whom. One segment per completion.
-
-    The engine has to show the teacher a privileged context, though no signal is needed: the ``distillation``
-    says so. The sign of the advantage stays, but the term acts where it is 0, too: a group without spread
-    still learns if it has a success or feedback. ``strength=0`` gives GRPO bit for bit and distils nothing.
-    Raises ``ValueError`` for a setting outside its range.
+    to the loss: ``D_t`` is OPSD's divergence over the student's ``top_k`` likeliest tokens and all others as one
+    more outcome; ``r_t = min(exp(log pi - log pi_old), ratio_clip)``. What is left of the advantage is
+    ``A_t = (1 - strength) A``. One segment per completion. ``strength=0`` gives GRPO bit for bit.
 
     >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
@@ -59,8 +54,7 @@ class Sdpo:
     """The importance ratio that multiplies each term is at most this; None for no ratio."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.strength <= 1.0:
-            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
+        check_settings(self, shares=["strength"])
         _ = self._term  # names a setting that is outside its range
 
     @property

@@ -15,18 +15,12 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serl:
-    """RLSD on action tokens only: those of a turn that the environment answered.
+    """RLSD on action tokens only: the last ``action_tokens`` of a turn that the environment answered.
 
-    Selective hindsight distillation (SERL, arXiv:2605.19447). On an action token ``A_t`` is RLSD's (``of``, whose
-    defaults are SERL's: strength 0.5 to 0 in 50 steps, clip 0.2, clamp 20), elsewhere ``A_t = A``. The teacher
-    has to see what the environment said: set that, in TRL ``privileged_sources: [feedback]``. Its weights are
-    SERL's by themselves: a copy renewed every 10 updates.
-
-    An action token is one of the last ``action_tokens`` of a turn after which another turn follows.
-
-    A completion of one turn has no answered one and keeps its GRPO advantage, unless ``answered_only`` is off.
-    So does every completion once the strength is 0, bit for bit and without a signal. The sign never flips; the
-    mean weight is not 1. Raises ``ValueError`` for a setting outside its range.
+    Selective hindsight distillation (SERL, arXiv:2605.19447). On an action token ``A_t`` is RLSD's (``of``),
+    elsewhere ``A_t = A``. The teacher has to see what the environment said: in TRL
+    ``privileged_sources: [feedback]``. A completion of one turn has no answered one and keeps its GRPO advantage,
+    unless ``answered_only`` is off.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between

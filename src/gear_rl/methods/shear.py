@@ -1,12 +1,13 @@
 """SHEAR: a token counts as much as the hidden states around it are far from rollouts that came out otherwise."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.signals.transport import TransportDistance
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
@@ -20,12 +21,8 @@ class Shear:
 
     Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318). With ``d_t`` the Wasserstein distance
     from the windows of hidden states around the token to the nearest window of a completion of the same prompt
-    that was right where this one is wrong, or the reverse, in mean lengths of a hidden state:
-    ``A_t = A * ((1 - strength) + strength * d_t)``. The same for both signs; no teacher is needed. Every token is
-    a segment of its own, although neighbours share a window and hence often a weight.
-
-    ``strength=0`` gives GRPO bit for bit and needs no signal. A completion without a trained token gets
-    nothing. Raises ``ValueError`` for a setting outside its range.
+    with the other outcome: ``A_t = A * ((1 - strength) + strength * d_t)``. Every token is a segment of its own.
+    ``strength=0`` gives GRPO bit for bit.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -52,11 +49,7 @@ class Shear:
 
     def __post_init__(self) -> None:
         TransportDistance(self.window_tokens, self.stride_tokens)
-        if not 0.0 <= self.strength <= 1.0:
-            raise ValueError(f"strength: {self.strength} is not a share; give 0 to 1")
-        if self.normalise not in get_args(Normalise):
-            known = ", ".join(get_args(Normalise))
-            raise ValueError(f"normalise: {self.normalise!r} is not one of {known}")
+        check_settings(self, shares=["strength"])
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

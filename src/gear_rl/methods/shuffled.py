@@ -25,12 +25,9 @@ from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 class Shuffled:
     """Placebo: another method's credit, permuted inside each completion.
 
-    Keeps their sum and their spread, destroys their place. A method that does not beat its own shuffle has
-    learned nothing from *where* it put the credit. Every token is a segment of its own. A completion with
-    fewer than two tokens is left as it is. A method with a schedule keeps it.
-
-    The permutation is a function of the sampled tokens, the seed and the step, so it is the same on every
-    processor, and equal completions of a step share it. Without an engine give ``TokenSignals(token_id=...)``.
+    Keeps their sum and their spread, destroys their place: a method that does not beat its own shuffle has
+    learned nothing from *where* it put the credit. Every token is a segment of its own. The permutation is a
+    function of the sampled tokens, the seed and the step alone.
 
     >>> import torch
     >>> signals = TokenSignals(

@@ -8,19 +8,19 @@ does and OAR's snippet does not. Dropout is off; gradients are of activations on
 """
 
 import hashlib
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from gear_rl.errors import check_settings
 from gear_rl.signals.answers import AnswerRegion
 from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.forwards import backbone_of, evaluating, head_of, hidden_states, unwrapped
@@ -79,7 +79,7 @@ class AnswerOcclusion(_Saliency):
     readout: Readout = "mean"
 
     def __post_init__(self) -> None:
-        _check_choice("readout", self.readout, Readout)
+        check_settings(self)
 
     def _work(self, answers: "_Answers", rows: list[int]) -> list[tuple[int, int]]:
         """(row, token) for every forward, row by row; token -1 is the row as it is, and comes first."""
@@ -128,9 +128,7 @@ class AnswerGradient(_Saliency):
     noise_std: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_choice("readout", self.readout, Readout)
-        if not 0.0 <= self.noise_std < math.inf:
-            raise ValueError(f"noise_std: {self.noise_std} must be a finite number, 0 or more")
+        check_settings(self, finite=["noise_std"])
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
         ids = answers.ids(batch, answers.content)
@@ -180,8 +178,7 @@ class AnswerActivation(_Saliency):
     loss_span: LossSpan = "box"
 
     def __post_init__(self) -> None:
-        _check_choice("layer", self.layer, Layer)
-        _check_choice("loss_span", self.loss_span, LossSpan)
+        check_settings(self)
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
         span = _box(answers.region) if self.loss_span == "box" else answers.content
@@ -196,11 +193,6 @@ class AnswerActivation(_Saliency):
         length = (gradient.float() * activation_NSD.float()).square().sum(-1, keepdim=True).sqrt()
         here = predicting_positions(length, width)[..., 0]
         values[batch, :width] = torch.where(answers.completions.mask[batch, :width], here, 0.0)
-
-
-def _check_choice(field: str, value: str, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{field}: {value!r} is not one of {', '.join(get_args(choices))}")
 
 
 def _box(region: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
