@@ -169,9 +169,9 @@ def test_the_defaults_are_the_authors_readmes():
     [
         ({"strength": 1.5}, "strength: 1.5 is not a share; give 0 to 1"),
         ({"strength": math.nan}, "strength: nan is not a share"),
-        ({"threshold": -0.1}, "threshold: -0.1 is not a quantile"),
+        ({"threshold": -0.1}, "threshold: -0.1 is not a share"),
         ({"boost": -1.0}, "boost: -1.0 must be a finite number"),
-        ({"min_weight": 2.0}, "min_weight: 2.0 must be 0 to 1"),
+        ({"min_weight": 2.0}, "min_weight: 2.0 is not a share"),
     ],
 )
 def test_a_setting_outside_its_range_is_named(cls, settings, message):

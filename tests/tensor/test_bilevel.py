@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.tensor.bilevel import bilevel_weights, check_bilevel
+from gear_rl.tensor.bilevel import bilevel_weights
 from tensor.rows import PROPERTY, tables, with_nan
 
 
@@ -160,21 +160,3 @@ def test_what_is_not_finite_stays_so_in_its_own_row(value):
     found = bilevel_weights(saliency, mask)
     assert not found[0].isfinite().all()
     assert torch.equal(found[1], bilevel_weights(*TWO)[1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"threshold": 1.5}, "threshold: 1.5 is not a quantile; give 0 to 1"),
-        ({"threshold": math.nan}, "threshold: nan"),
-        ({"quantile_rule": "nearest"}, "quantile_rule: 'nearest' is not one of linear, floor"),
-        ({"boost": -1.0}, "boost: -1.0 must be a finite number, 0 or more"),
-        ({"boost": math.inf}, "boost: inf"),
-        ({"min_weight": -0.1}, "min_weight: -0.1 must be 0 to 1"),
-        ({"min_weight": 1.1}, "min_weight: 1.1 must be 0 to 1"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    given = {"threshold": 0.25, "quantile_rule": "linear", "boost": 1.0, "min_weight": 0.1} | settings
-    with pytest.raises(ValueError, match=message):
-        check_bilevel(**given)

@@ -9,8 +9,7 @@ from gear_rl.methods.gigpo import Gigpo
 from gear_rl.methods.grail import Grail
 from gear_rl.methods.igpo import Igpo
 from gear_rl.methods.mt_grpo import MtGrpo
-from gear_rl.methods.oar_g import OarG
-from gear_rl.methods.oar_p import OarP
+from gear_rl.methods.oar import OarG, OarP
 from gear_rl.methods.opsd import Opsd
 from gear_rl.methods.random_onsets import RandomOnsets
 from gear_rl.methods.rlcsd import Rlcsd

@@ -267,8 +267,10 @@ def settings_of(cls: Any) -> list[dict[str, Any]]:
 
 def _field_texts(cls: Any) -> dict[str, str]:
     """The string under each field of a class: Python keeps it in the source only."""
+    # The fields that it inherits stand in the source of its bases.
+    bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
+    texts = {} if len(bases) == 1 else _field_texts(bases[1])
     [parsed] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    texts: dict[str, str] = {}
     for pair in itertools.pairwise(cast(ast.ClassDef, parsed).body):
         match pair:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

@@ -1,35 +1,15 @@
 """Bi-level reshaping of a saliency into weights (Outcome-Grounded Advantage Reshaping, arXiv:2601.07408)."""
 
-import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.tensor.masked import masked_minmax, masked_quantile
 
 QuantileRule = Literal["linear", "floor"]
 _EPS = 1e-8  # added to every denominator, as in the released snippet
-
-
-def check_bilevel(*, threshold: float, quantile_rule: str, boost: float, min_weight: float) -> None:
-    """``ValueError`` that names the first setting of ``bilevel_weights`` which is outside its range.
-
-    >>> check_bilevel(threshold=2.0, quantile_rule="linear", boost=1.0, min_weight=0.1)
-    Traceback (most recent call last):
-    ValueError: threshold: 2.0 is not a quantile; give 0 to 1
-    """
-    if not 0.0 <= threshold <= 1.0:
-        raise ValueError(f"threshold: {threshold} is not a quantile; give 0 to 1")
-    if quantile_rule not in get_args(QuantileRule):
-        raise ValueError(
-            f"quantile_rule: {quantile_rule!r} is not one of {', '.join(get_args(QuantileRule))}"
-        )
-    if not 0.0 <= boost < math.inf:
-        raise ValueError(f"boost: {boost} must be a finite number, 0 or more")
-    if not 0.0 <= min_weight <= 1.0:
-        raise ValueError(f"min_weight: {min_weight} must be 0 to 1; it is the least weight of a held token")
 
 
 def bilevel_weights(
@@ -48,7 +28,7 @@ def bilevel_weights(
     own ``threshold``-quantile of ``n``: ``linear`` between neighbours, or with ``floor`` the token of that rank,
     ``sorted[floor(threshold * L)]``. Below ``q`` the weight is ``max(n / q, min_weight)``, from ``q`` on it is
     ``1 + boost (n - q) / (1 - q)``. With ``keep_mass`` the row is then scaled to mean 1. A negative saliency
-    counts as 0. A flat row and a row of one token weigh 1. The settings are those of ``check_bilevel``.
+    counts as 0. A flat row and a row of one token weigh 1.
 
     >>> saliency = torch.tensor([0.0, 1.0, 3.0, 7.0]).view(1, 4)  # n = 0, 1/3, 2/3, 1 and q = 1/3
     >>> everywhere = torch.ones(1, 4, dtype=torch.bool)
@@ -65,42 +45,6 @@ def bilevel_weights(
     if keep_mass:
         weight = weight * (mask.sum(-1, keepdim=True) / (weight.sum(-1, keepdim=True) + _EPS))
     return weight
-
-
-def weights_before_answer(
-    saliency: Float[Tensor, "B T"],
-    region: Int[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    strength: float,
-    threshold: float,
-    quantile_rule: QuantileRule,
-    boost: float,
-    min_weight: float,
-    keep_mass: bool,
-) -> Float[Tensor, "B T"]:
-    """``1 + strength (w - 1)`` with bi-level ``w`` on the True tokens before the row's answer, and 1 elsewhere.
-
-    ``region`` is 0 before the answer and 1 on it; a row without a 1 has no answer, and weighs 1 everywhere.
-
-    >>> saliency, everywhere = torch.tensor([[0.0, 1.0, 3.0, 9.0]]), torch.ones(1, 4, dtype=torch.bool)
-    >>> settings = {"threshold": 0.25, "quantile_rule": "linear", "boost": 1.0, "min_weight": 0.1}
-    >>> region = torch.tensor([[0, 0, 0, 1]])
-    >>> weights_before_answer(saliency, region, everywhere, strength=1.0, keep_mass=False, **settings)
-    tensor([[0.1000, 1.3333, 2.0000, 1.0000]])
-    """
-    answered = (mask & (region == 1)).any(-1, keepdim=True)
-    before = mask & (region == 0) & answered
-    reshaped = bilevel_weights(
-        saliency,
-        before,
-        threshold=threshold,
-        quantile_rule=quantile_rule,
-        boost=boost,
-        min_weight=min_weight,
-        keep_mass=keep_mass,
-    )
-    return torch.where(before, 1.0 + strength * (reshaped - 1.0), torch.ones_like(reshaped))
 
 
 def _ranked(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:

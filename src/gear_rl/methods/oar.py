@@ -1,0 +1,132 @@
+"""OAR: a token counts as much as the student's own answer depends on it, by two measures of that."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.errors import check_settings
+from gear_rl.signals.saliency import AnswerGradient, AnswerOcclusion, Readout
+from gear_rl.tensor.bilevel import QuantileRule, bilevel_weights
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.types import Credit, Signal, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Oar:
+    """``A_t = A (1 + strength (w - 1))``, ``w`` the bi-level weight of the saliency before the answer, else 1."""
+
+    name: ClassVar[str]
+    source: ClassVar[str] = "arXiv:2601.07408"
+
+    strength: float = 1.0
+    """Share of the advantage that is reshaped; 0 gives GRPO back."""
+    threshold: float = 0.25
+    """Quantile that parts the held tokens from the lifted, the paper's tau."""
+    boost: float = 1.0
+    """How much above 1 the most salient token weighs before the scaling, the paper's beta."""
+    quantile_rule: QuantileRule = "linear"
+    """``linear`` between neighbours (the snippet), or ``floor``: the token of that rank (GRAIL's code)."""
+    min_weight: float = 0.1
+    """Least weight of a held token before the scaling."""
+    keep_mass: bool = True
+    """Scale the weights of the tokens before the answer to mean 1; if not, they stay as they are."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, shares=["strength", "threshold", "min_weight"], finite=["boost"])
+
+    @property
+    @abstractmethod
+    def _saliency(self) -> Signal: ...
+
+    @property
+    def needs(self) -> tuple[str | Signal, ...]:
+        # The saliency first: a shuffle is drawn from it, and regions are much alike.
+        return (self._saliency, "answer_region") if self.strength > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        weight = torch.ones_like(mask, dtype=advantage_B.dtype)
+        if self.strength > 0:
+            saliency, region = signals.get(self._saliency.name), signals.get("answer_region")
+            answered = (mask & (region == 1)).any(-1, keepdim=True)
+            before = mask & (region == 0) & answered
+            reshaped = bilevel_weights(
+                saliency,
+                before,
+                threshold=self.threshold,
+                quantile_rule=self.quantile_rule,
+                boost=self.boost,
+                min_weight=self.min_weight,
+                keep_mass=self.keep_mass,
+            )
+            weight = torch.where(before, 1.0 + self.strength * (reshaped - 1.0), 1.0)
+        return Credit.from_weights(advantage_B, weight, masked_rank(mask))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OarP(_Oar):
+    """Tokens that the student's own answer depends on are credited more, the others less.
+
+    Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by perturbation: ``s_t`` is how far the answer's
+    distribution moves when token ``t`` is replaced by padding (``answer_occlusion``). Over the tokens before
+    the answer, ``n = minmax(log(1 + s))`` and ``q`` its ``threshold``-quantile; ``w = max(n / q, min_weight)``
+    below ``q``, ``1 + boost (n - q) / (1 - q)`` from it on, and all are scaled to mean 1. Every other token
+    has weight 1, and is a segment of its own. ``strength=0`` gives GRPO bit for bit.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 5, dtype=torch.bool),
+    ...     answer_region=torch.tensor([[0, 0, 0, 2, 1]]),
+    ...     answer_occlusion=torch.tensor([[0.0, 1.0, 3.0, 0.0, 0.0]]),  # n = 0, 1/2, 1 and q = 1/4
+    ... )
+    >>> OarP()(torch.tensor([2.0]), signals).advantage  # w = 0.1, 4/3, 2, times 3 / 3.4333
+    tensor([[0.1748, 2.3301, 3.4951, 2.0000, 2.0000]])
+    """
+
+    name: ClassVar[str] = "oar_p"
+
+    readout: Readout = "mean"
+    """What of the answer a struck token moves: ``mean`` (softmax of its mean logits), ``last`` (the last logits
+    before it) or ``joint`` (its log-likelihood)."""
+
+    @property
+    def _saliency(self) -> Signal:
+        return AnswerOcclusion(self.readout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OarG(_Oar):
+    """Tokens to which the student's own answer is most sensitive are credited more, the others less.
+
+    Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by gradient: ``s_t = |<gradient of J, e_t>|``,
+    where ``J`` is how far the answer's distribution moves under a little noise on the embeddings before it, and
+    ``e_t`` the token's own clean embedding (``answer_gradient``). From there on it is ``OarP``, at two forwards
+    and a backward instead of a forward for every token.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 5, dtype=torch.bool),
+    ...     answer_region=torch.tensor([[0, 0, 0, 2, 1]]),
+    ...     answer_gradient=torch.tensor([[0.0, 1.0, 3.0, 0.0, 0.0]]),  # n = 0, 1/2, 1 and q = 1/4
+    ... )
+    >>> OarG(keep_mass=False)(torch.tensor([3.0]), signals).advantage  # w = 0.1, 4/3, 2
+    tensor([[0.3000, 4.0000, 6.0000, 3.0000, 3.0000]])
+    """
+
+    name: ClassVar[str] = "oar_g"
+
+    readout: Readout = "mean"
+    """What of the answer the noise moves: ``mean`` (softmax of its mean logits), ``last`` (the last logits before
+    it) or ``joint`` (its log-likelihood)."""
+    noise_std: float = 1e-3
+    """Standard deviation of the noise on the embeddings before the answer."""
+
+    def __post_init__(self) -> None:
+        _Oar.__post_init__(self)
+        check_settings(self, positive=["noise_std"])
+
+    @property
+    def _saliency(self) -> Signal:
+        return AnswerGradient(self.readout, self.noise_std)
