@@ -16,7 +16,7 @@ from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
-from gear_rl.signals import passes as engine
+from gear_rl.signals.score import Scorer
 
 
 def lopsided(completions, prompts, **kwargs):
@@ -30,15 +30,15 @@ def main(model: str, folder: Path) -> None:
     gc.freeze()  # as in the tests' conftest: a collection around every training, over what the imports made
     rank = int(os.environ["RANK"])
     scored: list[int] = []
-    original = engine.score
+    original = Scorer.signals
     batches: list[int] = []
 
-    def watched(*args, **kw):
-        scored.append(int(kw["row_B"].sum()))
-        batches.append(kw["num_batches"])
-        return original(*args, **kw)
+    def watched(scorer, *args, **kw):
+        scored.append(int(scorer.row_B.sum()))
+        batches.append(scorer.num_batches)
+        return original(scorer, *args, **kw)
 
-    engine.score = watched
+    Scorer.signals = watched
     found, every = {}, tiny.rows()
     for name, credit in (
         ("grpo", None),
