@@ -10,11 +10,12 @@ from gear_rl.signals.batch import Completions, TeacherPrompt, left_padded
 from gear_rl.signals.confidence import answer_confidence
 from gear_rl.signals.forwards import (
     hidden_states,
+    last_states,
     padding_moves_positions,
     positions,
     takes_positions,
 )
-from gear_rl.signals.transport import completion_states, transport_distances
+from gear_rl.signals.transport import transport_distances
 from signals.saliency_loops import saliency, signal_of
 from support.scoring import score, teacher_states
 
@@ -152,10 +153,10 @@ def test_hidden_states_and_their_distances_are_those_of_each_row_alone(model):
         torch.cat([prompts.attention_BP, everyone.attention], 1),
     )
     with torch.no_grad():
-        states = completion_states(model, *both, num_tokens=WIDTH)
+        states = last_states(model, *both)[:, -WIDTH:]
         for b, row in enumerate(COMPLETIONS):
             ids = torch.tensor([PROMPTS[b] + row])
-            one = completion_states(model, ids, torch.ones_like(ids), num_tokens=len(row))[0]
+            one = last_states(model, ids, torch.ones_like(ids))[0, -len(row) :]
             torch.testing.assert_close(states[b, : len(row)], one, atol=1e-4, rtol=1e-3)
     group_B, right_B = torch.tensor([0, 1, 1, 0]), torch.tensor([True, True, False, False])
     together, one_by_one = (

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import gear_rl.signals.transport
-from gear_rl.signals.transport import _Solver, token_distances, window_starts
+from gear_rl.signals.transport import token_distances, window_starts
 from methods.completions import PROPERTY
 
 ot = pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'")
@@ -158,31 +158,6 @@ def test_one_outcome_and_zeros():
     assert token_distances([], []) == []
     nothing = token_distances([torch.zeros(3, 4), torch.zeros(2, 4)], [True, False])
     assert all((value == 0).all() for value in nothing)
-
-
-def test_pairs_that_nobody_wants_are_not_solved(monkeypatch):
-    solved = []
-    inner = ot.batch.solve_batch
-
-    def counting(costs, *args, **kwargs):
-        solved.append(len(costs))
-        return inner(costs, *args, **kwargs)
-
-    monkeypatch.setattr(ot.batch, "solve_batch", counting)
-    states, right = random_states([3, 3, 3, 3]), [True, True, False, False]
-    solver = _Solver(3, 3, 0.1, 10, 1e-6)
-    every = solver.token_distances(states, right, [True] * 4)
-    assert sum(solved) == 4, "each pair once, for both its sides"
-    for wanted in (1, 2):  # of either outcome
-        solved.clear()
-        found = solver.token_distances(states, right, [i == wanted for i in range(4)])
-        assert sum(solved) == 2
-        torch.testing.assert_close(found[wanted], every[wanted])
-    # Tiles of two windows by two (2112 bytes): the wanted ones are put together, and half of the tiles left out.
-    solved.clear()
-    solver = _Solver(3, 3, 0.1, 10, 2120 / 2**20)
-    solver.token_distances(random_states([3] * 8), [True, False] * 4, [i in (2, 6) for i in range(8)])
-    assert solved == [4, 4]
 
 
 def test_with_and_without_logarithms_it_is_the_same_distance(monkeypatch):
