@@ -96,7 +96,7 @@ def curves(
         cells = folder / point.folder / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
         document = compared(plan, rows, tuned, command=command)
-        settings = {spec.name: spec.resolved for spec in plan.reported(plan.own_rates)}
+        settings = {spec.name: spec.resolved for spec in plan.reported()}
         found.append(
             _without_cells(point, document) | {"resolved": settings, "versions": document["versions"]}
         )

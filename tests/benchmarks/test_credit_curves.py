@@ -34,7 +34,7 @@ def asked(monkeypatch):
         plans.append((plan, folder))
         if len(plans) == 3 and folder.parts[-4] == "broken":
             raise KeyboardInterrupt
-        return list(trained(plan, plan.reported(plan.own_rates))), {}
+        return list(trained(plan, plan.reported())), {}
 
     monkeypatch.setattr(curves, "run_plan_with_bar", run)
     return plans

@@ -15,7 +15,7 @@ from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
 from gear_rl.lab.compare import plan_of
-from gear_rl.lab.oracle import Oracle, estimated, told_by
+from gear_rl.lab.oracle import Oracle, told, told_by
 from gear_rl.lab.replay import serving
 from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.machine import quiet_libraries
@@ -223,7 +223,7 @@ def trainer_of(tmp_path_factory):
 
     def made(task: str, **engine: Any) -> Any:
         plan = plan_of([], task=task, tier="easy", seeds=1, steps=1, rollouts=16, n_eval=8, rates=1)
-        spec = replace(plan.reported(plan.own_rates)[1], engine=engine)
+        spec = replace(plan.reported()[1], engine=engine)
         assert spec.name == "oracle"
         return cell_trainer(spec, str(tmp_path_factory.mktemp("branching")))
 
@@ -250,7 +250,7 @@ def test_it_agrees_with_the_formula_of_a_task(name, temperature, within, trainer
     def both(batch, engine):
         for count, credit in (("few", Oracle(branches=1)), ("many", Oracle(branches=32))):
             trainer.credit = credit
-            worth = estimated(trainer)(batch, engine)
+            worth = told(trainer, None)(batch, engine)
             seen[count] = worth[batch.completions.mask]
             if count == "few":
                 # A branch is one rollout wherever it starts, so the sum is known to the last digit.
@@ -356,7 +356,7 @@ def test_a_task_without_a_formula_has_a_ceiling(tmp_path, monkeypatch) -> None:
     plan = plan_of([], task="errands", tier="easy", **small)
     assert [*plan.methods] == ["uniform", "oracle"] and plan.ceiling == "oracle"
     with untouched(None):
-        row = run_cell(replace(plan.reported(plan.own_rates)[1], n_between=0), tmp_path)
+        row = run_cell(replace(plan.reported()[1], n_between=0), tmp_path)
     assert row["error"] is None and row["fallbacks"] == 0
 
 
@@ -367,4 +367,4 @@ def test_another_number_of_branches_is_the_ceiling_itself() -> None:
         "oracle:branches=16",
         "gear",
     ] and plan.ceiling == "oracle:branches=16"
-    assert "branches=16" in plan.reported(plan.own_rates)[1].resolved
+    assert "branches=16" in plan.reported()[1].resolved

@@ -137,7 +137,7 @@ def without_ceiling(methods, **settings):
 
 def specs_of(methods, **settings):
     plan = without_ceiling(methods, **settings)
-    return plan.reported(plan.own_rates)
+    return plan.reported()
 
 
 def test_every_method_meets_every_seed_and_grpo_is_among_them():
@@ -177,7 +177,7 @@ PLAN = without_ceiling(["crpo:style=[9]"], seeds=1, steps=1, samples=3)
 def comparison(tmp_path_factory):
     """A run that finishes, one that cannot in the same process; gone on with after the first."""
     folder = tmp_path_factory.mktemp("compare")
-    specs = PLAN.reported(PLAN.own_rates)
+    specs = PLAN.reported()
     first = run_cells(specs[:1], folder / "cells", jobs=1)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
     rows = run_cells(specs, folder / "cells", jobs=1)

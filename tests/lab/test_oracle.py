@@ -62,7 +62,7 @@ def test_every_token_gets_its_own_and_the_advantage_is_not_read() -> None:
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     plan = plan_of([], task="codebook", tier="easy", seeds=1, steps=1, n_eval=8, rates=1)
-    _, spec = plan.reported(plan.own_rates)
+    _, spec = plan.reported()
     with untouched(None):
         quiet_libraries()
         yield cell_trainer(spec, str(tmp_path_factory.mktemp("oracle")))
@@ -71,7 +71,7 @@ def trainer(tmp_path_factory):
 def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(tmp_path) -> None:
     """The truth reads rollouts as the trainer joins them."""
     plan = plan_of([], task="chain", tier="easy", seeds=1, steps=1, rollouts=32, n_eval=8, rates=1)
-    _, spec = plan.reported(plan.own_rates)
+    _, spec = plan.reported()
     paid: list[tuple[bool, float]] = []
     with untouched(None):
         quiet_libraries()

@@ -50,7 +50,7 @@ def test_the_methods_share_all_but_themselves(folder):
     run = config(dataset="rows.jsonl", max_steps=3, learning_rate=2e-5, teacher_model_kind="ema", seed=7)
     plan = plan_of_run(run, ["gear", "live=gear:teacher_model_kind=live"], seeds=2)
     assert (plan.rate, plan.steps, plan.rollouts, plan.n_eval, plan.ceiling) == (2e-5, 3, 8, 9, None)
-    specs = {spec.name: spec for spec in plan.reported(plan.own_rates)}
+    specs = {spec.name: spec for spec in plan.reported()}
     assert {name: spec.engine["teacher_model_kind"] for name, spec in specs.items()} == {
         "uniform": "ema", "gear": "ema", "live": "live",
     }  # fmt: skip
@@ -66,13 +66,13 @@ def test_other_data_are_another_comparison(folder):
     rows = (folder / "rows.jsonl").read_text().replace('"answer": "8"', '"answer": "9"')
     (folder / "rows.jsonl").write_text(rows)
     other = plan_of_run(config(dataset="rows.jsonl"), [], seeds=1, steps=1)
-    files = [plan.reported(plan.own_rates)[0].file for plan in (first, same, other)]
+    files = [plan.reported()[0].file for plan in (first, same, other)]
     assert files[0] == files[1] != files[2]
 
 
 def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     plan = plan_of_run(config(dataset="rows.jsonl"), [], seeds=1, steps=1, samples=2)
-    [spec] = plan.reported(plan.own_rates)
+    [spec] = plan.reported()
     cells = folder / "cells"
     row = run_cell(spec, cells)
     assert row["error"] is None, row["error"]
@@ -89,7 +89,7 @@ def test_the_ceiling_comes_where_it_is_asked_for(folder):
     """Branching rollouts, judged by the run's own reward: digits are worth something, all else is not."""
     plan = plan_of_run(config(dataset="rows.jsonl"), ["oracle"], seeds=1, steps=1)
     assert plan.ceiling == "oracle"
-    [_, spec] = plan.reported(plan.own_rates)
+    [_, spec] = plan.reported()
     with tempfile.TemporaryDirectory() as scratch:
         trainer = cell_trainer(spec, scratch)
         told, seen = trainer.credit.tell, []

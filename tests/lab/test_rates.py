@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gear_rl.arena import split
 from gear_rl.lab import compare
-from gear_rl.lab.compare import MOST_STEPS, Tuned, best, compared, grid, next_rate, plan_of, run_plan
+from gear_rl.lab.compare import MOST_STEPS, best, compared, grid, next_rate, plan_of, run_plan
 from gear_rl.lab.training import Spec, finished, run_cell
 from support.commands import untouched
 
@@ -46,7 +46,7 @@ def test_one_rate_is_a_choice_and_stays() -> None:
 def test_what_tunes_is_never_reported() -> None:
     plan = plan_of(["gear"], task="codebook", tier="default", seeds=10, n_eval=768)
     tuned = plan.tuning("gear", grid(plan.rate, 4))
-    shown = plan.reported(plan.own_rates)
+    shown = plan.reported()
     assert not {spec.seed for spec in tuned} & {spec.seed for spec in shown}
     problems = [set(range(s.first, s.first + s.n_eval)) for s in (tuned[0], shown[0])]
     assert not problems[0] & problems[1] and problems[0] | problems[1] == set(plan.held_out)
@@ -57,7 +57,7 @@ def test_what_tunes_is_never_reported() -> None:
 def test_a_method_may_bring_another_teacher() -> None:
     """Settings of the engine stand beside the method's own, and are no part of it."""
     plan = plan_of(["live=gear:teacher_model_kind=live,alpha=2", "gear"], **SMALL)
-    specs = {spec.name: spec for spec in plan.reported(plan.own_rates)}
+    specs = {spec.name: spec for spec in plan.reported()}
     assert specs["gear"].engine == {"teacher_model_kind": "base"}
     assert specs["live"].engine == {"teacher_model_kind": "live"}
     assert specs["live"].credit == {"name": "gear", "alpha": 2}
@@ -130,4 +130,8 @@ def test_a_rate_whose_runs_fail_is_the_worst(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(compare, "run_cells", ran)
     _, tuned = run_plan(plan, tmp_path, jobs=1)
-    assert tuned["uniform"] == Tuned(rate=4e-4, at_edge=False, tried={2e-4: 0.3, 4e-4: 0.5, 8e-4: 0.0})
+    assert tuned["uniform"] == {
+        "rate": 4e-4,
+        "at_edge": False,
+        "tried": {"0.0002": 0.3, "0.0004": 0.5, "0.0008": 0.0},
+    }

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gear_rl.lab.cells import Cell
 from gear_rl.lab.statistics import Interval, mean_interval, ratio_interval
 from gear_rl.lab.verdict import budget_to, compare
 
@@ -80,13 +79,13 @@ def test_the_interval_covers_at_its_level_unless_runs_collapse(seeds, share, los
     assert abs(covered - level) < 3.5 * np.sqrt(level * (1 - level) / runs), covered
 
 
-def _cell(method: str, seed: int, end: float) -> Cell:
+def _cell(method: str, seed: int, end: float) -> dict:
     row = {
         "task": "codebook", "tier": "default", "method": method, "credit": "", "seed": seed, "steps": 40,
         "n_eval": PROBLEMS, "samples": 1, "accuracy_before": 0.5, "accuracy_after": end, "held_out": [],
         "curves": {}, "seconds": 1.0, "error": None, "rate": 4e-4,
     }  # fmt: skip
-    return Cell.from_dict(row)
+    return row
 
 
 def _compared(**ends: list[float]):
@@ -101,14 +100,14 @@ def test_a_comparison_leads_with_the_share() -> None:
         gear=[0.90, 0.90, 0.91],
         shuffled=[0.80, 0.81, 0.82],
     )
-    share = {v.method: v.share for v in found.verdicts}
+    share = {v["method"]: v["share"] for v in found["verdicts"]}
     assert share["uniform"] is None and share["oracle"] == 1.0
     assert share["gear"] == pytest.approx((0.1 + 0.08 + 0.1) / (0.15 + 0.14 + 0.14))
     assert share["shuffled"] == pytest.approx(0.0, abs=1e-12)
-    assert found.family == 2, "the ceiling is no method that is tried"
-    assert found.ceiling_gain is not None and found.ceiling_gain.interval is not None
-    assert found.ceiling_gain.interval.low > 0
-    kinds = {v.method: v.verdict for v in found.verdicts}
+    assert found["family"] == 2, "the ceiling is no method that is tried"
+    assert found["ceiling_gain"]["interval"] is not None
+    assert found["ceiling_gain"]["interval"].low > 0
+    kinds = {v["method"]: v["verdict"] for v in found["verdicts"]}
     assert kinds == {
         "uniform": "baseline", "oracle": "better", "gear": "better", "shuffled": "no difference shown"
     }  # fmt: skip
@@ -116,16 +115,18 @@ def test_a_comparison_leads_with_the_share() -> None:
 
 def test_a_task_whose_ceiling_is_not_clear_cannot_tell() -> None:
     found = _compared(uniform=[0.80, 0.82, 0.81], oracle=[0.79, 0.86, 0.81], gear=[0.90, 0.90, 0.91])
-    assert found.baseline_problem is not None and found.baseline_problem.startswith("this task cannot tell")
-    assert [v.verdict for v in found.verdicts] == ["baseline", "no verdict", "no verdict"]
-    assert all(v.share is None for v in found.verdicts)
+    assert found["baseline_problem"] is not None and found["baseline_problem"].startswith(
+        "this task cannot tell"
+    )
+    assert [v["verdict"] for v in found["verdicts"]] == ["baseline", "no verdict", "no verdict"]
+    assert all(v["share"] is None for v in found["verdicts"])
 
 
 def test_a_ceiling_below_the_baseline_has_no_share() -> None:
     found = _compared(uniform=[0.80, 0.81, 0.79], oracle=[0.70, 0.71, 0.69], gear=[0.75, 0.76, 0.74])
-    assert found.ceiling_gain is not None and found.ceiling_gain.interval is not None
-    assert found.ceiling_gain.interval.high < 0
-    assert all(v.share is None and v.share_interval is None for v in found.verdicts)
+    assert found["ceiling_gain"]["interval"] is not None
+    assert found["ceiling_gain"]["interval"].high < 0
+    assert all(v["share"] is None and v["share_interval"] is None for v in found["verdicts"])
 
 
 def test_the_budget_to_the_baselines_end() -> None:
@@ -133,5 +134,5 @@ def test_the_budget_to_the_baselines_end() -> None:
     assert budget_to([(0, 0.5), (40, 0.8)], 0.5) == 0.0
     assert budget_to([(0, 0.5), (40, 0.8)], 0.81) is None
     found = _compared(uniform=[0.80, 0.80, 0.80], oracle=[0.95, 0.95, 0.95], gear=[0.79, 0.9, 0.9])
-    budget = {v.method: v.budget for v in found.verdicts}
+    budget = {v["method"]: v["budget"] for v in found["verdicts"]}
     assert budget == {"uniform": 1.0, "oracle": pytest.approx(0.3 / 0.45), "gear": None}

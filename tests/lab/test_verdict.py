@@ -3,32 +3,38 @@
 import json
 import math
 import warnings
-from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from gear_rl.lab.cells import Cell
-from gear_rl.lab.verdict import Comparison, Verdict, area_under, budget_to, compare
+from gear_rl.lab import verdict
+from gear_rl.lab.verdict import area_under, budget_to, cell_of, curve_of, failure_of
 
 
-def cell(method: str, seed: int, end: float | None, start: float | None = 0.25, **more: object) -> Cell:
+def compare(*args, **options):
+    """The comparison with its keys as attributes."""
+    found = verdict.compare(*args, **options)
+    return SimpleNamespace(**found | {"verdicts": [SimpleNamespace(**row) for row in found["verdicts"]]})
+
+
+def cell(method: str, seed: int, end: float | None, start: float | None = 0.25, **more: object) -> dict:
     row = {
         "task": "chain", "tier": "default", "method": method, "credit": method.title(), "seed": seed, "steps": 20,
         "n_eval": 512, "accuracy_before": start, "accuracy_after": end, "held_out": [], "curves": {},
         "seconds": 1.0, "error": None,
     }  # fmt: skip
-    return Cell.from_dict({**row, **more})
+    return cell_of({**row, **more})
 
 
-def cells_of(ends: dict[str, list[float | None]], **more: object) -> list[Cell]:
+def cells_of(ends: dict[str, list[float | None]], **more: object) -> list[dict]:
     return [cell(method, seed, end, **more) for method in ends for seed, end in enumerate(ends[method])]
 
 
-def of(found: Comparison, method: str) -> Verdict:
-    return next(verdict for verdict in found.verdicts if verdict.method == method)
+def of(found, method: str):
+    return next(one for one in found.verdicts if one.method == method)
 
 
 def test_a_comparison_by_hand():
@@ -71,7 +77,8 @@ def test_a_comparison_by_hand():
         None,
         None,
     )
-    json.dumps(asdict(found), allow_nan=False)
+    json.dumps(found.cells, allow_nan=False)
+    json.dumps([vars(one) for one in found.verdicts], allow_nan=False)
 
 
 def test_better_and_worse():
@@ -99,7 +106,8 @@ def test_ties_are_no_difference_and_no_nan():
     assert (gear.difference, gear.p, gear.verdict) == (0.0, 1.0, "no difference shown")
     assert gear.difference_interval[0] == -gear.difference_interval[1]
     assert 0 < gear.difference_interval[1] < 2 / 512
-    json.dumps(asdict(found), allow_nan=False)
+    json.dumps(found.cells, allow_nan=False)
+    json.dumps([vars(one) for one in found.verdicts], allow_nan=False)
 
 
 def test_one_problem_more_in_three_seeds_is_not_better():
@@ -120,7 +128,7 @@ def test_seeds_are_paired_by_their_number():
 def test_failed_and_missing_seeds_leave_the_pairs_and_are_told():
     ends = {"uniform": [0.5, 0.51, 0.49, None, 0.5], "gear": [0.7, None, 0.69, 0.71, 0.7, 0.9]}
     cells = cells_of(ends)
-    crash = replace(cells[-1], seed=7, error="CUDA out of memory")
+    crash = cells[-1] | {"seed": 7, "error": "CUDA out of memory"}
     found = compare([*cells, crash])
     gear = of(found, "gear")
     assert gear.paired_seeds == [0, 2, 4]
@@ -140,7 +148,7 @@ def test_two_pairs_are_too_few():
     assert gear.words == "no verdict: too few seeds (2 paired, 3 needed)"
     assert gear.difference == pytest.approx(0.42), "the numbers are shown"
     assert gear.p is None
-    assert [name for name, value in asdict(gear).items() if "interval" in name and value is not None] == []
+    assert [name for name, value in vars(gear).items() if "interval" in name and value is not None] == []
 
 
 def test_runs_that_end_below_their_start_are_counted():
@@ -154,7 +162,8 @@ def test_a_comparison_where_nearly_all_failed_still_tells(ends):
         found = compare(cells_of({"uniform": baseline, "gear": other}))
         assert of(found, "gear").verdict == "no verdict"
         assert len(found.failed) == (baseline + other).count(None)
-        json.dumps(asdict(found), allow_nan=False)
+        json.dumps(found.cells, allow_nan=False)
+        json.dumps([vars(one) for one in found.verdicts], allow_nan=False)
 
 
 # 0.05 ** (1 / 512) = 0.99417: three wrong of 512 are 0.99414, two are 0.99609.
@@ -216,9 +225,9 @@ def test_area_is_the_loop():
         assert found == pytest.approx(area / (steps[5] - steps[0]))
 
 
-def simulated(rng: np.random.Generator, effects: list[float], spreads: list[float], n: int) -> list[Cell]:
+def simulated(rng: np.random.Generator, effects: list[float], spreads: list[float], n: int) -> list[dict]:
     """The baseline and a method per effect: rates scatter over seeds, accuracies are counts of 512 problems."""
-    cells: list[Cell] = []
+    cells: list[dict] = []
     for place, (effect, spread) in enumerate(zip([0.0, *effects], spreads, strict=True)):
         for seed in range(n):
             end = rng.binomial(512, 0.7 + effect + spread * rng.normal()) / 512
@@ -272,9 +281,11 @@ def test_an_effect_that_is_there_is_found():
 def test_the_curve_of_a_cell_runs_from_before_to_after():
     way = [{"step": s, "accuracy": a, "n": 8} for s, a in ((15, 0.5), (5, 0.375), (20, 0.125), (0, 1.0))]
     found = cell("gear", 0, 0.75, held_out=way)
-    assert found.curve == ((0, 0.25), (5, 0.375), (15, 0.5), (20, 0.75)), "ends are those of all the problems"
-    assert cell("gear", 0, None, held_out=way).curve == ()
-    assert cell("gear", 0, 0.75, error="killed").curve == ()
+    assert curve_of(found) == ((0, 0.25), (5, 0.375), (15, 0.5), (20, 0.75)), (
+        "ends are those of all the problems"
+    )
+    assert curve_of(cell("gear", 0, None, held_out=way)) == ()
+    assert curve_of(cell("gear", 0, 0.75, error="killed")) == ()
 
 
 @pytest.mark.parametrize(
@@ -284,35 +295,33 @@ def test_the_curve_of_a_cell_runs_from_before_to_after():
 )
 def test_a_committed_comparison_is_what_its_cells_say(file):
     [stored] = json.loads(file.read_text(encoding="utf-8"))["comparisons"]
-    cells = [Cell.from_dict(row) for row in stored["cells"]]
+    cells = [cell_of(row) for row in stored["cells"]]
     found = compare(cells, stored["baseline"], stored["level"], stored.get("ceiling"))
-    for told, verdict in zip(
-        stored["verdicts"], json.loads(json.dumps(asdict(found)))["verdicts"], strict=True
+    for told, one in zip(
+        stored["verdicts"], json.loads(json.dumps([vars(one) for one in found.verdicts])), strict=True
     ):
-        shared = verdict.keys() & told.keys()
+        shared = one.keys() & told.keys()
         assert len(shared) >= 17
-        assert {name: told[name] for name in shared} == {
-            name: pytest.approx(verdict[name]) for name in shared
-        }
+        assert {name: told[name] for name in shared} == {name: pytest.approx(one[name]) for name in shared}
         assert "lost_seeds" in told
 
 
 def test_a_cell_that_failed_needs_no_numbers():
-    found = Cell.from_dict(
+    found = cell_of(
         {"task": "chain", "tier": "hard", "method": "gear", "seed": 3, "steps": 5, "error": "killed"}
     )
-    assert (found.failure, found.curve, found.accuracy_after) == ("killed", (), None)
-    assert cell("gear", 0, None).failure == "no number in accuracy_after"
-    assert cell("gear", 0, None, start=None).failure == "no number in accuracy_before and accuracy_after"
-    assert cell("gear", 0, 0.5).failure is None
+    assert (failure_of(found), curve_of(found), found["accuracy_after"]) == ("killed", (), None)
+    assert failure_of(cell("gear", 0, None)) == "no number in accuracy_after"
+    assert failure_of(cell("gear", 0, None, start=None)) == "no number in accuracy_before and accuracy_after"
+    assert failure_of(cell("gear", 0, 0.5)) is None
 
 
 def test_a_cell_with_several_samples_and_one_of_an_earlier_version():
     found = cell("gear", 0, 0.5, samples=2, accuracies_before=[0.25, 0.25], accuracies_after=[0.375, 0.625])
-    assert (found.samples, found.accuracies_after) == (2, (0.375, 0.625))
+    assert (found["samples"], found["accuracies_after"]) == (2, [0.375, 0.625])
     earlier = cell("gear", 0, 0.5)
-    assert (earlier.samples, earlier.accuracies_before, earlier.accuracies_after) == (1, (), ())
-    assert earlier.curve == found.curve
+    assert (earlier["samples"], earlier["accuracies_before"], earlier["accuracies_after"]) == (1, [], [])
+    assert curve_of(earlier) == curve_of(found)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -345,7 +354,7 @@ def test_cells_that_cannot_be_compared_are_named():
         ({"credit": "Gear(alpha=2)"}, "give each its own name"),
     ]:
         with pytest.raises(ValueError, match=message):
-            compare([*cells[:-1], replace(cells[-1], **change)])
+            compare([*cells[:-1], cells[-1] | change])
     with pytest.raises(ValueError, match="no cell of 'grpo'; the methods are uniform, gear"):
         compare(cells, baseline="grpo")
     with pytest.raises(ValueError, match="no cell of 'uniform'; the methods are none"):

@@ -25,7 +25,7 @@ from gear_rl.cli.score import TASK_HELP, TIER_HELP, refuse, refuse_words
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:
-    from gear_rl.lab.compare import Plan, Tuned
+    from gear_rl.lab.compare import Plan
 
 
 def compare(
@@ -97,7 +97,7 @@ def compare(
 
 def run_plan_with_bar(
     plan: "Plan", folder: Path, *, jobs: int, console: Console
-) -> tuple[list[dict[str, Any]], "dict[str, Tuned]"]:
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The cells of a comparison, with a bar; a run that fails is printed at once."""
     from gear_rl.lab.compare import run_plan
 

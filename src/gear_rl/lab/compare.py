@@ -23,9 +23,7 @@ from gear_rl.traits import engine_settings_of
 BASELINE = "uniform"
 """GRPO: in every comparison."""
 CEILING = "oracle"
-"""The name under which the control that is told the true advantages is compared."""
-RATES = 4
-"""Learning rates of the first grid where the user does not say."""
+"""The control that is given the true advantages."""
 FACTOR = 2.0
 """Between neighbours of the grid."""
 MOST_STEPS = 3
@@ -89,15 +87,6 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return named
 
 
-def ceiling_of(methods: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The name of the first oracle among them.
-
-    >>> ceiling_of(parse_methods(["gear", "oracle:branches=16"])), ceiling_of(parse_methods(["gear"]))
-    ('oracle:branches=16', None)
-    """
-    return next((name for name, credit in methods.items() if credit["name"] == ORACLE["name"]), None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a comparison runs."""
@@ -129,23 +118,21 @@ class Plan:
         """What is trained on, in words."""
         return f"{self.task}/{self.tier}" if self.run is None else f"{self.tier} on {self.task}"
 
-    @property
-    def own_rates(self) -> dict[str, float]:
-        """The tier's own rate for every method."""
-        return dict.fromkeys(self.methods, self.rate)
-
     def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that tell which rate is the method's best: on seeds and problems that are never reported."""
         problems = tuning(self.held_out)
         settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "n_between": 0}
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
-    def reported(self, rates: Mapping[str, float]) -> list[Spec]:
-        """Every cell that is compared, seed by seed: what is there when it is interrupted can be compared."""
+    def reported(self, rates: Mapping[str, float] | None = None) -> list[Spec]:
+        """Every cell that is compared, seed by seed: what is there when it is interrupted can be compared.
+
+        A method that ``rates`` does not have takes the tier's own.
+        """
         settings = {"n_eval": self.n_eval, "first": self.held_out.start, "samples": self.samples}
         settings["n_between"] = min(128, -(-self.n_eval // 4))
         return [
-            self._spec(method, rates[method], seed, settings)
+            self._spec(method, (rates or {}).get(method, self.rate), seed, settings)
             for seed in range(self.seeds)
             for method in self.methods
         ]
@@ -177,7 +164,7 @@ def plan_of(
     seeds: int,
     steps: int | None = None,
     rollouts: int | None = None,
-    rates: int = RATES,
+    rates: int = 4,
     n_eval: int = 256,
     samples: int = 4,
 ) -> Plan:
@@ -186,7 +173,7 @@ def plan_of(
     >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
     >>> list(plan.methods), plan.ceiling
     (['uniform', 'oracle', 'gear'], 'oracle')
-    >>> [(spec.name, spec.rate, spec.seed) for spec in plan.reported(plan.own_rates)][2:4]
+    >>> [(spec.name, spec.rate, spec.seed) for spec in plan.reported()][2:4]
     [('gear', 0.0004, 0), ('uniform', 0.0004, 1)]
     """
     chosen = task_of(task, tier)
@@ -196,10 +183,7 @@ def plan_of(
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    given = parse_methods(methods)
-    ceiling = ceiling_of(given) or CEILING
-    named = {BASELINE: {"name": BASELINE}, ceiling: dict(ORACLE)} | given
-    engine = {name: take_engine(credit) for name, credit in named.items()}
+    named, engine, ceiling = line_up([*methods, CEILING])
     return Plan(
         methods=named,
         engine=engine,
@@ -227,17 +211,29 @@ def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
         raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
 
 
-def take_engine(credit: dict[str, Any], usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The engine's settings of a method; those among its own are taken out.
+def line_up(
+    methods: Sequence[str], usual: Mapping[str, Any] | None = None
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
+    """Methods by name, the settings of the engine of each, and the name of the ceiling if an oracle is there.
 
-    ``usual`` are those of the run, which win over what the method brings, not over what it was given.
+    The baseline comes first, then the ceiling: the first oracle; any other that ``oracle`` alone names goes.
+    ``usual`` are the run's settings of the engine: they win over what a method brings, not over what it was
+    given.
 
-    >>> credit = {"name": "gear", "alpha": 2.0, "teacher_model_kind": "live"}
-    >>> take_engine(credit), credit
-    ({'teacher_model_kind': 'live'}, {'name': 'gear', 'alpha': 2.0})
+    >>> line_up(["gear:teacher_model_kind=live,alpha=2", "oracle:branches=16", "oracle"])[2]
+    'oracle:branches=16'
     """
-    given = {name: credit.pop(name) for name in METHOD_SETTINGS if name in credit}
-    return engine_settings_of(build_method(credit)) | dict(usual or {}) | given
+    given = parse_methods(methods)
+    ceiling = next((name for name, credit in given.items() if credit["name"] == ORACLE["name"]), None)
+    if ceiling != CEILING:
+        given.pop(CEILING, None)
+    first = (BASELINE,) if ceiling is None else (BASELINE, ceiling)
+    named = {name: given.get(name, {"name": name}) for name in first} | given
+    engine: dict[str, dict[str, Any]] = {}
+    for name, credit in named.items():
+        own = {setting: credit.pop(setting) for setting in METHOD_SETTINGS if setting in credit}
+        engine[name] = engine_settings_of(build_method(credit)) | dict(usual or {}) | own
+    return named, engine, ceiling
 
 
 def grid(rate: float, count: int) -> list[float]:
@@ -277,17 +273,6 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """A method's rates and how it did with each: mean accuracy after training, over the tuning seeds."""
-
-    rate: float
-    """The best."""
-    at_edge: bool
-    """Whether the best is the least or the greatest that was tried: a better one may lie beyond."""
-    tried: dict[float, float]
-
-
 def run_plan(
     plan: Plan,
     folder: Path,
@@ -295,15 +280,15 @@ def run_plan(
     jobs: int,
     each: Callable[[dict[str, Any]], None] = lambda cell: None,
     expect: Callable[[int, int], None] = lambda todo, total: None,
-) -> tuple[list[dict[str, Any]], dict[str, Tuned]]:
-    """The compared cells, and the rate of every method; what is finished in the folder is not run again.
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The compared cells, and what was found of the rate of every method (`settings.rates` of the findings).
 
-    ``each`` gets every cell that was run, as it ends; ``expect`` how many are still to run now, and of how many:
-    a best rate at the edge of a grid adds some. A tuning run that failed counts as an accuracy of 0.
+    What is finished in the folder is not run again. ``each`` gets every cell that was run, as it ends; ``expect``
+    how many are still to run now, and of how many. A tuning run that failed counts as an accuracy of 0.
     """
     first = grid(plan.rate, plan.rates)
     rates = {method: list(first) for method in plan.methods}
-    tuned: dict[str, Tuned] = {}
+    tuned: dict[str, dict[str, Any]] = {}
 
     def run(specs: list[Spec], later: int) -> list[dict[str, Any]]:
         todo = sum(finished(spec, folder) is None for spec in specs)
@@ -312,22 +297,23 @@ def run_plan(
 
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
-        open_methods = [method for method in plan.methods if method not in tuned]
-        rows = run([spec for m in open_methods for spec in plan.tuning(m, rates[m])], num_reported)
-        for method in open_methods:
+        untuned = [method for method in plan.methods if method not in tuned]
+        rows = run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported)
+        for method in untuned:
             tried = _accuracies([row for row in rows if row["method"] == method])
             beyond = next_rate(tried, first)
             if beyond is not None:
                 rates[method].append(beyond)
                 continue
             chosen = best(tried)
-            tuned[method] = Tuned(rate=chosen, at_edge=chosen in (min(tried), max(tried)), tried=tried)
-    chosen_rates = plan.own_rates | {method: one.rate for method, one in tuned.items()}
-    return run(plan.reported(chosen_rates), 0), tuned
+            shown = {f"{rate:g}": accuracy for rate, accuracy in tried.items()}
+            at_edge = chosen in (min(tried), max(tried))
+            tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
+    return run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0), tuned
 
 
 def _accuracies(rows: Sequence[dict[str, Any]]) -> dict[float, float]:
-    """Rate to mean accuracy."""
+    """Rate to mean accuracy after training."""
     ends: dict[float, list[float]] = {}
     for row in rows:
         ends.setdefault(row["rate"], []).append(row.get("accuracy_after") or 0.0)
@@ -335,35 +321,25 @@ def _accuracies(rows: Sequence[dict[str, Any]]) -> dict[float, float]:
 
 
 def compared(
-    plan: Plan, rows: Sequence[dict[str, Any]], tuned: Mapping[str, Tuned], *, command: str
+    plan: Plan, rows: Sequence[dict[str, Any]], tuned: Mapping[str, Any], *, command: str
 ) -> dict[str, Any]:
-    """The verdicts, the cells and what they were run with (docs/laboratory.md).
-
-    Nothing in it depends on time, or on how often the runs were interrupted.
-    """
-    from gear_rl.lab.cells import Cell
+    """The verdicts, the cells and what they were run with; nothing depends on time or on interruptions."""
     from gear_rl.lab.report import findings
     from gear_rl.lab.verdict import compare
 
-    cells = [Cell.from_dict(row | {"seconds": None}) for row in rows]
-    names = ("place", "task", "tier", "steps", "rollouts", "n_eval", "samples")
-    use = use_of(plan.task, plan.tier) if plan.run is None else "reporting"  # no default of ours knew the run
-    settings: dict[str, Any] = {"use": use} | {n: getattr(plan, n) for n in names}
-    if plan.run is not None:
+    own = plan.run is not None
+    use = "reporting" if own else use_of(plan.task, plan.tier)  # no default of ours knew a user's run
+    names = ("task", "tier", "steps", "rollouts", "n_eval", "samples")
+    settings: dict[str, Any] = {"use": use, "place": plan.place} | {n: getattr(plan, n) for n in names}
+    if own:
         settings["run"] = plan.run
-    settings["rates"] = {
-        method: {
-            "rate": one.rate,
-            "at_edge": one.at_edge,
-            "tried": {f"{r:g}": a for r, a in one.tried.items()},
-        }
-        for method, one in tuned.items()
-    }
+    settings["rates"] = tuned
     settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
+    timeless = [row | {"seconds": None} for row in rows]
     return findings(
         title=f"Does it help? {plan.place}, for {use}",
         command=command,
-        comparisons=[(compare(cells, BASELINE, ceiling=plan.ceiling), cells)],
+        comparisons=[compare(timeless, BASELINE, ceiling=plan.ceiling)],
         settings=settings,
         versions=_versions(rows),
     )

@@ -10,13 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from gear_rl.lab.statistics import Interval, bootstrap_interval
 
 Role = Literal["method", "floor", "control", "ceiling"]
+"""Floors and the ceiling are what to compare with; a control should know nothing of the fault but may find it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,37 +34,6 @@ class Located:
     """Place of the best faulty token among all, 1 the highest; equal scores share their mean place."""
     distance: int | None
     """Trained tokens from the fault to the nearest onset, 0 on the fault; None without an onset."""
-
-
-class Estimate(NamedTuple):
-    """A mean over completions."""
-
-    mean: float | None
-    """None without a completion."""
-    interval: Interval | None
-    n: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Localisation:
-    """How well one method or signal finds the faults of many completions; means with bootstrap intervals."""
-
-    name: str
-    role: Role
-    """``floor`` and ``ceiling`` are what to compare with; a ``control`` is a signal that should know nothing of
-    the fault but may find it."""
-    n: int
-    left_out: dict[str, int]
-    """Reason to number of completions that say nothing, see `locate`."""
-    auc: Estimate
-    share: Estimate
-    lift: Estimate
-    rank: Estimate
-    distance: Estimate
-    """Over the completions that have an onset."""
-    auc_choices: Estimate
-    """AUC among decisions alone: which of them was wrong. Over all tokens, whatever finds where something is
-    decided is half right already. Over the completions of which decisions are known."""
 
 
 TIED = 1e-5
@@ -132,32 +102,31 @@ def localisation(
     name: str,
     located: Sequence[Located | str],
     role: Role = "method",
-    *,
     among_choices: Sequence[Located | str] = (),
-) -> Localisation:
-    """What `locate` gave for many completions, as means with bootstrap intervals over the completions.
+) -> dict[str, Any]:
+    """What `locate` gave for many completions: means with bootstrap intervals, each as (mean, interval, number).
 
-    ``among_choices`` is what it gave with a mask of the decisions alone. Completions count as independent: give
-    one fault per problem.
+    ``among_choices`` is what it gave with a mask of the decisions alone: over all tokens, whatever finds where
+    something is decided is half right already. Completions count as independent: give one fault per problem.
 
-    >>> localisation("gear", ["no_fault"]).auc
-    Estimate(mean=None, interval=None, n=0)
+    >>> localisation("gear", ["no_fault"])["auc"]
+    (None, None, 0)
     """
-    kept = [one for one in located if isinstance(one, Located)]
+    kept, chosen = ([one for one in many if isinstance(one, Located)] for many in (located, among_choices))
+    return {
+        "name": name,
+        "role": role,
+        "n": len(kept),
+        "left_out": {reason: sum(one == reason for one in located) for reason in LEFT_OUT},
+        "auc": _estimate([one.auc for one in kept]),
+        "share": _estimate([one.share for one in kept]),
+        "lift": _estimate([one.lift for one in kept]),
+        "rank": _estimate([one.rank for one in kept]),
+        "distance": _estimate([one.distance for one in kept if one.distance is not None]),
+        "auc_choices": _estimate([one.auc for one in chosen]),
+    }
 
-    def estimate(values: Sequence[float]) -> Estimate:
-        mean = math.fsum(values) / len(values) if values else None
-        return Estimate(mean, bootstrap_interval(values), len(values))
 
-    return Localisation(
-        name=name,
-        role=role,
-        n=len(kept),
-        left_out={reason: sum(one == reason for one in located) for reason in LEFT_OUT},
-        auc=estimate([one.auc for one in kept]),
-        share=estimate([one.share for one in kept]),
-        lift=estimate([one.lift for one in kept]),
-        rank=estimate([one.rank for one in kept]),
-        distance=estimate([one.distance for one in kept if one.distance is not None]),
-        auc_choices=estimate([one.auc for one in among_choices if isinstance(one, Located)]),
-    )
+def _estimate(values: Sequence[float]) -> tuple[float | None, Interval | None, int]:
+    mean = math.fsum(values) / len(values) if values else None
+    return mean, bootstrap_interval(values), len(values)

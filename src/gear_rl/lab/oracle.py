@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.arena.task import Task, TruthOf
+from gear_rl.arena.task import TruthOf
 from gear_rl.arena.truth import Truth
 from gear_rl.signals.batch import ForwardRequest, RolloutBatch
 from gear_rl.signals.engine import Engine
@@ -81,25 +81,17 @@ class Oracle:
         return Credit(advantage=advantage, segment_id=masked_rank(signals.mask))
 
 
-def told(task: Task, tier: str, trainer: Any) -> Tell:
-    """Gives a trainer the true advantages of its rollouts, by the task's formula or by branching rollouts."""
-    truth_of = task.truth_of(tier)
-    return estimated(trainer) if truth_of is None else told_by(truth_of)
-
-
-def estimated(trainer: Any) -> Tell:
-    """The same by branching rollouts, as many as ``trainer.credit`` says if it is the oracle."""
+def told(trainer: Any, truth_of: TruthOf | None) -> Tell:
+    """Gives a trainer the true advantages of its rollouts: by a task's formula, else by branching rollouts."""
+    if truth_of is not None:
+        return told_by(truth_of)
     from gear_rl.lab.branching import Continuations, branched
 
-    oracle = trainer.credit if isinstance(trainer.credit, Oracle) else Oracle()
-    return branched(trainer, Continuations(trainer), oracle.branches)
+    return branched(trainer, Continuations(trainer), trainer.credit.branches)
 
 
 def told_by(truth_of: TruthOf) -> Tell:
-    """The same by a task's formula, from one more pass of the student.
-
-    It gives, in the place of every decision, the probability of the token that would have been right there.
-    """
+    """True advantages by a task's formula, from the probability of the right token at every decision."""
 
     def told(batch: RolloutBatch, engine: Engine) -> Tensor:
         completions = batch.completions

@@ -9,24 +9,13 @@ and judged on the run's held-out rows by the run's own reward.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 from gear_rl.arena.split import reported
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import (
-    BASELINE,
-    CEILING,
-    RATES,
-    Plan,
-    ceiling_of,
-    check_counts,
-    parse_methods,
-    take_engine,
-)
-from gear_rl.lab.training import Spec
+from gear_rl.lab.compare import CEILING, Plan, check_counts, line_up
 from gear_rl.runs.config import RunConfig
 
 LEAST_ROWS = 8
@@ -49,7 +38,7 @@ def plan_of_run(
     *,
     seeds: int,
     steps: int | None = None,
-    rates: int = RATES,
+    rates: int = 4,
     n_eval: int | None = None,
     samples: int | None = None,
 ) -> Plan:
@@ -79,13 +68,10 @@ def plan_of_run(
         )
     n_eval = min(256, len(reported(range(len(rows))))) if n_eval is None else n_eval
     check_counts(range(len(rows)), n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
-    asked = parse_methods(methods)
-    ceiling = ceiling_of(asked)
-    named = {BASELINE: {"name": BASELINE}} | ({} if ceiling is None else {ceiling: asked[ceiling]}) | asked
+    usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
+    named, engine, ceiling = line_up(methods, usual)
     if ceiling is not None:
         _check_branching(config)
-    usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
-    engine = {name: take_engine(credit, usual) for name, credit in named.items()}
     default = GEARConfig.__dataclass_fields__
     per_device = given.get("per_device_train_batch_size", default["per_device_train_batch_size"].default)
     run = config.model_dump(exclude={"credit"})
@@ -95,7 +81,7 @@ def plan_of_run(
     run["right"] = given.get("success_reward") or METHOD_SETTINGS["success_reward"]
     run["rows_sha256"] = _fingerprint(train, rows)
     for name, credit in named.items():
-        check_run(_with_method(run, credit, engine[name]), train, where=name)
+        check_run(run_config(run, credit, engine[name]), train, where=name)
     return Plan(
         methods=named,
         engine=engine,
@@ -138,26 +124,11 @@ def _fingerprint(train: Any, held_out: Sequence[dict[str, Any]]) -> str:
     return found.hexdigest()
 
 
-def _with_method(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:
+def run_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:
+    """The user's run with a method of the comparison."""
     values: dict[str, Any] = {name: value for name, value in run.items() if name in RunConfig.model_fields}
     values |= {"credit": credit, "trainer": {**run["trainer"], **QUIET, **engine}}
     return RunConfig(**values)
-
-
-def own_trainer(spec: Spec, scratch: str) -> Any:
-    """The trainer of one run of such a comparison."""
-    from gear_rl.lab.oracle import Oracle, estimated
-    from gear_rl.runs.trainer import make_trainer
-
-    assert spec.run is not None
-    config = _with_method(spec.run, spec.credit, spec.engine)
-    config.trainer |= {
-        "output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": spec.steps,
-    }  # fmt: skip
-    trainer = make_trainer(config)
-    if isinstance(trainer.credit, Oracle):
-        trainer.credit = replace(trainer.credit, tell=estimated(trainer))
-    return trainer
 
 
 class OwnTask:

@@ -1,7 +1,4 @@
-"""The figures of a report, from the same numbers as its tables. Knows no page.
-
-Two colours carry the meaning where they can; many lines differ in dash as well (palette of Okabe and Ito).
-"""
+"""The figures of a report, from the same numbers as its tables. Palette of Okabe and Ito."""
 
 # matplotlib is partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -15,20 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
+from gear_rl.lab.verdict import Curve, cell_of, curve_of, failure_of
 from gear_rl.view.picture import figure_style, write_figure
 from gear_rl.view.terminal import shortened, visible
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
-_LINES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)))
 _MARKERS = {"method": "o", "floor": "v", "control": "D", "ceiling": "^"}
-_PANELS = (
-    ("reward", "Reward", "mean"),
-    ("entropy", "Entropy", "nats per token"),
-    ("length", "Length", "tokens"),
-)
 
 
 class Drawing(NamedTuple):
@@ -52,38 +42,31 @@ def drawings(document: Mapping[str, Any]) -> list[Drawing]:
     figures: list[Drawing] = []
 
     def add(section: str, place: Mapping[str, Any], kind: str, label: str, draw: Callable[[], Any]) -> None:
-        stem = "-".join(
+        words = (
             re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (place["task"], place["tier"], kind)
         )
+        stem = "-".join(words)
         used = sum(re.fullmatch(rf"{stem}(-\d+)?", figure.stem) is not None for figure in figures)
         figures.append(Drawing(section, f"{stem}-{used + 1}" if used else stem, label, draw))
 
     for n, c in enumerate(document["comparisons"]):
-        cells = [cell for cell in map(Cell.from_dict, c["cells"]) if cell.failure is None]
-        if not cells:
-            continue
-        against = f"every method of {c['task']}, {c['tier']}, against {c['baseline']}"
-        label = (
-            f"Final accuracies of {against}: a dot per seed, the mean with its interval, and the differences"
-        )
-        add(f"c{n}", c, "final", label, partial(_final, c, cells))
-        label = f"Held-out accuracy over the steps of {against}: mean over seeds with intervals"
-        add(f"c{n}", c, "curves", label, partial(_curves, c, cells))
-        if _logged_panels(cells):
-            label = (
-                f"Reward, entropy and length over the steps of {against}, as far as logged: means over seeds"
-            )
-            add(f"c{n}", c, "training", label, partial(_training, c, cells))
+        cells = [cell for cell in map(cell_of, c["cells"]) if failure_of(cell) is None]
+        if cells:
+            against = f"every method of {c['task']}, {c['tier']}, against {c['baseline']}"
+            what = f"Final accuracies of {against}: a dot per seed, means with intervals, differences"
+            add(f"c{n}", c, "final", what, partial(_final, c, cells))
+            what = f"Held-out accuracy over the steps of {against}: mean over seeds with intervals"
+            add(f"c{n}", c, "curves", what, partial(_curves, c, cells))
     for n, place in enumerate(document["localisations"]):
         if any(row["auc"][0] is not None for row in place["rows"]):
-            label = (
+            what = (
                 f"How well each method and signal finds {place['fault']} of {place['task']}, {place['tier']}"
             )
             add(
                 f"l{n}",
                 place,
                 "localisation",
-                f"{label}: AUC with its interval",
+                f"{what}: AUC with its interval",
                 partial(_localisation, place),
             )
     return figures
@@ -130,21 +113,14 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _tidy(axes: Any, title: str, xlabel: str, ylabel: str = "", grid: str = "y") -> None:
+def _tidy(axes: Any, title: str, xlabel: str, grid: str = "y") -> None:
     axes.set_title(title, loc="left", fontsize=9.5, weight="bold", color=_INK)
     axes.set_xlabel(xlabel, color=_QUIET)
-    axes.set_ylabel(ylabel, color=_QUIET)
     axes.tick_params(color=_QUIET, labelcolor=_QUIET)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_RULE)
     axes.grid(axis=grid, color=_RULE, alpha=0.25, lw=0.8)
     axes.set_axisbelow(True)
-
-
-def _steps_axis(axes: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
 
 def _rows_axis(axes: Any, names: Sequence[str]) -> None:
@@ -162,14 +138,14 @@ def _bar(
     axes.plot([mean], [y], marker, color=colour, ms=6, mec="none")
 
 
-def _final(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
+def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     verdicts = c["verdicts"]
     figure = _figure(8.6, 0.9 + 0.36 * len(verdicts))
     left, right = figure.subplots(1, 2, sharey=True)
     for y, verdict in enumerate(verdicts):
-        ends = [cell.accuracy_after for cell in cells if cell.method == verdict["method"]]
+        ends = [cell["accuracy_after"] for cell in cells if cell["method"] == verdict["method"]]
         left.plot(ends, [y + 0.2] * len(ends), "o", color=_QUIET, ms=3.5, mec="none", alpha=0.7)
         if verdict["mean"] is not None:
             _bar(left, y - 0.08, verdict["mean"], verdict["interval"], _QUIET if y == 0 else _BLUE)
@@ -210,9 +186,13 @@ def over_seeds(rows: Sequence[Curve], level: float = LEVEL) -> list[tuple[int, f
     return [(step, math.fsum(values) / len(values), mean_interval(values, level)) for step, values in points]
 
 
-def _curves(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
+def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
     points = {
-        v["method"]: over_seeds([cell.curve for cell in cells if cell.method == v["method"]], c["level"])
+        v["method"]: over_seeds(
+            [curve_of(cell) for cell in cells if cell["method"] == v["method"]], c["level"]
+        )
         for v in c["verdicts"]
     }
     points = {method: row for method, row in points.items() if row}
@@ -233,51 +213,10 @@ def _curves(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
                 low, high = [max(0.0, end.low) for end in ends], [min(1.0, end.high) for end in ends]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         _tidy(axes, _name(method), "")
-        _steps_axis(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     figure.supxlabel(f"optimizer step · grey: {_name(c['baseline'])}", fontsize=8, color=_QUIET)
     figure.supylabel("held-out accuracy", fontsize=8, color=_QUIET)
     return figure
-
-
-def _logged_panels(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
-    return [
-        panel
-        for panel in _PANELS
-        if any(v is not None for cell in cells for v in cell.curves.get(panel[0], []))
-    ]
-
-
-def _training(c: Mapping[str, Any], cells: Sequence[Cell]) -> Any:
-    logged = _logged_panels(cells)
-    methods = [verdict["method"] for verdict in c["verdicts"]]
-    figure = _figure(max(3.6, 2.9 * len(logged)), 2.4 + 0.17 * math.ceil(len(methods) / 4))
-    lines: dict[str, Any] = {}
-    for axes, (key, title, unit) in zip(
-        figure.subplots(1, len(logged), squeeze=False).flat, logged, strict=True
-    ):
-        for n, method in enumerate(methods):
-            rows = [_logged(cell.curves.get(key, [])) for cell in cells if cell.method == method]
-            points = over_seeds([row for row in rows if row])
-            steps, means = [step for step, _, _ in points], [mean for _, mean, _ in points]
-            look = {"color": _INK, "lw": 2.0} if n == 0 else {
-                "color": _LINES[(n - 1) % len(_LINES)],
-                "ls": _DASHES[(n - 1) // len(_LINES) % len(_DASHES)],
-                "lw": 1.3,
-            }  # fmt: skip
-            if points:
-                [lines[method]] = axes.plot(steps, means, zorder=3 if n == 0 else 2, **look)
-        _tidy(axes, title, "optimizer step", unit)
-        _steps_axis(axes)
-    shown = [method for method in methods if method in lines]
-    figure.legend(
-        [lines[method] for method in shown], [_name(method) for method in shown], loc="outside lower center",
-        ncols=4, frameon=False, labelcolor=_INK, handlelength=2.2,
-    )  # fmt: skip
-    return figure
-
-
-def _logged(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    return [(n + 1, value) for n, value in enumerate(values) if value is not None]
 
 
 def _localisation(place: Mapping[str, Any]) -> Any:

@@ -6,50 +6,28 @@ docs/laboratory.md.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gear_rl.files import replace_file
-from gear_rl.lab.cells import Cell
-from gear_rl.lab.localisation import Localisation
 from gear_rl.lab.plots import drawings, inline_svg, write_png
-from gear_rl.lab.statistics import LEVEL
-from gear_rl.lab.verdict import Comparison
 
 FORMAT = 1
 """Version of the document; a reader refuses another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Localisations of one kind of fault in one task and tier."""
-
-    task: str
-    """Or the file that the completions come from."""
-    tier: str
-    """Or the model that was scored."""
-    fault: str
-    """What was planted or marked, in words: "a wrong digit"."""
-    rows: Sequence[Localisation]
-    level: float = LEVEL
-    """Of the intervals of the rows."""
 
 
 def findings(
     *,
     title: str,
     command: str,
-    comparisons: Iterable[tuple[Comparison, Sequence[Cell]]] = (),
-    localisations: Iterable[Places] = (),
+    comparisons: Iterable[Mapping[str, Any]] = (),
+    localisations: Iterable[Mapping[str, Any]] = (),
     settings: Mapping[str, object] | None = None,
     versions: Mapping[str, str] | None = None,
-    note: str = "",
 ) -> dict[str, Any]:
     """The document: what `save_report` and `save_plots` draw, and what goes into the JSON file.
 
-    Holds nothing but what JSON has; NaN and infinities are refused with ``ValueError``. ``note`` stands on top of
-    the page.
+    Holds nothing but what JSON has; NaN and infinities are refused with ``ValueError``.
 
     >>> sorted(findings(title="Nothing", command="gear compare"))
     ['command', 'comparisons', 'format', 'localisations', 'note', 'settings', 'title', 'versions']
@@ -57,22 +35,14 @@ def findings(
     document = {
         "format": FORMAT,
         "title": title,
-        "note": note,
+        "note": "",
         "command": command,
         "settings": dict(settings or {}),
         "versions": dict(versions or {}),
-        "comparisons": [
-            {**asdict(comparison), "cells": [_cell(cell) for cell in cells]}
-            for comparison, cells in comparisons
-        ],
-        "localisations": [asdict(places) for places in localisations],
+        "comparisons": list(comparisons),
+        "localisations": list(localisations),
     }
     return json.loads(json.dumps(document, allow_nan=False))
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
-    row = asdict(cell)
-    return {**row, "held_out": [{"step": step, "accuracy": share} for step, share in row["held_out"]]}
 
 
 def save_report(document: Mapping[str, Any], out: str | Path) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case
 from gear_rl.errors import InputError
-from gear_rl.lab.localisation import Localisation, Located, Role, localisation, locate, onsets_of
+from gear_rl.lab.localisation import Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.replay import PassesOf, replay
-from gear_rl.lab.report import Places
+from gear_rl.lab.statistics import LEVEL
 from gear_rl.records import Record
 from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import RunConfig, build_method
@@ -104,7 +104,7 @@ def score(
     material: Material,
     *,
     progress: Progress = lambda name, done, total: None,
-) -> tuple[dict[str, Any], list[Localisation]]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """How well each method's credit finds the faults of the material; as JSON-ready numbers.
 
     Every problem is a group of two: the completion with the fault, and another one with a larger reward. They go
@@ -142,7 +142,7 @@ def score(
     document = {
         **material.about(),
         "threads": torch.get_num_threads(),
-        "methods": {row.name: _as_dict(row) for row in rows},
+        "methods": {row["name"]: _rounded(row) for row in rows},
         "versions": versions(),
     }
     return document, rows
@@ -187,18 +187,16 @@ def _bytes(x: Tensor) -> bytes:
     return x.cpu().numpy().tobytes()
 
 
-def places_of(document: dict[str, Any], rows: Sequence[Localisation]) -> Places:
+def places_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The same for the laboratory's report.
 
-    >>> places_of({"task": "chain", "tier": "hard", "fault": "result"}, []).fault
+    >>> places_of({"task": "chain", "tier": "hard", "fault": "result"}, [])["fault"]
     'a wrong result'
     """
-    if "data" in document:
-        return Places(
-            task=document["data"], tier=document["model"], fault="a span that was marked", rows=rows
-        )
-    fault = f"a wrong {document['fault']}"
-    return Places(task=document["task"], tier=document["tier"], fault=fault, rows=rows)
+    own = "data" in document
+    task, tier = ("data", "model") if own else ("task", "tier")
+    fault = "a span that was marked" if own else f"a wrong {document['fault']}"
+    return {"task": document[task], "tier": document[tier], "fault": fault, "rows": rows, "level": LEVEL}
 
 
 def records_of(
@@ -229,7 +227,7 @@ def records_of(
 
 def _localised(
     name: str, chosen: list[Case], records: list[Record], *, role: Role, signal: str | None = None
-) -> Localisation:
+) -> dict[str, Any]:
     """``signal`` is looked at instead of the credit; the ceiling puts all on the fault."""
     found: list[Located | str] = []
     among_choices: list[Located | str] = []
@@ -251,7 +249,7 @@ def _localised(
             # One that fell back kept its GRPO advantage, which says nothing of the method.
             fell_back = record.fallback and role != "ceiling"
             places.append("fallback" if fell_back else locate(values, fault, mask, onset))
-    return localisation(name, found, role, among_choices=among_choices)
+    return localisation(name, found, role, among_choices)
 
 
 def _signal(record: Record, name: str) -> list[float]:
@@ -263,10 +261,10 @@ def _signal(record: Record, name: str) -> list[float]:
     return [student - teacher for student, teacher in pairs]  # the teacher thinks little of a wrong token
 
 
-def _as_dict(one: Localisation) -> dict[str, Any]:
-    row: dict[str, Any] = {"role": one.role, "n": one.n, "left_out": one.left_out}
+def _rounded(one: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {name: one[name] for name in ("role", "n", "left_out")}
     for name in ("auc", "auc_choices", "share", "lift", "rank", "distance"):
-        mean, interval, count = getattr(one, name)
+        mean, interval, count = one[name]
         row[name] = None if mean is None else round(mean, 4)
         row[f"{name}_interval"] = None if interval is None else [round(end, 4) for end in interval]
         if name in ("distance", "auc_choices"):

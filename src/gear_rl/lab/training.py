@@ -21,6 +21,8 @@ from queue import SimpleQueue
 from statistics import fmean
 from typing import Any
 
+from transformers.trainer_callback import TrainerCallback
+
 from gear_rl.files import replace_file
 
 _CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
@@ -31,14 +33,7 @@ _POINTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a run is: two of the same spec have the same numbers on the same machine and versions.
-
-    >>> numbers = {"seed": 1, "steps": 9, "rollouts": 128, "n_eval": 64, "first": 0, "samples": 1}
-    >>> numbers["n_between"] = 16
-    >>> more = {"task": "chain", "tier": "hard", "rate": 3e-5, "engine": {}, "resolved": ""}
-    >>> Spec(name="gear:alpha=1", credit={"name": "gear"}, **numbers, **more).file
-    'gear_alpha_1-3e-05-1-d443aecc.json'
-    """
+    """What a run is: two of the same spec have the same numbers on the same machine and versions."""
 
     name: str
     """The name it is compared under."""
@@ -181,14 +176,16 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a run, with the engine's settings that the spec has recorded."""
     from gear_rl.lab.oracle import Oracle, told
-    from gear_rl.lab.own import own_trainer
+    from gear_rl.lab.own import run_config
     from gear_rl.runs.arena import arena_config, task_of
     from gear_rl.runs.trainer import make_trainer
 
     if spec.run is not None:
-        return own_trainer(spec, scratch)
-    trainer = make_trainer(
-        arena_config(
+        config, truth_of = run_config(spec.run, spec.credit, spec.engine), None
+        own = {"output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": spec.steps}
+        config.trainer |= own
+    else:
+        config = arena_config(
             spec.task,
             spec.tier,
             spec.credit,
@@ -200,10 +197,10 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
             per_device_eval_batch_size=128,
             **spec.engine,
         )
-    )
+        truth_of = task_of(spec.task, spec.tier).truth_of(spec.tier)
+    trainer = make_trainer(config)
     if isinstance(trainer.credit, Oracle):
-        tell = told(task_of(spec.task, spec.tier), spec.tier, trainer)
-        trainer.credit = replace(trainer.credit, tell=tell)
+        trainer.credit = replace(trainer.credit, tell=told(trainer, truth_of))
     return trainer
 
 
@@ -227,7 +224,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         def measured(count: int | None = None, samples: int = 1) -> list[float]:
             return accuracies(task, trainer, problems[:count], seed=spec.seed, samples=samples)
 
-        between = _between(spec, measured)
+        between = _Between(spec, measured)
         trainer.add_callback(between)
         shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
         held_out = sha256("\n".join(shown).encode()).hexdigest()
@@ -268,19 +265,15 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
     return shares
 
 
-def _between(spec: Spec, measured: Callable[[int], list[float]]) -> Any:
-    """A trainer's callback that measures some of the held-out problems now and then, and keeps the points."""
-    from transformers.trainer_callback import TrainerCallback
+class _Between(TrainerCallback):
+    """Measures some of the held-out problems now and then, and keeps the points."""
 
-    every = -(-spec.steps // _POINTS)
+    def __init__(self, spec: Spec, measured: Callable[[int], list[float]]) -> None:
+        self.spec, self.measured = spec, measured
+        self.points: list[dict[str, float]] = []
 
-    class Between(TrainerCallback):
-        def __init__(self) -> None:
-            self.points: list[dict[str, float]] = []
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % every == 0 and state.global_step < state.max_steps and spec.n_between:
-                [value] = measured(spec.n_between)
-                self.points.append({"step": state.global_step, "accuracy": value, "n": spec.n_between})
-
-    return Between()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        every, count = -(-self.spec.steps // _POINTS), self.spec.n_between
+        if state.global_step % every == 0 and state.global_step < state.max_steps and count:
+            [value] = self.measured(count)
+            self.points.append({"step": state.global_step, "accuracy": value, "n": count})
