@@ -266,7 +266,11 @@ def _passes_timed(clock: _Clock) -> Generator[None]:
     for (owner, name, part), call in zip(places, kept, strict=True):
         setattr(owner, name, clock.timed(part, call))
     student, teacher = Scorer._hidden, clock.timed("teacher", kept[-1])
-    Scorer._hidden = lambda *args, lent=False: teacher(*args, lent=True) if lent else student(*args)
+
+    def hidden(self: Any, prompts: Any, batch: Any, keep: Any, lent: bool = False) -> Any:
+        return (teacher if lent else student)(self, prompts, batch, keep, lent)
+
+    Scorer._hidden = hidden
     try:
         yield
     finally:

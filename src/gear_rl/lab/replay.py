@@ -133,7 +133,7 @@ def _recording(trainer: GEARTrainer, records: list[Record], passes: PassesOf | N
     subscribers = trainer.record_subscribers
     trainer.record_subscribers = [lambda batch: records.extend(batch)]
     if passes is not None:
-        trainer.credit_engine = lambda **states: _Answered(trainer, passes, **states)
+        trainer.credit_engine = lambda *, in_loss=False: _Answered(trainer, passes, in_loss)
     try:
         yield
     finally:
@@ -144,8 +144,8 @@ def _recording(trainer: GEARTrainer, records: list[Record], passes: PassesOf | N
 class _Answered(TRLEngine):
     """The trainer's engine, whose requests for signals ``passes`` answers."""
 
-    def __init__(self, trainer: GEARTrainer, passes: PassesOf, **states: Any) -> None:
-        super().__init__(trainer, **states)
+    def __init__(self, trainer: GEARTrainer, passes: PassesOf, in_loss: bool) -> None:
+        super().__init__(trainer, in_loss=in_loss)
         self._answer = passes
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
