@@ -19,6 +19,7 @@ from gear_rl.engines.trl.checkpoints import (
     checked,
     move_into_place,
     newest_whole,
+    rotate,
     seal,
 )
 
@@ -181,3 +182,27 @@ def test_records_are_in_the_folder_unless_they_are_named_elsewhere(tmp_path, mon
             folder.check_records()
         folder.clear()
         assert other.read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (None, None, [1, 2, 3, 4]),
+        (0, None, [1, 2, 3, 4]),
+        (1, None, [4]),
+        (2, None, [3, 4]),
+        (1, 1, [1, 4]),
+        (2, 1, [1, 4]),
+        (3, 1, [1, 3, 4]),
+        (1, 4, [4]),
+    ],
+)
+def test_the_oldest_of_this_run_go_but_not_the_newest_nor_the_best(tmp_path, keep, best, left):
+    for step in (1, 2, 3, 4):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 99, run="another")
+    (tmp_path / "checkpoint-98").mkdir()
+    (tmp_path / "checkpoint-1-keep").mkdir()
+    rotate(tmp_path, "mine", keep, best and str(tmp_path / f"checkpoint-{best}"))
+    assert [int(path.name[11:]) for path in reversed(checkpoints_in(tmp_path))] == [*left, 98, 99]
+    assert (tmp_path / "checkpoint-1-keep").is_dir() and not (tmp_path / UNFINISHED).exists()

@@ -13,7 +13,7 @@ from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import build_method, load_config, settings_of
+from gear_rl.runs.config import build_method, load_config, parse_word, settings_of
 from support import commands
 
 BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
@@ -113,6 +113,8 @@ def test_a_broken_file_names_its_line(tmp_path, text, message):
         ({"name": "shuffled", "of": {"name": 3}}, "credit.of.name: missing"),
         ({"name": "random_onsets", "of": "rlsd"}, "credit.of: 'rlsd' is not of the kind .* give gear"),
         ({"alpha": 1}, "credit.name: missing"),
+        (5, "credit: 5 is no method; give a name"),
+        (["gear"], "credit: .* is no method; give a name"),
         ("no.such.module:X", "credit: cannot import 'no.such.module'"),
         ("json:Loads", "credit: 'json' has no 'Loads'; did you mean loads"),
         ("json:loads", "credit: json:loads is no method"),
@@ -296,3 +298,8 @@ def test_a_dry_run_prints_what_would_run():
     done = commands.gear("train", *BASE, "--learning_rate", "1e-4", "--dry-run", "--credit.alpha", "0.5")
     assert "learning_rate: 0.0001" in done.stdout
     assert "alpha=0.5" in done.stdout
+
+
+@pytest.mark.parametrize("word", ["010", "010.5", "00.1", "08e1", "1:30", "2026-11-25"])
+def test_a_number_that_yaml_may_not_mean_stays_text(word):
+    assert parse_word(word) == word

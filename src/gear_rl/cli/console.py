@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
@@ -98,17 +99,21 @@ def _print_traceback(error: BaseException) -> None:
 
 @contextmanager
 def _terminating() -> Generator[None]:
-    """While it is open, SIGTERM is an exception, once."""
+    """While it is open, SIGTERM is an exception, once; where somebody handles or ignores it, it is left alone."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
 
     def end(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _VisibleFormatter(logging.Formatter):

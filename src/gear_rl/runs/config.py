@@ -33,7 +33,7 @@ _SCALARS = {
     "merge": "<<",
     "bool": "true|True|TRUE|false|False|FALSE",
     "int": "[-+]?(0|[1-9][0-9]*)",
-    "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)",
+    "float": r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*|(?=[eE]))|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)",
 }
 """The plain words of YAML 1.2 that are not text; ``no``, ``1:30``, ``010`` and dates are."""
 
@@ -195,6 +195,10 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
     >>> build_method({"name": "gear", "alpha": 0.25}).alpha
     0.25
     """
+    if not isinstance(credit, str | Mapping):
+        raise InputError(
+            f"{where}: {credit!r} is no method; give a name, or {{name: METHOD, SETTING: VALUE}}"
+        )
     settings: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
     name = settings.pop("name", None)
     if not isinstance(name, str):

@@ -23,7 +23,6 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import rotate_checkpoints
 
 from gear_rl.engines.folder import UNFINISHED, RunFolder, checkpoints_in
 from gear_rl.engines.trl.config import GEARConfig
@@ -110,7 +109,42 @@ def move_into_place(unfinished: Path, final: Path) -> None:
     if final.exists():
         final.rename(unfinished.parent / f"former-{final.name}")
     unfinished.rename(final)
+    _sync_folder(final.parent)
     shutil.rmtree(unfinished.parent)
+
+
+def rotate(folder: Path, run: str, keep: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints of ``run`` beyond ``keep``, but never the newest nor the ``best``.
+
+    Transformers' own would count another run's, and a user's copy such as ``checkpoint-20-keep``.
+    """
+    if not keep or keep < 1:
+        return
+    own = [path for path in checkpoints_in(folder) if _is_of(path, run)]
+    protected = {path for path in own[1:] if best is not None and path.resolve() == Path(best).resolve()}
+    old = [path for path in own[1:] if path not in protected]
+    for path in old[max(0, keep - 1 - len(protected)) :]:
+        # Moved first: a kill in the middle of the deletion leaves nothing that looks like a checkpoint.
+        (folder / UNFINISHED).mkdir(exist_ok=True)
+        path.rename(folder / UNFINISHED / path.name)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+
+
+def _is_of(path: Path, run: str) -> bool:
+    try:
+        return read_manifest(path).run == run
+    except BrokenCheckpointError:
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _hashed(folder: Path, names: list[str], *, sync: bool = False) -> dict[str, str]:
@@ -319,10 +353,7 @@ class Checkpoints:
                 whole = not self.args.save_only_model
                 seal(aside, run=run.id, configuration=run.configuration, resumable=whole)
                 move_into_place(aside, final)
-                # By time: of a run before, which was resumed with other settings, higher numbers may be left.
-                rotate_checkpoints(
-                    str(folder), self.args.save_total_limit, state.best_model_checkpoint, use_mtime=True
-                )
+                rotate(folder, run.id, self.args.save_total_limit, state.best_model_checkpoint)
         except BaseException:
             shutil.rmtree(aside.parent, ignore_errors=True)  # a full disk gets its room back
             raise
