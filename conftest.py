@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 _NEED_VERL = (
-    *(f"src/gear_rl/engines/verl/{name}.py" for name in ("agent_loop", "trainer", "worker")),
-    *(f"src/gear_rl/runs/verl/{name}.py" for name in ("agents", "plugin", "trainers")),
+    "src/gear_rl/engines/verl/worker.py",
+    *(f"src/gear_rl/runs/verl/{name}.py" for name in ("agent_loop", "plugin", "trainer")),
 )
 collect_ignore = [] if find_spec("verl") else [*_NEED_VERL]

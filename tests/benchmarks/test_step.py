@@ -72,7 +72,7 @@ def test_a_trainer_that_fails_lets_the_other_end_and_is_reported(monkeypatch):
     def broken(*args):
         raise KeyError("no reward today")
 
-    monkeypatch.setattr("gear_rl.engines.trl.late.LateCredit.assign", broken)
+    monkeypatch.setattr("gear_rl.engines.trl.late.LateCredit._assign", broken)
     before = threading.active_count()
     with untouched(None), pytest.raises(KeyError, match="no reward today"):
         bench.bench_step("gear", tier="easy", steps=2, repeats=1, rollouts=8, console=Console(quiet=True))

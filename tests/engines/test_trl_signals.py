@@ -424,7 +424,7 @@ def test_bad_settings_are_named(tmp_path, changes, message):
         ),
         (OarP, {"readout": "max"}, "readout: 'max' is not one of mean, last, joint"),
         (OarG, {"readout": "max"}, "readout: 'max' is not one of mean, last, joint"),
-        (OarG, {"noise_std": 0.0}, "noise_std: 0.0; give more than 0"),
+        (OarG, {"noise_std": 0.0}, "noise_std: 0.0 must be a finite number above 0"),
         (OarG, {"noise_std": math.nan}, "noise_std: nan"),
         (Grail, {"layer": "8"}, "layer: '8' is not one of input, first, middle, last"),
         (Grail, {"loss_span": "all"}, "loss_span: 'all' is not one of box, content"),

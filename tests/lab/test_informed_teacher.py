@@ -67,9 +67,9 @@ def checked(monkeypatch, value, steps=8, method=None, prompts=4, more=0.5):
     for step in range(steps):
         completions = SimpleNamespace(mask=torch.ones(2 * prompts, 3, dtype=torch.bool))
         group = [b // 2 for b in range(2 * prompts)]
-        batch = SimpleNamespace(step=step, group=group, first=0, completions=completions)
         contexts = [f"{step} {g}" for g in group]
-        plan = SimpleNamespace(batch=batch, contexts=contexts, method=method or Gear())
+        batch = SimpleNamespace(step=step, group=group, first=0, completions=completions, contexts=contexts)
+        plan = SimpleNamespace(batch=batch, method=method or Gear())
         check(plan, engine, None)
     return check, engine
 
