@@ -189,7 +189,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     return found
 
 
-def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> CreditAssigner:
+def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     """The method that a name, ``package.module:object`` or ``{name: ..., setting: ...}`` describes.
 
     >>> build_method({"name": "gear", "alpha": 0.25}).alpha
@@ -199,7 +199,9 @@ def build_method(credit: str | Mapping[str, Any], where: str = "credit") -> Cred
         raise InputError(
             f"{where}: {credit!r} is no method; give a name, or {{name: METHOD, SETTING: VALUE}}"
         )
-    settings: dict[str, Any] = {"name": credit} if isinstance(credit, str) else dict(credit)
+    settings: dict[str, Any] = (
+        {"name": credit} if isinstance(credit, str) else dict(cast(Mapping[str, Any], credit))
+    )
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
