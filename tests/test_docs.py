@@ -39,12 +39,15 @@ def with_python() -> list[str]:
 
 
 @pytest.mark.parametrize("page", with_python())
-def test_the_python_of_a_page_runs_and_prints_what_its_comments_say(page, tmp_path, monkeypatch, capsys):
+def test_the_python_of_a_page_runs_and_prints_what_its_comments_say(
+    page, tmp_path, monkeypatch, capsys, request
+):
     """From top to bottom in one folder; `print(...)  # 4` or `# 4: in words` has to print 4."""
     for package in NEEDED.get(page, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gear_rl.arena.task, "TASKS", dict(TASKS))  # docs/your-task.md adds one
+    kept = dict(TASKS)  # docs/your-task.md adds one
+    request.addfinalizer(lambda: (TASKS.clear(), TASKS.update(kept)))
     names: dict = {"__name__": "page"}
     for block in python_of(page):
         exec(compile(block, page, "exec"), names)
