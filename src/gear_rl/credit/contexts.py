@@ -26,7 +26,7 @@ from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
 from gear_rl.signals.batch import Prompts, RolloutBatch, TeacherPrompt, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids
-from gear_rl.signals.signal import BatchSignal, signals_of
+from gear_rl.signals.signal import signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import distillation_of
@@ -89,18 +89,6 @@ def needs_context(method: CreditAssigner) -> bool:
     return (
         any(signal.teacher or signal.context for signal in signals_of(method.needs))
         or distillation_of(method) is not None
-    )
-
-
-def needs_passes(method: CreditAssigner) -> bool:
-    """Whether the method costs forward passes of the model.
-
-    >>> from gear_rl.methods import METHODS
-    >>> [name for name in ("uniform", "gigpo", "gear", "opsd") if needs_passes(METHODS[name]())]
-    ['gear', 'opsd']
-    """
-    return distillation_of(method) is not None or any(
-        not isinstance(signal, BatchSignal) for signal in signals_of(method.needs)
     )
 
 

@@ -1,16 +1,13 @@
-"""Is the teacher informed: does it read its own privileged context, or does any context move it alike?
+"""Whether the teacher reads its own privileged context, or any context moves it alike.
 
-The same completions are scored under their own context and under those of two other rows. A context that is not
-read, or says nothing of the row, is one of three that could change places. Two comparisons follow that come out
-alike then, in half of the cases, and that no difference of any two contexts can tip:
+Completions are scored under their own context and under those of two other rows. If no context is read, the three
+could change places, and each of two comparisons holds in half of the cases:
 
-- Does the own context lie farther from another one than the others lie from each other? Where the teacher ignores
-  contexts that do not belong to the problem it does.
-- Is what was written likelier under the own context than under another? A teacher that copies makes it so: it is
-  led astray by the two others in two ways, so the distance does not see it.
+- The own context lies farther from another one than the others from each other: true of a teacher that ignores
+  contexts of other problems.
+- The completion is likelier under its own context than under another: true of a teacher that copies.
 
-That own and other differ proves nothing, and neither does one sign of the second alone: an informed teacher makes
-right tokens likelier and wrong ones less likely. Knows no method and no trainer.
+An informed teacher makes right tokens likelier and wrong ones less, so the second alone has no clear sign.
 """
 
 import logging

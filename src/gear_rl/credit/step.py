@@ -209,6 +209,18 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
             engine.record_sink(everywhere)
 
 
+def needs_passes(method: CreditAssigner) -> bool:
+    """Whether the method costs forward passes of the model.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("uniform", "gigpo", "gear", "opsd") if needs_passes(METHODS[name]())]
+    ['gear', 'opsd']
+    """
+    return distillation_of(method) is not None or any(
+        not isinstance(signal, BatchSignal) for signal in signals_of(method.needs)
+    )
+
+
 def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
     """The advantage of every token, shape (B, T); the batch's own (B,) if every weight is 1.
 

@@ -171,7 +171,7 @@ class ToolGuard:
     def report(
         self, messages: Any, last_turn: str, tools: Sequence[str], control: re.Pattern[str] | None
     ) -> dict[str, int]:
-        """How many calls a completion made, and how many failed of which kind; what did not occur is left out.
+        """The number of calls of a completion, and of its failures by kind; kinds without any are left out.
 
         ``last_turn`` is what the model sampled last, special tokens included: a call there that could not be
         parsed ended the rollout.

@@ -78,11 +78,10 @@ def compare(
 ) -> dict[str, Any]:
     """The verdict on every method of ``rows``, runs of one task, tier and budget.
 
-    A method is "better" or "worse" if the interval of its paired difference in final accuracy excludes 0; the
-    intervals are Student's, corrected over all methods together. ``ceiling`` is the method that knows the truth:
-    it is no part of the correction, and where its gain is not shown to be above 0, there is no verdict. Nor is
-    there one below 3 paired seeds, where the baseline saturates, or where it never moves (docs/laboratory.md).
-    Failed runs are left out and listed. ``ValueError`` for cells that cannot be compared.
+    A method is "better" or "worse" if Student's interval of its paired difference in final accuracy, corrected
+    over all methods, excludes 0. ``ceiling`` knows the truth and is not corrected for. There is no verdict where
+    its gain is not shown, below 3 paired seeds, or where the baseline saturates or never moves. Failed runs are
+    listed. ``ValueError`` for cells that cannot be compared.
 
     >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, accuracy_before=0.2)
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}

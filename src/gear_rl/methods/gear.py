@@ -39,11 +39,9 @@ up to 7e-6 nats (docs/benchmarks.md), and a normaliser would stretch that to a f
 class Gear:
     """Segments open where student and teacher part, and take the weight of that departure.
 
-    Granularity-adaptive advantage reweighting (GEAR, arXiv:2605.11853). ``z_t`` is the reverse KL from the
-    student to the teacher, normalised over the completion's tokens. Where it peaks, an onset opens a segment,
-    which ends where the student's entropy says so. A token of a segment takes the ``z`` of its onset, an
-    aligned token its own; the weight ``1 + alpha z`` is rescaled to mean 1 over the completion, and ``A_t = A
-    * w_t``.
+    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL from student to teacher, normalised over the completion.
+    Where it peaks, an onset opens a segment, which the student's entropy ends. A segment's tokens take the ``z``
+    of its onset, aligned tokens their own; ``A_t = A w_t`` with ``1 + alpha z`` rescaled to mean 1.
 
     The fields are our reading of the paper's abstract and captions; ``departures`` and ``aftermath`` are ours
     (docs/methods.md). ``alpha=0`` gives GRPO bit for bit, and so does a completion in which no divergence that

@@ -16,7 +16,8 @@ from gear_rl.credit.config import (
     _setting,
     check_sources,
 )
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes, source_counts, sources_of
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context, source_counts, sources_of
+from gear_rl.credit.step import needs_passes
 from gear_rl.environments import has_privileged_context
 from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.traits import distillation_of, is_even

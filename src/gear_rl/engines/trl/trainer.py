@@ -20,11 +20,11 @@ from transformers.trainer_callback import TrainerCallback
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.credit.config import METHOD_SETTINGS, PRIVILEGED_COLUMNS
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
-from gear_rl.credit.step import assign, for_loss, prepare, report
+from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard

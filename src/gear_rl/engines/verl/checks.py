@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context, needs_passes
+from gear_rl.credit.contexts import PrivilegedFunction, needs_context
+from gear_rl.credit.step import needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.errors import InputError
 from gear_rl.signals.signal import names_of, needs_teacher
