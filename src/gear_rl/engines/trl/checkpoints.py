@@ -59,17 +59,24 @@ class Manifest:
 def seal(folder: Path, **facts: Any) -> None:
     """Write the manifest of what lies in the folder, after all of it has reached the disk."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    manifest = Manifest(files=_hashed(folder, sorted(names), sync=True), **facts)
-    replace_file(folder / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+    manifest = asdict(Manifest(files=_hashed(folder, sorted(names), sync=True), **facts))
+    whole = {"own": _digest(manifest), **manifest}
+    replace_file(folder / MANIFEST, (json.dumps(whole, indent=1) + "\n").encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The folder's manifest, without a look at the files."""
     try:
-        return Manifest(**json.loads((folder / MANIFEST).read_bytes()))
+        found: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        own = found.pop("own")
+        if own != _digest(found):
+            raise BrokenCheckpointError(f"its {MANIFEST} is not what was written")
+        return Manifest(**found)
     except OSError:
         raise BrokenCheckpointError(f"it has no {MANIFEST}, so it was never finished") from None
-    except (ValueError, TypeError):
+    except BrokenCheckpointError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes") from None
 
 
@@ -145,6 +152,10 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _hashed(folder: Path, names: list[str], *, sync: bool = False) -> dict[str, str]:
