@@ -201,6 +201,6 @@ def test_the_oldest_of_this_run_go_but_not_the_newest_nor_the_best(tmp_path, kee
     checkpoint(tmp_path, 99, run="another")
     (tmp_path / "checkpoint-98").mkdir()
     (tmp_path / "checkpoint-1-keep").mkdir()
-    rotate(tmp_path, "mine", keep, best and str(tmp_path / f"checkpoint-{best}"))
+    rotate(tmp_path, "mine", keep, best and os.path.relpath(tmp_path / f"checkpoint-{best}"))
     assert [int(path.name[11:]) for path in reversed(checkpoints_in(tmp_path))] == [*left, 98, 99]
     assert (tmp_path / "checkpoint-1-keep").is_dir() and not (tmp_path / UNFINISHED).exists()
