@@ -1,23 +1,18 @@
 """The commands. Heavy imports live inside them, so that ``python -m benchmarks --help`` answers at once."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.results import AsJson, Out, deliver, measured
+from benchmarks.results import PROGRAM, AsJson, Out, deliver, measured
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TASKS
 from gear_rl.cli.console import command_line, error_console, out_console, show_log, user_errors
 from gear_rl.errors import InputError, did_you_mean
 
-PROGRAM = "python -m benchmarks"
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Peers = Annotated[str, typer.Option(help="all or none.")]
 Task = Annotated[str, typer.Option(help=f"What to train on: {' or '.join(TASKS)}.")]
 Tier = Annotated[str, typer.Option(help="How hard it is: easy, default or hard.")]
 Rollouts = Annotated[int, typer.Option(help="Rollouts per step, in groups of 8.")]
-Say = Callable[[str], None]
 
 app = typer.Typer(
     help="What things cost, each measured beside its limit and its peers in one process.",
@@ -33,95 +28,20 @@ def signals(
     tokens: Annotated[int, typer.Option(help="Trained tokens.")] = 1024,
     hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 151936,
-    dtype: Annotated[str, typer.Option(help="Of the operands: float32 or bfloat16.")] = "float32",
-    device: Device = "cpu",
-    repeats: Annotated[
-        int,
-        typer.Option(
-            help="Measurements of each, of ours and the limit three times as many; the least counts."
-        ),
-    ] = 3,
-    peers: Peers = "all",
-    scaling: Annotated[
-        bool, typer.Option(help="Also over 16-fold ranges of tokens and vocabulary; minutes more.")
-    ] = False,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory, in fresh processes.")] = True,
+    dtype: Annotated[str, typer.Option(help="Type of the operands: float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="Repeats of each competitor; the least counts.")] = 3,
     as_json: AsJson = False,
     out: Out = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw cost over size here, as .png or .svg; needs --scaling.")
-    ] = None,
 ) -> None:
     """Log-prob, entropy and KL of every token: cost over the two bare head products, beside the peers."""
-    if plot is not None and not scaling:
-        raise InputError(f"--plot {plot}: cost over size needs --scaling too")
+    from benchmarks.signals import bench_signals, signals_cells
 
-    def run(say: Say) -> dict[str, Any]:
-        from benchmarks.signals import bench_signals
-
-        sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab, "repeats": repeats}
-        return bench_signals(
-            **sizes, dtype=dtype, device=device, peers=peers, scaling=scaling, memory=memory, say=say
-        )
-
-    result = measured(run, PROGRAM)
-    from benchmarks.tables import CELLS, draw_scaling
-
-    if plot is not None:
-        draw_scaling(result, plot)
-    deliver(result, CELLS["signals"], out, as_json)
-
-
-@app.command()
-@user_errors
-def memory(
-    tokens: Annotated[str, typer.Option(help="Trained tokens, several with commas.")] = "1024",
-    hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
-    vocab: Annotated[str, typer.Option(help="Sizes of the vocabulary, several with commas.")] = "151936",
-    dtype: Annotated[str, typer.Option(help="Of the operands: float32 or bfloat16.")] = "float32",
-    device: Device = "cpu",
-    peers: Peers = "all",
-    as_json: AsJson = False,
-    out: Out = None,
-) -> None:
-    """Peak memory of the signals and of the peers beyond their operands, each in a fresh process."""
-
-    def run(say: Say) -> dict[str, Any]:
-        from benchmarks.memory import bench_memory
-
-        sizes = {"tokens": _sizes("tokens", tokens), "vocab": _sizes("vocab", vocab)}
-        return bench_memory(**sizes, hidden=hidden, dtype=dtype, device=device, peers=peers, say=say)
-
-    result = measured(run, PROGRAM)
-    from benchmarks.tables import CELLS
-
-    deliver(result, CELLS["memory"], out, as_json)
-
-
-@app.command()
-@user_errors
-def segments(
-    rows: Annotated[int, typer.Option(help="Completions.")] = 512,
-    tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 8192,
-    repeats: Annotated[int, typer.Option(help="Measurements of each; the fastest counts.")] = 5,
-    loop_rows: Annotated[int, typer.Option(help="Rows for the Python loop.")] = 8,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-    out: Out = None,
-) -> None:
-    """How many tokens a second are cut into segments, against a Python loop and the memory's speed."""
-
-    def run(say: Say) -> dict[str, Any]:
-        from benchmarks.segments import bench_segments
-
-        return bench_segments(
-            rows=rows, tokens=tokens, repeats=repeats, loop_rows=loop_rows, device=device, say=say
-        )
-
-    result = measured(run, PROGRAM)
-    from benchmarks.tables import CELLS
-
-    deliver(result, CELLS["segments"], out, as_json)
+    sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab}
+    result = measured(
+        lambda say: bench_signals(**sizes, dtype=dtype, device=device, repeats=repeats, say=say)
+    )
+    deliver(result, signals_cells, out, as_json)
 
 
 @app.command()
@@ -138,7 +58,7 @@ def methods(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Seconds per training step of every method over those of GRPO, on the arena, in one run."""
+    """CPU seconds of every method's training step over those of GRPO, on the arena."""
     from gear_rl.methods import METHODS
 
     for name in method or ():
@@ -148,16 +68,9 @@ def methods(
     from benchmarks.methods import bench_methods, methods_cells
 
     show_log()
-    result = bench_methods(
-        method or list(METHODS),
-        task=task,
-        tier=tier,
-        steps=steps,
-        repeats=repeats,
-        rollouts=rollouts,
-        console=error_console,
-    )
-    deliver(result, methods_cells, out, as_json, indent=2)
+    sizes = {"steps": steps, "repeats": repeats, "rollouts": rollouts}
+    result = bench_methods(method or list(METHODS), task=task, tier=tier, **sizes, console=error_console)
+    deliver(result, methods_cells, out, as_json)
 
 
 @app.command()
@@ -183,13 +96,12 @@ def step(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """CPU seconds of a method's whole training step over GRPO's, taking turns, and where they go."""
+    """CPU seconds of a method's whole training step over GRPO's, and the share of each part."""
     from gear_rl.lab.compare import parse_method
 
     _, credit = parse_method(method)
     _check_groups(rollouts)
-    from benchmarks.step import bench_step
-    from benchmarks.tables import CELLS
+    from benchmarks.step import bench_step, step_cells
     from gear_rl.runs.arena import task_of
     from gear_rl.runs.config import load_config
     from gear_rl.runs.machine import machine
@@ -207,7 +119,7 @@ def step(
         console=error_console,
     )
     result |= {"command": command_line(PROGRAM), "machine": machine()}
-    deliver(result, CELLS["step"], out, as_json, indent=2)
+    deliver(result, step_cells, out, as_json)
 
 
 @app.command()
@@ -230,35 +142,24 @@ def curves(
 ) -> None:
     """Where credit matters: gains over GRPO by decisions per completion and by rollouts per step; hours.
 
-    File and figures are written anew after each place, with what is there. Places that the file has already,
-    with all of these methods and as many seeds, are not measured again.
+    Writes file and figures anew after each comparison. Finished runs of the folder are not repeated.
     """
     import json
 
-    from benchmarks import curves as laboratory
+    from benchmarks import curves as experiment
     from gear_rl.files import replace_file
     from gear_rl.lab.compare import split_methods
 
-    def each(result: dict[str, Any]) -> None:
+    result: dict[str, Any] = {}
+    names = split_methods(methods or experiment.METHODS)
+    options = {"jobs": jobs, "console": error_console, "command": command_line(PROGRAM)}
+    for result in experiment.curves(names, seeds, runs, **options):
         if out is not None:
             replace_file(out, (json.dumps(result, indent=1) + "\n").encode())
-        if plots is not None:
-            for axis in laboratory.AXES:
-                if laboratory.curve(result, axis):
-                    laboratory.draw(result, axis, plots / f"curves_{axis}.png")
-
-    before = json.loads(out.read_text(encoding="utf-8")) if out is not None and out.is_file() else None
-    result = laboratory.curves(
-        split_methods(methods or laboratory.METHODS),
-        seeds,
-        runs,
-        jobs=jobs,
-        console=error_console,
-        each=each,
-        command=command_line(PROGRAM),
-        before=before,
-    )
-    deliver(result, laboratory.curves_cells, out, as_json)
+        for axis in experiment.AXES if plots is not None else ():
+            if experiment.curve(result, axis):
+                experiment.draw(result, axis, plots / f"curves_{axis}.png")
+    deliver(result, experiment.curves_cells, out, as_json)
 
 
 @app.command()
@@ -277,7 +178,6 @@ def words(
     runs: Annotated[
         Path, typer.Option(help="Folder of the sampled completions; what is there is not sampled again.")
     ] = Path("runs/words"),
-    jobs: Annotated[int, typer.Option(min=1, max=2, help="Contexts to score at a time, a process each.")] = 1,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -285,20 +185,19 @@ def words(
     if split not in ("train", "test"):
         raise InputError(f"--split: {split!r}; give test, to report, or train, to choose")
 
-    def run(say: Say) -> dict[str, Any]:
-        from benchmarks import words as experiment
-        from gear_rl.lab.compare import parse_methods, split_methods
-        from gear_rl.runs.models import resolve_model
+    from benchmarks import words as experiment
+    from gear_rl.lab.compare import parse_methods, split_methods
+    from gear_rl.runs.models import resolve_model
 
-        named = parse_methods(split_methods(methods))
-        task = experiment.Words(
-            model=resolve_model(model), data=data, split=split, n=n, length=length, runs=runs, say=say
+    named = parse_methods(split_methods(methods))
+    name = resolve_model(model)
+    result = measured(
+        lambda say: experiment.words(
+            experiment.Words(model=name, data=data, split=split, n=n, length=length, runs=runs, say=say),
+            named,
         )
-        return experiment.words(task, named, jobs)
-
-    from benchmarks.words import words_cells
-
-    deliver(measured(run, PROGRAM), words_cells, out, as_json)
+    )
+    deliver(result, experiment.words_cells, out, as_json)
 
 
 @app.command("methods-page")
@@ -331,24 +230,10 @@ def page(
     """Put the tables of the JSON files between the marks of the page of benchmarks."""
     from benchmarks.page import renewed
 
-    try:
-        text = renewed(page.read_text(encoding="utf-8"), results)
-    except (OSError, ValueError) as error:
-        raise InputError(str(error)) from None
-    page.write_text(text, encoding="utf-8")
+    page.write_text(renewed(page.read_text(encoding="utf-8"), results), encoding="utf-8")
     out_console.print(f"wrote {page}", highlight=False)
 
 
 def _check_groups(rollouts: int) -> None:
     if rollouts < 8 or rollouts % 8:
         raise InputError(f"--rollouts: {rollouts} do not divide into groups of 8")
-
-
-def _sizes(field: str, text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise InputError(f"--{field}: {text!r}; give whole numbers from 1 up, with commas between them")
-    return sizes

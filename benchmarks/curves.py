@@ -8,7 +8,7 @@ of rollouts stays.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks.results import Cells
 from gear_rl.arena.split import use_of
 from gear_rl.cli.compare import run_plan_with_bar
-from gear_rl.lab.compare import Plan, compared, plan_of
+from gear_rl.lab.compare import compared, plan_of
 from gear_rl.view.picture import figure_style, write_figure
 
 METHODS = "gear,shuffled,random_onsets,rlsd,oar_g,entropy_forks"
@@ -27,7 +27,7 @@ TASK, TOTAL = "codebook", 640
 DECISIONS = {4: "easy", 8: "k8", 12: "default", 16: "k16", 24: "hard", 32: "k32"}
 """Decisions of a completion, and the tier that has them."""
 _ORDER = ("easy", "default", "hard", 128, 8, 32, 64, "k32", "k8", "k16")
-"""A tier with 16 rollouts a step, or the default tier with others; what says most first, if it is interrupted."""
+"""A tier with 16 rollouts a step, or the default tier with another number; the most telling ones come first."""
 AXES = {"decisions": "decisions per completion", "rollouts": "rollouts per step"}
 _LOOKS = {
     "oracle": ("#1a1a1a", "^"), "gear": ("#0072b2", "o"), "rlsd": ("#d55e00", "s"), "oar_g": ("#009e73", "v"),
@@ -49,17 +49,17 @@ class Point:
 
     @property
     def steps(self) -> int:
-        """As many as the budget of rollouts gives."""
+        """Training steps that the budget of rollouts allows."""
         return TOTAL // self.rollouts
 
     @property
     def folder(self) -> str:
-        """Where its runs lie."""
+        """The folder of its runs."""
         return f"{self.tier}-{self.rollouts}"
 
 
 def points() -> list[Point]:
-    """Every comparison, once: the middle of both curves is the same.
+    """Every comparison once; both curves share their middle.
 
     >>> [point.folder for point in points()][:4], len(points())
     (['easy-16', 'default-16', 'hard-16', 'default-128'], 10)
@@ -67,32 +67,16 @@ def points() -> list[Point]:
     return [Point(one, 16) if isinstance(one, str) else Point("default", one) for one in _ORDER]
 
 
-def plans(methods: Sequence[str], seeds: int) -> Iterator[tuple[Point, Plan]]:
-    """The plan of each."""
-    for point in points():
-        options = {"task": TASK, "tier": point.tier, "steps": point.steps, "rollouts": point.rollouts}
-        yield point, plan_of(methods, seeds=seeds, **options)  # pyright: ignore[reportArgumentType]
-
-
 def curves(
-    methods: Sequence[str], seeds: int, folder: Path, *, jobs: int | None, console: Console,
-    each: Callable[[dict[str, Any]], None], command: str, before: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run every comparison that is not there yet; ``each`` gets what there is after every one of them.
-
-    Places of ``before``, an earlier result of as many seeds, are taken as they are where they have all of the
-    methods, with the versions and the defaults (``resolved``) that they were measured with. Where they have not,
-    they stay until the comparison of all methods takes their place.
-    """
-    earlier = {place_key(place): place for place in kept_places(before, seeds)}
+    methods: Sequence[str], seeds: int, folder: Path, *, jobs: int | None, console: Console, command: str
+) -> Iterator[dict[str, Any]]:
+    """Run every comparison and yield the result after each; runs that the folder has are not repeated."""
     found: list[dict[str, Any]] = []
-    result: dict[str, Any] = {}
-    for number, (point, plan) in enumerate(plans(methods, seeds)):
+    for number, point in enumerate(points()):
         console.print(f"{number + 1} of {len(points())}: {point.folder}", highlight=False)
-        there = earlier.pop((point.tier, point.rollouts), None)
-        if there is not None and set(methods) <= set(methods_of([there])):
-            found.append(there)
-            continue
+        plan = plan_of(
+            methods, seeds=seeds, task=TASK, tier=point.tier, steps=point.steps, rollouts=point.rollouts
+        )
         cells = folder / point.folder / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
         document = compared(plan, rows, tuned, command=command)
@@ -100,42 +84,17 @@ def curves(
         found.append(
             _without_cells(point, document) | {"resolved": settings, "versions": document["versions"]}
         )
-        result = {
-            "task": TASK, "total": TOTAL, "seeds": seeds, "command": command,
-            "points": found + list(earlier.values()),
-        }  # fmt: skip
-        each(result)
-    return result or dict(before or {})
-
-
-def kept_places(before: Mapping[str, Any] | None, seeds: int) -> list[dict[str, Any]]:
-    """The places of an earlier result, if it is of the same task, seeds and budget; else none.
-
-    >>> earlier = {"task": TASK, "total": TOTAL, "seeds": 3, "points": [{"decisions": 24, "rollouts": 16}]}
-    >>> len(kept_places(earlier, 3)), kept_places(earlier, 5), kept_places(None, 3)
-    (1, [], [])
-    """
-    mine = {"task": TASK, "total": TOTAL, "seeds": seeds}
-    return list(before["points"]) if before and all(before.get(k) == v for k, v in mine.items()) else []
+        yield {"task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": list(found)}
 
 
 def methods_of(places: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The methods of all places, GRPO first; a place need not have them all.
+    """The methods of all points, GRPO first; a point may lack some.
 
     >>> one, more = ({"verdicts": [{"method": m} for m in names]} for names in (["uniform", "rlsd"], ["gear"]))
     >>> methods_of([one, more])
     ['uniform', 'rlsd', 'gear']
     """
     return list(dict.fromkeys(verdict["method"] for place in places for verdict in place["verdicts"]))
-
-
-def place_key(place: Mapping[str, Any]) -> tuple[str, int]:
-    """Tier and rollouts per step of a place of the result.
-
-    >>> place_key({"decisions": 24, "rollouts": 16})
-    ('hard', 16)
-    """
-    return DECISIONS[place["decisions"]], place["rollouts"]
 
 
 def _without_cells(point: Point, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +137,7 @@ def _number(value: float | None) -> str:
 
 
 def _gain(verdict: Mapping[str, Any] | None) -> str:
-    """A dash for a method that a place lacks, or whose runs all failed."""
+    """The difference with its interval; a dash where every run failed."""
     if verdict is None or verdict["difference"] is None:
         return "-"
     ends = verdict["difference_interval"]
@@ -187,7 +146,7 @@ def _gain(verdict: Mapping[str, Any] | None) -> str:
 
 
 def _lost(verdict: Mapping[str, Any]) -> str:
-    """Runs that ended below their own start, which files of earlier versions do not count."""
+    """How many runs ended below their own start; older files do not count them."""
     lost = len(verdict.get("lost_seeds", ()))
     return f", {lost} lost" if lost else ""
 
@@ -233,6 +192,6 @@ def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
 
 
 def _limits(there: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Every mean is inside, an interval of three seeds need not be."""
+    """Limits of the axis: every mean fits, an interval of three seeds may not."""
     gaps = [v["difference"] for p in there for v in p["verdicts"] if v["difference"] is not None] + [0.0]
     return min(gaps) - 0.1, max(gaps) + 0.1

@@ -1,40 +1,25 @@
-"""The page ``docs/benchmarks.md``: its tables are those of the JSON files; the prose is written by hand."""
+"""The tables of ``docs/benchmarks.md``, made from the JSON files; the prose is written by hand."""
 
 import json
 import re
 from pathlib import Path
 
-from benchmarks.tables import markdown_of
+from benchmarks.signals import signals_cells
+from benchmarks.step import step_cells
 
-FILES = {
-    "signals": ("signals", "bench_signals.json"),
-    "signals_bf16": ("signals", "bench_signals_bf16.json"),
-    "memory": ("memory", "bench_memory.json"),
-    "segments": ("segments", "bench_segments.json"),
-    "step": ("step", "bench_step.json"),
-}
-"""Of each mark the kind of its table, and the file that holds the numbers."""
-NOT_YET = "Not measured yet."
+TABLES = {"signals": signals_cells, "step": step_cells}
+"""The table of each mark; its numbers are in ``bench_NAME.json``."""
 
 
 def renewed(page: str, results: Path) -> str:
-    """The page with the text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` made from the files of the results.
+    """The page with the text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` made from the folder of results.
 
-    A file that is not there leaves "not measured yet". Raises ``ValueError`` for a page without one of the marks,
-    and for a file that is no result.
+    >>> renewed("A page without marks.", Path("docs/results"))
+    'A page without marks.'
     """
-    for name, (kind, file) in FILES.items():
-        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not marks.search(page):
-            raise ValueError(
-                f"the page has no <!-- {name} --> ... <!-- /{name} -->; put them where the table goes"
-            )
-        path = results / file
-        text = f"{NOT_YET}\n"
-        if path.exists():
-            try:
-                text = markdown_of(kind, json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise ValueError(f"{path} is no result of the bench {kind}; make it anew") from None
-        page = marks.sub(lambda match, text=text: f"{match[1]}{text}{match[2]}", page)
-    return page
+
+    def made(mark: re.Match[str]) -> str:
+        result = json.loads((results / f"bench_{mark[1]}.json").read_text(encoding="utf-8"))
+        return f"<!-- {mark[1]} -->\n{TABLES[mark[1]](result).markdown(result)}<!-- /{mark[1]} -->"
+
+    return re.sub(rf"<!-- ({'|'.join(TABLES)}) -->\n.*?<!-- /\1 -->", made, page, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a command measured, with the command line, the machine and the versions: as table, JSON or file."""
+"""A benchmark's result: measured with its command, machine and versions; shown as JSON, table or page."""
 
 import json
 import os
@@ -12,39 +12,46 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gear_rl.cli.console import Pace, command_line, error_console, out_console
+from gear_rl.cli.console import command_line, error_console, out_console
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 
+PROGRAM = "python -m benchmarks"
 AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
 Out = Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")]
 
 
 class Cells(NamedTuple):
-    """A table as text.
-
-    >>> cells = Cells("Seconds", ("part", "GRPO"), [("update", "4.0")], below=["Not measured."])
-    >>> cells.table().renderables[0], cells.table().renderables[1].row_count
-    (<text 'Seconds' [] 'bold'>, 1)
-    """
+    """A table as text, with sentences ``below`` it."""
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     below: list[str]
-    """Sentences that belong under it."""
 
     def table(self) -> Group:
-        """The same for the terminal."""
+        """The table for a terminal."""
         table = Table()
         for i, column in enumerate(self.columns):
             table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*row)
-        return Group(Text(self.title, style="bold"), table, *(Text(sentence) for sentence in self.below))
+        return Group(Text(self.title, style="bold"), table, *map(Text, self.below))
+
+    def markdown(self, result: Mapping[str, Any]) -> str:
+        """The table for a page, with the command, the machine and the versions of ``result``."""
+        lines = ["| " + " | ".join(self.columns) + " |", "|---" + "|---:" * (len(self.columns) - 1) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        for sentence in self.below:
+            lines += ["", sentence]
+        versions = ", ".join(
+            f"{name} {result['versions'][name]}" for name in ("torch", "trl", "transformers")
+        )
+        lines += ["", "```", result["command"], "```", "", f"On {result['machine']}; {versions}."]
+        return f"{self.title}.\n\n" + "\n".join(lines) + "\n"
 
 
-def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: str = "gear") -> dict[str, Any]:
+def measured(run: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """What ``run`` measures on one thread, with the command, the machine and the versions.
 
     ``run`` gets a function that shows what is being measured. A ``ValueError`` becomes an ``InputError``.
@@ -59,27 +66,17 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]], program: st
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        pace = Pace(error_console)
         with error_console.status("measuring") as status:
-
-            def say(name: str) -> None:
-                status.update(f"measuring: {name}")
-                pace(name)
-
-            result = run(say)
+            result = run(lambda name: status.update(f"measuring: {name}"))
     except ValueError as error:
         raise InputError(str(error)) from None
     finally:
         torch.set_num_threads(before)
-    return result | {"command": command_line(program), "machine": machine(), "versions": versions()}
+    return result | {"command": command_line(PROGRAM), "machine": machine(), "versions": versions()}
 
 
 def deliver(
-    result: dict[str, Any],
-    cells_of: Callable[[Mapping[str, Any]], Cells],
-    out: Path | None,
-    as_json: bool,
-    indent: int = 1,
+    result: dict[str, Any], cells_of: Callable[[Mapping[str, Any]], Cells], out: Path | None, as_json: bool
 ) -> None:
     """Write the result into the file, if there is one, and as JSON or as a table to the standard output.
 
@@ -88,7 +85,7 @@ def deliver(
      "ratio": 1.1
     }
     """
-    text = json.dumps(result, indent=indent) + "\n"
+    text = json.dumps(result, indent=1) + "\n"
     if out is not None:
         replace_file(out, text.encode())
     if as_json:

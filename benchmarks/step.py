@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from benchmarks.methods import BASE
-from gear_rl.arena.task import DEFAULT_TASK
+from benchmarks.results import Cells
 from gear_rl.errors import InputError
 from gear_rl.lab.own import QUIET
 from gear_rl.runs.arena import arena_config, rewards_for
@@ -29,30 +28,31 @@ from gear_rl.runs.trainer import make_trainer
 from gear_rl.traits import engine_settings_of
 from gear_rl.versions import versions
 
+BASE = "uniform"
+"""Plain GRPO, which every method is measured against."""
 PARTS = ("generation", "student", "teacher", "head", "credit", "loss", "backward")
-"""Where a step's time goes: sampling; of the credit a student's pass of its own, the teacher's, the head with
-both, and the rest; TRL's loss and its derivative. Rewards, optimizer and trainer are in none of them."""
+"""Where a step's time goes: sampling; the credit's own student pass, its teacher pass, its head products and its
+rest; TRL's loss and the backward pass. Rewards, optimizer and trainer belong to none of them."""
 
 
 def bench_step(
     credit: str | dict[str, Any],
     *,
-    task: str = DEFAULT_TASK,
-    tier: str = "default",
-    steps: int = 6,
-    repeats: int = 5,
-    rollouts: int = 64,
+    task: str,
+    tier: str,
+    steps: int,
+    repeats: int,
+    rollouts: int,
+    console: Console,
     trainer: dict[str, Any] | None = None,
     run: RunConfig | None = None,
-    console: Console,
 ) -> dict[str, Any]:
-    """What a training step of the method costs over one of plain GRPO, and in which part of the step.
+    """CPU seconds of the method's training step over plain GRPO's, and the share of each part.
 
-    Two trainers are alive in one process, with the same seed and the same data, and take turns after every
-    single step, so that whatever else the machine does falls on both. GRPO has no credit pass at all, not an
-    empty one. A repeat's ratio is that of the sums over its steps; the first step warms up and does not count.
-    Shares are of GRPO's step, in CPU seconds. ``trainer`` are further settings of the method's trainer.
-    ``run`` is trained in place of the arena's task, with its own data, reward and rollouts.
+    Two trainers live in one process, with the same seed and data, and take turns after every step, so that
+    whatever else the machine does falls on both. The GRPO is TRL's, without a credit pass. A repeat's ratio is
+    that of the sums over its steps; the first step warms up and does not count. Shares are of GRPO's step.
+    ``trainer`` adds settings to the method's trainer; ``run`` replaces the arena's task.
     """
     if repeats < 1 or steps < 2:
         raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
@@ -60,7 +60,7 @@ def bench_step(
     settings = engine_settings_of(build_method(credit)) | (trainer or {})
     threads = use_few_threads()
     if run is None:
-        # Both are judged alike, by the rewards that the method needs.
+        # Both get the rewards that the method needs.
         reward = rewards_for(credit, task)
         configured = partial(arena_config, task, tier, rollouts_per_step=rollouts, reward=reward)
     else:
@@ -74,8 +74,6 @@ def bench_step(
             rows.append(_both(partial(configured, steps=steps, seed=repeat), (BASE, {}), (credit, settings)))
             bar.advance(work)
     cpu = [sum(own.cpu) / sum(base.cpu) for base, own in rows]
-    wall = [sum(own.wall) / sum(base.wall) for base, own in rows]
-    pairs = [b / a for base, own in rows for a, b in zip(base.cpu, own.cpu, strict=True)]
     total = sum(sum(base.cpu) for base, _ in rows)
     shares = {
         part: [round(sum(clock.parts[part] for clock in side) / total, 3) for side in zip(*rows, strict=True)]
@@ -95,8 +93,6 @@ def bench_step(
         "ratio": round(statistics.median(cpu), 3),
         "least": round(min(cpu), 3),
         "most": round(max(cpu), 3),
-        "ratio_of_steps": [round(quartile, 3) for quartile in _quartiles(pairs)],
-        "ratio_wall": round(statistics.median(wall), 3),
         "grpo_cpu_seconds_per_step": round(total / (repeats * (steps - 1)), 4),
         "shares_of_grpo_step": {
             part: {"grpo": base, name: own, "more": round(own - base, 3)}
@@ -106,20 +102,29 @@ def bench_step(
     }
 
 
-def _quartiles(values: Sequence[float]) -> list[float]:
-    return statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+def step_cells(result: Mapping[str, Any]) -> Cells:
+    """The shares of both steps as a table."""
+    name = result["method"]
+    rows = [
+        (part, f"{row['grpo']:.1%}", f"{row[name]:.1%}", f"{row['more']:+.1%}")
+        for part, row in result["shares_of_grpo_step"].items()
+    ]
+    title = (
+        f"{result['task']}/{result['tier']}, {result['rollouts_per_step']} rollouts a step: {name} costs "
+        f"{result['ratio']:.2f} of GRPO's step ({result['least']:.2f} to {result['most']:.2f})"
+    )
+    return Cells(title, ("part of the step, of GRPO's whole", "GRPO", name, "more"), rows, [])
 
 
 @dataclass(slots=True)
 class _Clock:
-    """Seconds of each counted step of a trainer, and of its parts without what is inside them."""
+    """CPU seconds of each counted step of a trainer, and of its parts without the parts inside them."""
 
     cpu: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     counts: bool = False
     inside: list[float] = field(default_factory=list)
-    """Of each part that is open, the seconds of the parts inside it."""
+    """For each open part, the seconds of the parts inside it."""
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*args: Any, **options: Any) -> Any:
@@ -139,7 +144,7 @@ class _Clock:
 
 
 class _TurnLock:
-    """Lets one of two threads run, from the beginning of a step to the beginning of its next one."""
+    """Lets one of two threads run at a time, from the start of a step to the start of its next one."""
 
     def __init__(self, first: int) -> None:
         self._turn = first
@@ -160,18 +165,18 @@ class _TurnLock:
 
 
 class _Turns(TrainerCallback):
-    """Lets the other trainer run between two steps, and reads the clock while it is this one's turn."""
+    """Lets the other trainer run between two steps, and reads the clock during this one's turn."""
 
     def __init__(self, me: int, lock: _TurnLock, clock: _Clock) -> None:
         self._me, self._lock, self._clock = me, lock, clock
-        self._begin: tuple[float, float] | None = None
+        self._begin: float | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop()
         self._lock.pass_on(self._me)
         self._lock.wait(self._me)
         self._clock.counts = self._begin is not None or state.global_step > 0
-        self._begin = time.process_time(), time.perf_counter()
+        self._begin = time.process_time()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop()
@@ -179,14 +184,13 @@ class _Turns(TrainerCallback):
 
     def _stop(self) -> None:
         if self._begin is not None and self._clock.counts:
-            self._clock.cpu.append(time.process_time() - self._begin[0])
-            self._clock.wall.append(time.perf_counter() - self._begin[1])
+            self._clock.cpu.append(time.process_time() - self._begin)
 
 
 def _own_run(
     run: RunConfig, credit: Any, *, steps: int, seed: int, output_dir: str, **more: Any
 ) -> RunConfig:
-    """The user's, without what is no part of a step: files, evaluation, trackers."""
+    """The user's run without files, evaluation and trackers."""
     counted = {"seed": seed, "max_steps": steps, "output_dir": output_dir}
     return run.model_copy(update={"credit": credit, "trainer": run.trainer | QUIET | counted | more})
 
@@ -194,7 +198,7 @@ def _own_run(
 def _both(
     configured: Callable[..., RunConfig], *sides: tuple[str | dict[str, Any], dict[str, Any]]
 ) -> tuple[_Clock, _Clock]:
-    """The clocks of GRPO and of the method after one run of both."""
+    """The clocks of GRPO and of the method after a run of both."""
     clocks, errors = (_Clock(), _Clock()), list[BaseException]()
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, ExitStack() as stack:
@@ -203,7 +207,7 @@ def _both(
         ]
         lock = _TurnLock(first=configs[0].trainer["seed"] % 2)
         trainers = [make_trainer(config) for config in configs]
-        # Not the method that does nothing, but nothing: TRL's advantages as they are.
+        # Not a method without effect, but no credit step at all.
         trainers[0]._spread = _untouched
         for me, trainer in enumerate(trainers):
             for printer in (PrinterCallback, ProgressCallback):
@@ -213,7 +217,7 @@ def _both(
         stack.enter_context(_passes_timed(clocks[1]))
 
         def run(me: int) -> None:
-            torch.set_num_threads(threads)  # every thread has a number of its own
+            torch.set_num_threads(threads)  # the setting belongs to a thread
             try:
                 lock.wait(me)
                 trainers[me].train()
@@ -238,7 +242,7 @@ def _untouched(inputs: list[dict[str, Any]], output: dict[str, Any]) -> Any:
 
 @contextmanager
 def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
-    """The trainer's own calls, by its clock."""
+    """Times the trainer's own calls."""
     backward = trainer.accelerator.backward
     trainer._generate = clock.timed("generation", trainer._generate)
     trainer._compute_loss = clock.timed("loss", trainer._compute_loss)
@@ -252,7 +256,7 @@ def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
 
 @contextmanager
 def _passes_timed(clock: _Clock) -> Generator[None]:
-    """The passes of the credit, of whatever trainer: GRPO has none."""
+    """Times the passes of the credit in all trainers: GRPO has none."""
     from gear_rl.engines.trl.late import LateCredit
     from gear_rl.signals.score import Scorer
 

@@ -9,12 +9,8 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
@@ -32,7 +28,7 @@ from gear_rl.lab.replay import sample
 from gear_rl.lab.score import score
 from gear_rl.lab.statistics import bootstrap_interval
 from gear_rl.lab.teacher import sampling_config, teacher_config
-from gear_rl.runs.machine import machine_defaults, quiet_libraries
+from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import make_trainer
 
 CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
@@ -71,11 +67,10 @@ class Words:
         return self.runs / f"wrong-{self.data.replace('/', '-')}-{self.split}-{self.n}.json"
 
 
-def words(task: Words, methods: Mapping[str, dict[str, Any]], jobs: int = 1) -> dict[str, Any]:
-    """What ``score`` says of the wrong completions, with each of ``CONTEXTS``.
+def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The result of ``score`` on the wrong completions, with each of ``CONTEXTS``.
 
-    ``jobs`` contexts are scored at a time, each in a process of its own. ``InputError`` where there are too few
-    wrong ones among the problems.
+    Raises ``InputError`` where too few completions are wrong.
     """
     found = _kept(task)
     if found is None:
@@ -90,12 +85,13 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]], jobs: int = 1) -> 
         **{name: found[name] for name in ("sampled", "right", "other_words", "marked")},
         "falsified": falsified_context(task),
     }
-    score_all = _scored_in_turn if jobs == 1 else _scored_side_by_side
-    return document | {"contexts": score_all(task, methods, found["rows"])}
+    return document | {
+        "contexts": {column: _scored(task, methods, found["rows"], column) for column in CONTEXTS}
+    }
 
 
 def _kept(task: Words) -> dict[str, Any] | None:
-    """The completions of an earlier run; ``InputError`` for another model's, which it does not make."""
+    """The completions of an earlier run; ``InputError`` for those of another model."""
     if not task.file.is_file():
         return None
     found: dict[str, Any] = json.loads(task.file.read_text(encoding="utf-8"))
@@ -218,40 +214,6 @@ def falsified_context(task: Words) -> dict[str, Any]:
         document[name] = round(sum(values) / len(values), 4)
         document[f"{name}_interval"] = None if ends is None else [round(end, 4) for end in ends]
     return document
-
-
-def _scored_in_turn(
-    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    return {column: _scored(task, methods, rows, column) for column in CONTEXTS}
-
-
-def _scored_side_by_side(
-    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """The same in a process for each context. Matrices of a small model gain little from a second thread."""
-    fresh = get_context("spawn")
-    with fresh.Manager() as manager, ProcessPoolExecutor(len(CONTEXTS), mp_context=fresh) as pool:
-        said = manager.Queue()
-        theirs = replace(task, say=said.put)
-        running = {column: pool.submit(_scored_alone, theirs, methods, rows, column) for column in CONTEXTS}
-        ended = False
-        while not ended:
-            # Asked before the last look, so that nothing is left unsaid.
-            ended = all(one.done() for one in running.values())
-            with suppress(Empty):
-                while True:
-                    task.say(said.get(timeout=0.2))
-        return {column: one.result() for column, one in running.items()}
-
-
-def _scored_alone(
-    task: Words, methods: Mapping[str, dict[str, Any]], rows: Sequence[dict[str, Any]], column: str
-) -> dict[str, Any]:
-    """What a process of its own does."""
-    quiet_libraries()
-    torch.set_num_threads(1)
-    return _scored(task, methods, rows, column)
 
 
 def _scored(

@@ -59,60 +59,19 @@ def test_every_comparison_has_the_same_budget_of_rollouts(asked, tmp_path):
     assert "cells" not in found["points"][0] and found["points"][0]["use"] == "choosing"
 
 
-def test_what_is_done_is_kept_when_it_is_interrupted(asked, tmp_path):
+def test_what_is_done_is_written_when_it_is_interrupted(asked, tmp_path):
     file, plots = tmp_path / "curves.json", tmp_path / "plots"
     words = ("--methods", "gear,shuffled", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file))
-    assert benchmark("curves", *words, "--plots", str(plots)).returncode != 0
+    assert benchmark("curves", *words, "--plots", str(plots)).returncode != 0  # after two comparisons
     found = json.loads(file.read_text())
     assert [p["decisions"] for p in found["points"]] == [4, 12]
     assert {path.name for path in plots.iterdir()} == {"curves_decisions.png", "curves_rollouts.png"}
+    found["points"][0]["verdicts"].pop()  # a comparison may lack a method
     table = curves.curves_cells(found)
     assert table.columns == ("", "GRPO", "oracle", "gear", "shuffled")
     assert [row[0] for row in table.rows] == ["4 decisions, 16 rollouts", "12 decisions, 16 rollouts"]
-    assert table.rows[0][1] == "0.610" and table.rows[0][4].startswith("-0.050 (")
-
-
-def test_places_of_the_file_are_not_measured_again_nor_lost(asked, tmp_path):
-    file = tmp_path / "curves.json"
-    words = ("curves", "--methods", "gear", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file))
-    assert benchmark(*words).returncode != 0  # after two places
-    found = json.loads(file.read_text())
-    last = dict(found["points"][1], rollouts=128)
-    file.write_text(json.dumps(found | {"points": [found["points"][1], last]}))
-    asked.clear()
-    assert benchmark(*words).returncode != 0
-    assert [plan.tier for plan, _ in asked] == ["easy", "hard", "default"]
-    points = json.loads(file.read_text())["points"]
-    assert [(p["decisions"], p["rollouts"]) for p in points] == [(4, 16), (12, 16), (24, 16), (12, 128)]
-    assert points[3] == last
-    asked.clear()
-    assert benchmark(*words, "--seeds", "4").returncode != 0  # another question: nothing is kept
-    assert [plan.tier for plan, _ in asked][:2] == ["easy", "default"]
-
-
-def test_a_place_without_a_method_stays_until_it_is_measured_with_all(asked, tmp_path):
-    file, plots = tmp_path / "curves.json", tmp_path / "plots"
-    words = ("curves", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file), "--plots", str(plots))
-    assert benchmark(*words, "--methods", "gear").returncode != 0  # after two places
-    asked.clear()
-    assert benchmark(*words, "--methods", "shuffled,gear").returncode != 0
-    assert [plan.tier for plan, _ in asked] == ["easy", "default", "hard"]
-    found = json.loads(file.read_text())
-    hard = dict(found["points"][1], decisions=24)
-    hard["verdicts"] = [v for v in hard["verdicts"] if v["method"] != "shuffled"]
-    file.write_text(json.dumps(found | {"points": [hard, *found["points"]]}))
-    table = curves.curves_cells(json.loads(file.read_text()))
-    assert table.columns == ("", "GRPO", "oracle", "gear", "shuffled")
-    assert [row[4][:6] for row in table.rows] == ["-0.050", "-0.050", "-"]
-    curves.draw(json.loads(file.read_text()), "decisions", tmp_path / "drawn.png")
-    asked.clear()
-    assert benchmark(*words, "--methods", "gear").returncode != 0  # places that have more are kept
-    assert [(plan.tier, plan.rollouts) for plan, _ in asked] == [
-        ("default", 128),
-        ("default", 8),
-        ("default", 32),
-    ]
-    assert {v["method"] for v in json.loads(file.read_text())["points"][0]["verdicts"]} >= {"shuffled"}
+    assert table.rows[0][1] == "0.610" and table.rows[1][4].startswith("-0.050 (")
+    assert [row[4][:6] for row in table.rows] == ["-", "-0.050"]
 
 
 def test_the_tiers_have_the_decisions_that_are_said():

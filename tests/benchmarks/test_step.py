@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import step as bench
-from benchmarks.tables import CELLS
+from benchmarks.methods_page import methods_page, read_costs
 from gear_rl.runs.machine import quiet_libraries
 from support.commands import benchmark, untouched
 
@@ -25,7 +25,7 @@ def found():
         patched.setattr(bench._Turns, "on_step_begin", watched)
         quiet_libraries()
         measured = bench.bench_step(
-            "gear", tier="easy", steps=3, repeats=2, rollouts=8, console=Console(quiet=True)
+            "gear", task="chain", tier="easy", steps=3, repeats=2, rollouts=8, console=Console(quiet=True)
         )
     return measured, turns
 
@@ -37,8 +37,6 @@ def test_the_trainers_take_turns_and_another_begins_every_time(found):
 def test_the_ratio_is_of_whole_steps_and_its_parts_are_parts_of_it(found):
     measured = found[0]
     assert 0 < measured["least"] <= measured["ratio"] <= measured["most"]
-    low, middle, high = measured["ratio_of_steps"]
-    assert 0 < low <= middle <= high
     assert measured["grpo_cpu_seconds_per_step"] > 0
     shares = measured["shares_of_grpo_step"]
     assert set(shares) == set(bench.PARTS)
@@ -54,7 +52,7 @@ def test_the_ratio_is_of_whole_steps_and_its_parts_are_parts_of_it(found):
 
 
 def test_the_table_shows_every_part(found):
-    table = CELLS["step"](found[0])
+    table = bench.step_cells(found[0])
     assert [row[0] for row in table.rows] == list(bench.PARTS)
     assert f"{found[0]['ratio']:.2f} of GRPO's step" in table.title
 
@@ -75,7 +73,9 @@ def test_a_trainer_that_fails_lets_the_other_end_and_is_reported(monkeypatch):
     monkeypatch.setattr("gear_rl.engines.trl.late.LateCredit._assign", broken)
     before = threading.active_count()
     with untouched(None), pytest.raises(KeyError, match="no reward today"):
-        bench.bench_step("gear", tier="easy", steps=2, repeats=1, rollouts=8, console=Console(quiet=True))
+        bench.bench_step(
+            "gear", task="chain", tier="easy", steps=2, repeats=1, rollouts=8, console=Console(quiet=True)
+        )
     assert threading.active_count() == before
 
 
@@ -121,15 +121,14 @@ def test_a_run_of_the_users_is_measured_with_its_own_rollouts(tmp_path, monkeypa
     assert not (tmp_path / "records.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--method", "gaer"], "no method 'gaer'"),
-        (["--rollouts", "12"], "--rollouts: 12"),
-        (["--steps", "1"], "give 2 steps or more"),
-        (["--student-pass", "none"], "student_pass: 'none' is not one of auto, own"),
-    ],
-)
-def test_bad_input_is_one_line(words, message):
-    done = benchmark("step", *words)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+def test_methods_divides_every_method_by_grpo(tmp_path):
+    file = tmp_path / "costs.json"
+    sizes = ("--tier", "easy", "--steps", "2", "--repeats", "1", "--rollouts", "8")
+    done = benchmark("methods", "--method", "entropy_forks", *sizes, "--out", str(file))
+    assert done.returncode == 0 and "entropy_forks" in done.stdout
+    costs = read_costs(file)
+    assert list(costs["methods"]) == ["uniform", "entropy_forks"]
+    row = costs["methods"]["entropy_forks"]
+    assert 0 < row["credit_share"] < 1 and row["seconds_per_step"] > 0
+    shown = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
+    assert shown in methods_page("<!-- made: costs -->\n<!-- made: entropy_forks -->\n<!-- end -->\n", costs)

@@ -1,10 +1,7 @@
 """``benchmarks words``: what is kept of sampled completions, and what a marked line says."""
 
 import json
-import pickle
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +14,6 @@ from gear_rl.data.word_problems import word_problems
 from gear_rl.errors import InputError
 from gear_rl.lab.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
-from support.commands import benchmark
 
 ROW = {
     "prompt": "Anna has 17 pens ...",
@@ -71,33 +67,6 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
     assert found["falsified"] == {"n": 2}
 
 
-def test_both_contexts_are_scored_side_by_side(monkeypatch, tmp_path):
-    """With threads for the processes, which would load the libraries anew; what they are given can be sent."""
-
-    def alone(task, methods, rows, column):
-        assert pickle.dumps((task, methods, rows, column))
-        task.say(f"{column} begins")
-        both.wait(timeout=60)  # neither ends before the other has begun
-        if methods:
-            raise InputError(f"{column}: too few")
-        return rows
-
-    both, said = threading.Barrier(2), list[str]()
-    monkeypatch.setattr(experiment, "_scored_alone", alone)
-    monkeypatch.setattr(experiment, "falsified_context", lambda task: {})
-    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda n, mp_context: ThreadPoolExecutor(n))
-    task = experiment.Words(
-        model="arena", data="word-problems/bare", split="test", n=1, runs=tmp_path, say=said.append
-    )
-    task.file.write_text(json.dumps({"model": "arena"} | kept(WRONG, WRONG)))
-    contexts = experiment.words(task, {}, jobs=2)["contexts"]
-    rows = kept(WRONG, WRONG)["rows"]
-    assert contexts == {"solution": rows, "answer": rows}
-    assert set(said) == {"solution begins", "answer begins"}
-    with pytest.raises(InputError, match="solution: too few"):
-        experiment.words(task, {"gear": {}}, jobs=2)
-
-
 def test_one_digit_of_one_result_is_falsified():
     for seed, row in enumerate(word_problems("test", num=200)):
         right, shown = row["solution"], experiment.falsified(row["solution"], seed)
@@ -145,8 +114,3 @@ def test_completions_of_another_model_are_not_taken_for_its_own(tmp_path):
     task.file.write_text(json.dumps({"model": "runs/old"} | kept(WRONG, WRONG)))
     with pytest.raises(InputError, match=r"--runs: .* has completions of runs/old; give another folder"):
         experiment.words(task, {})
-
-
-def test_a_split_that_is_none():
-    done = benchmark("words", "--model", "arena", "--split", "dev")
-    assert done.returncode == 2 and "--split: 'dev'; give test, to report" in done.stderr

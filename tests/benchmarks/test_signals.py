@@ -1,0 +1,138 @@
+"""python -m benchmarks signals: the competitors compute the same numbers, and a ratio is of what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import measure, peers, signals
+from benchmarks.measure import interleaved, peak_extra_mb, ratio
+from benchmarks.page import renewed
+from benchmarks.peers import COMPETITORS, bare, errors, exact, operands
+from support.commands import benchmark
+
+HERE = operands(tokens=37, hidden=16, vocab=501)
+TRUE = exact(HERE)
+SIZES = ("--tokens", "8", "--hidden", "4", "--vocab", "64", "--repeats", "1")
+
+
+def test_float64_is_the_definition():
+    log_p, log_q = (
+        torch.log_softmax(HERE.weight_VD.double() @ x[0].double(), -1)
+        for x in (HERE.student_ND, HERE.teacher_ND)
+    )
+    token = int(HERE.token_N[0])
+    by_hand = {
+        "logp": log_p[token],
+        "teacher_logp": log_q[token],
+        "entropy": -sum(p * p.log() for p in log_p.exp()),
+        "kl": sum(p.exp() * (p - q) for p, q in zip(log_p, log_q, strict=True)),
+    }
+    for name, value in by_hand.items():
+        assert TRUE[name][0].item() == pytest.approx(float(value), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in COMPETITORS if name != "bare"])
+@torch.no_grad()
+def test_every_competitor_is_right(name):
+    found = COMPETITORS[name].run(HERE)
+    assert found and max(errors(found, TRUE).values()) < 2e-5
+    assert COMPETITORS[name].heads >= (2 if "kl" in found else 1)
+
+
+@pytest.mark.parametrize("tile", [(5, 100), (37, 501), (64, 4096)])
+def test_the_bare_products_compute_every_logit_of_both_models_once(tile, monkeypatch):
+    products, mm = [], torch.mm
+
+    def counted(a, b, out):
+        products.append(a.shape[0] * b.shape[1])
+        return mm(a, b, out=out)
+
+    monkeypatch.setattr(peers.torch, "mm", counted)
+    assert bare(HERE, *tile) == {} and sum(products) == 2 * 37 * 501
+
+
+def test_only_the_products_are_rounded_to_the_type_of_the_products():
+    low = exact(HERE, product=torch.bfloat16)
+    logits = (HERE.student_ND.bfloat16() @ HERE.weight_VD.bfloat16().t()).double()
+    by_hand = logits.log_softmax(-1).gather(-1, HERE.token_N[:, None])[:, 0]
+    torch.testing.assert_close(low["logp"], by_hand, rtol=0, atol=1e-12)
+
+
+def test_the_operands_have_certain_and_open_positions_and_small_divergences():
+    found = exact(operands(tokens=400, hidden=64, vocab=2000))
+    assert found["entropy"].min() < 1e-3 and found["entropy"].max() > 3
+    assert found["kl"].min() < 1e-4 and found["kl"].median() < 0.1 < found["kl"].max()
+
+
+def test_everything_runs_in_every_repeat_and_the_first_place_moves(monkeypatch):
+    order, ticks = [], iter(range(100))
+    monkeypatch.setattr(measure.time, "process_time", lambda: next(ticks) * 2.5)
+    runs = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = interleaved(runs, 3, "cpu", lambda name: None)
+    assert order == list("abc" + "bca" + "cab")
+    assert seconds == {name: [2.5] * 3 for name in "abc"}
+
+
+def test_the_ratio_is_of_the_least_and_its_spread_of_single_repeats():
+    found = {"ratio": 2.0, "least": 1.0, "median": 3.0, "most": 3.0}
+    assert ratio([6.0, 4.0, 9.0], [2.0, 4.0, 3.0]) == found
+    assert ratio([6.0, 4.0, 9.0], [2.0, 4.0, 3.0, 0.1]) == found  # a luckier repeat without a rival
+
+
+@pytest.mark.skipif(not measure._STATUS.exists(), reason="only Linux reports a peak that can be reset")
+def test_the_peak_is_what_was_held_at_once():
+    def two_at_once():
+        held = [torch.ones(8 << 20) for _ in range(2)]  # 32 MiB each
+        del held
+
+    assert 60 < peak_extra_mb(two_at_once) < 72
+    # Two float32 logits of 512 x 4096 are 16 MiB; the log-softmaxes beside them make it more.
+    assert 24 < signals.fresh_peak("naive", 512, 4, 4096, "float32", "cpu") < 64
+
+
+def test_the_limit_is_the_fastest_tile_and_timed_as_often_as_ours(monkeypatch, tmp_path):
+    calls = []
+
+    def clock(runs, repeats, device, say):
+        calls.append((list(runs), repeats))
+        cost = {"bare": 1.0, "eager": 2.0, "8x64": 1.0}
+        return {name: [cost.get(name, 4.0)] * repeats for name in runs}
+
+    monkeypatch.setattr(signals, "interleaved", clock)
+    monkeypatch.setattr(signals, "fresh_peak", lambda name, *rest: 3.0)
+    monkeypatch.setattr(signals, "TILES", ((2, 16), (512, 1024), (4, 32)))
+    file = tmp_path / "bench_signals.json"
+    done = benchmark("signals", *SIZES, "--out", str(file))
+    found = json.loads(file.read_text())
+    assert done.returncode == 0 and found["best_tile"] == found["tile"] == "8x64"
+    assert found["competitors"]["eager"]["ratio"] == 2.0 and found["competitors"]["naive"]["ratio"] == 4.0
+    assert all(0 < error < 1e-5 for error in found["error_of_products"].values())
+    assert calls[1:] == [(list(COMPETITORS), 1), (["bare", "eager"], signals.OFTEN - 1)]
+    page = renewed("a\n<!-- signals -->\nold\n<!-- /signals -->\nb", tmp_path)
+    assert "old" not in page and "| 2.00 (2.00 to 2.00) | 3 |" in page and found["command"] in page
+    assert renewed(page, tmp_path) == page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["signals", *SIZES, "--dtype", "half"], "dtype: 'half' is not one of float32, bfloat16"),
+        (["signals", "--tokens", "0"], "tokens: 0; give 1 or more"),
+        (["methods", "--method", "gaer"], "no method 'gaer'; did you mean gear?"),
+        (["methods", "--rollouts", "12"], "--rollouts: 12"),
+        (["step", "--method", "gaer"], "no method 'gaer'"),
+        (["step", "--steps", "1"], "give 2 steps or more"),
+        (["words", "--model", "arena", "--split", "dev"], "--split: 'dev'; give test, to report"),
+    ],
+)
+def test_bad_input_is_one_line(words, message):
+    done = benchmark(*words)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_tables_of_the_page_are_those_of_the_files():
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "benchmarks.md").read_text(encoding="utf-8")
+    assert renewed(text, docs / "results") == text, "run python -m benchmarks page"
