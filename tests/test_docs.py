@@ -23,7 +23,7 @@ FENCED = re.compile(r"^```(\w*) *([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 """Language, what else its line says, and text of a block."""
 NEEDED = {"docs/data.md": ("math_verify", "reasoning_gym")}
 """Optional packages that a page's Python imports."""
-TRAINS = {"README.md": "gear/divergence/mean", "docs/agents.md": "gear/tools/raised"}
+TRAINS = {"docs/training.md": "gear/divergence/mean", "docs/agents.md": "gear/tools/raised"}
 """What TRL's log says in pages that train: our metrics are in it."""
 
 
