@@ -1,5 +1,6 @@
-"""The tables of ``docs/methods.md``, from the methods' settings and the costs that were measured."""
+"""The page ``docs/methods.md``: docstrings and settings of the methods, and the costs that were measured."""
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -9,16 +10,16 @@ from typing import Any
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.config import needs_of, settings_of
-from gear_rl.traits import distillation_of, engine_settings_of, is_additive
+from gear_rl.traits import engine_settings_of
 
 _Catalogue = Mapping[str, Any]
 
 
 def methods_page(page: str, costs: dict[str, Any] | None, methods: _Catalogue = METHODS) -> str:
-    """The page with its tables made anew; the prose between them is kept.
+    """The page with the text between its marks made anew; all other text is kept.
 
-    A table stands between ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method or ``costs``. ``costs`` is
-    what ``python -m benchmarks methods`` wrote; None leaves the column empty. Raises ``InputError`` for a mark
+    The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method or ``costs``. ``costs`` is the
+    result of ``python -m benchmarks methods``; None leaves the column empty. Raises ``InputError`` for a mark
     that names no method.
 
     >>> methods_page("<!-- made: costs -->\\n<!-- end -->", None, {}).splitlines()[1]
@@ -29,7 +30,7 @@ def methods_page(page: str, costs: dict[str, Any] | None, methods: _Catalogue = 
     if gone:
         raise InputError(f"docs/methods.md: there is no method {', '.join(gone)}; take its section out")
     shown = {name: cls for name, cls in methods.items() if name in marks}
-    made = {"costs": _overview(costs, shown)} | {name: _facts(cls) for name, cls in shown.items()}
+    made = {"costs": _overview(costs, shown)} | {name: _section(cls) for name, cls in shown.items()}
     return re.sub(
         r"<!-- made: (\w+) -->\n.*?<!-- end -->",
         lambda mark: f"<!-- made: {mark[1]} -->\n{made[mark[1]]}<!-- end -->",
@@ -47,11 +48,10 @@ def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
     if costs is not None:
         lines += [
             "",
-            "*Step / GRPO's*: seconds of a whole training step over those of `uniform`, median of "
-            f"{costs['repeats']} repeats (least to most), in one run on a CPU with {costs['threads']} thread on "
-            f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step of a "
-            "model with 0.84M parameters. With a larger model or longer completions generation takes another "
-            "share of a step, and so do these. Made by",
+            "*Step / GRPO's*: seconds of a training step over those of `uniform`, median of "
+            f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
+            f"the arena task {costs['task']}/{costs['tier']} with {costs['rollouts_per_step']} rollouts a step, and "
+            "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
             "",
             "```",
             f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
@@ -65,31 +65,25 @@ def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _facts(cls: Any) -> str:
-    method = cls()
-    lines = [f"Source: {cls.source}. Needs: {needs_of(method)}."]
-    if distillation_of(method) is not None:
-        lines[-1] += " Adds a term to the loss."
-    elif is_additive(method):
-        lines[-1] += " Additive: a token's advantage may have another sign than the completion's."
-    published = engine_settings_of(method)
+def _section(cls: Any) -> str:
+    """A method's docstring without its examples, what it sets in the engine, and its settings."""
+    prose = re.sub(r"^>>> .*?(^$|\Z)", "", inspect.getdoc(cls) or "", flags=re.MULTILINE | re.DOTALL)
+    lines = [prose.strip().replace("``", "`")]
+    published = engine_settings_of(cls())
     if published:
         engine = ", ".join(f"`{key}: {value}`" for key, value in published.items())
-        lines.append(f"Its own settings of the engine, applied unless you set them: {engine}.")
-    settings = settings_of(cls)
-    if settings:
-        lines += ["", "| setting | default | meaning |", "|---|---|---|"]
-        for setting in settings:
-            choices = (
-                f" One of {', '.join(f'`{c}`' for c in setting['choices'])}." if setting["choices"] else ""
-            )
-            text = ((setting["help"] or "") + choices).replace("|", "\\|")
-            lines.append(f"| `{setting['name']}` | `{setting['default']}` | {text} |")
+        lines += ["", f"Engine settings, applied unless you set them: {engine}."]
+    lines += [""] if settings_of(cls) else []
+    for setting in settings_of(cls):
+        text, choices = setting["help"] or "", setting["choices"] or []
+        if any(choice not in text for choice in choices):
+            text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+        lines.append(f"* `{setting['name']}` (`{setting['default']}`): {text}")
     return "\n".join(lines) + "\n"
 
 
 def read_costs(file: Path) -> dict[str, Any]:
-    """What ``python -m benchmarks methods --out`` wrote; ``InputError`` for another file.
+    """The result of ``python -m benchmarks methods --out``; ``InputError`` for another file.
 
     >>> read_costs(Path("missing.json"))
     Traceback (most recent call last):

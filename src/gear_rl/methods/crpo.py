@@ -1,4 +1,4 @@
-"""CRPO: task and style rewards are compared in the group apart from each other, and then mixed."""
+"""CRPO: task and style rewards are normalised in the group separately, then mixed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,12 +14,14 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crpo:
-    """Task rewards and style rewards are normalised in the group apart, and their advantages mixed.
+    """Task rewards and style rewards are normalised in the group separately, and their advantages mixed.
 
-    Character-centred group-relative policy optimisation (CRPO, arXiv:2605.25511): ``A = s norm(sum of the
-    task rewards) + (1 - s) norm(sum of the style rewards)`` with ``norm(r) = (r - mean) / (std + epsilon)``
-    over the group. One segment per completion. **Additive**: it replaces the engine's advantage. ``style=()``
-    gives GRPO bit for bit.
+    Character-centred policy optimisation (CRPO, arXiv:2605.25511): ``A = s norm(sum of task rewards) + (1 - s)
+    norm(sum of style rewards)``, ``s = task_share`` and ``norm(r) = (r - mean) / (std + epsilon)`` over the
+    group. One segment per completion. **Additive**: it replaces the engine's advantage.
+
+    Not carried: generic answers as negative baselines, a KL coefficient and running statistics per role, the
+    entropy factor. Use it where one kind of reward would drown the other.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(2, 1, dtype=torch.bool),
@@ -37,11 +39,11 @@ class Crpo:
     additive: ClassVar[bool] = True
 
     task: tuple[int, ...] = (0,)
-    """Which reward functions judge the task, counted from 0."""
+    """Places of the reward functions that judge the task, from 0."""
     style: tuple[int, ...] = (1,)
-    """Which judge the style; none gives GRPO back."""
+    """Places of those that judge the style; none gives GRPO."""
     task_share: float = 0.5
-    """How much of the advantage is the task's; the rest is the style's."""
+    """Share of the task's advantage; the rest is the style's."""
     epsilon: float = 1e-6
     """Added to the group's deviation."""
 

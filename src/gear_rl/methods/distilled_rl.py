@@ -1,4 +1,4 @@
-"""Distilled RL: the praise of a good completion is shared out as the teacher would have written it."""
+"""Distilled RL: likelihood ratios of teacher to student weight the tokens of good completions."""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ from gear_rl.types import Credit, TokenSignals
 class DistilledRl:
     """A good completion's tokens weigh their ratio of teacher to student, over its geometric mean.
 
-    Distilled RL (arXiv:2607.17247): ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)`` with ``p`` the student and
-    ``q`` the teacher; ``w_t = r_t / exp(mean_s log r_s)`` where ``A > 0``, and 1 elsewhere; ``A_t = A *
-    w_t``. Every token is a segment of its own. ``clip_ratio=1`` gives GRPO bit for bit.
+    Distilled RL (arXiv:2607.17247): ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)`` with ``p`` the student and ``q``
+    the teacher; ``w_t = r_t / exp(mean_s log r_s)`` where ``A > 0``, else 1; ``A_t = A w_t``.
+
+    Paper and code agree on the settings; their teacher is a stronger model that reads the plain prompt, the
+    engines' is the policy that reads the privileged context. Use it to reinforce successes only.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),
@@ -34,7 +36,7 @@ class DistilledRl:
     per_completion: ClassVar[bool] = True
 
     clip_ratio: float = 3.0
-    """The ratio is kept between 1 / clip_ratio and clip_ratio; 1 gives GRPO back."""
+    """The ratio is kept between 1 / clip_ratio and clip_ratio; 1 gives GRPO."""
     positive_only: bool = True
     """Weight 1 where the advantage is not positive."""
     normalise: bool = True

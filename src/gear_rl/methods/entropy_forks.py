@@ -18,11 +18,14 @@ Renormalise = Literal["none", "mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropyForks:
-    """The share of tokens with the highest student entropy keeps the advantage; the others get none.
+    """The tokens with the highest student entropy keep the advantage; the others get none.
 
     Beyond the 80/20 Rule (arXiv:2506.01939): ``A_t = A`` where ``H_t >= q``, else 0, with ``q`` the
-    ``1 - top_share`` quantile of the entropies. Every token is a segment of its own. Leave TRL's own
-    ``top_entropy_quantile`` at 1, or tokens are dropped twice. ``top_share=1`` gives GRPO bit for bit.
+    ``1 - top_share`` quantile of the entropies.
+
+    Paper, code and TRL differ in the pool of tokens, ties and the mean: ``scope``, ``selection`` and
+    ``renormalise``. They read the entropy of the current policy, we that at rollout time. Use it without a
+    teacher, and leave TRL's ``top_entropy_quantile`` at 1, or tokens are dropped twice.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 6, dtype=torch.bool),
@@ -36,15 +39,15 @@ class EntropyForks:
     source: ClassVar[str] = "arXiv:2506.01939"
 
     top_share: float = 0.2
-    """Share of the tokens that is credited; above 0, and 1 gives GRPO back."""
+    """Share of the tokens that is credited; above 0, and 1 gives GRPO."""
     scope: Scope = "batch"
-    """Among which tokens: those of the ``batch`` (paper, its code, TRL) or of the ``completion`` (ours)."""
+    """Pool of tokens: of the ``batch`` where the advantage is not 0 (paper, TRL) or of the ``completion``
+    (ours)."""
     selection: Selection = "quantile"
-    """``quantile``: at or above it, ties included (paper, TRL); ``count``: ceil(N * top_share) (the paper's
-    code), at least one."""
+    """``quantile``: at or above it, with ties (paper, TRL); ``count``: ceil(N top_share) tokens (its
+    code)."""
     renormalise: Renormalise = "none"
-    """``none``: a kept token has weight 1 (TRL); ``mean``: the weights have mean 1 over the ``scope`` (with
-    ``batch`` and a token-mean loss this is the paper's code)."""
+    """``none``: a kept token has weight 1 (TRL); ``mean``: mean weight 1 over the ``scope`` (its code)."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -75,12 +78,10 @@ class EntropyForks:
         return Credit.from_weights(advantage_B, weight, masked_rank(mask))
 
     def _kept(self, entropy: Float[Tensor, "R N"], pool: Bool[Tensor, "R N"]) -> Bool[Tensor, "R N"]:
-        # What this says of a token outside the pool is of no account: it is masked, or has no advantage.
+        # The result outside the pool does not matter: such tokens are masked or have no advantage.
         if self.selection == "quantile":
             return entropy >= masked_quantile(entropy, pool, 1.0 - self.top_share)
         # As the paper's code rounds up: 35 * 0.2 is a little more than 7 and must not become 8.
         number = (pool.sum(-1, keepdim=True).double() * self.top_share + 0.9999).long().clamp(min=1)
         order = torch.where(pool, entropy, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-        column = torch.arange(pool.shape[-1], device=pool.device).expand(pool.shape)
-        place = torch.empty_like(order).scatter(-1, order, column)
-        return place < number
+        return order.argsort(-1) < number  # the inverse permutation: each token's place

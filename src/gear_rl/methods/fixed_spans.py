@@ -1,4 +1,4 @@
-"""GEAR's control for where segments begin and end: spans no signal drew, weighted by mean divergence."""
+"""GEAR's control: spans of fixed length, weighted by their mean divergence."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_mean
-from gear_rl.tensor.segments import segment_starts, turn_ids
+from gear_rl.tensor.segments import segment_starts, since_segment_start, turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 Unit = Literal["tokens", "sentence", "line", "turn"]
@@ -20,10 +20,10 @@ _SIGNALS = {"sentence": "sentence_id", "line": "line_id"}
 class FixedSpans:
     """Every turn is cut into spans of one length or of its text, and a span weighs its mean divergence.
 
-    The control between GEAR and a token method (ours): with ``m_t`` the mean divergence of the span that holds
-    token ``t`` and ``m`` that of the whole completion, ``w_t = (1 - strength) + strength * m_t / m`` and
-    ``A_t = A * w_t``; the mean weight is 1. ``strength=0`` gives GRPO bit for bit; sentences and lines are then
-    not known.
+    Ours, the control between GEAR and a token method: with ``m_t`` the mean divergence of the token's span and
+    ``m`` that of the completion, ``A_t = A ((1 - strength) + strength m_t / m)``. The mean weight is 1, and no
+    span crosses a turn. Use it to test whether the places of GEAR's segments matter, or with ``unit="line"`` to
+    credit steps of reasoning.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool), divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0, 3.0]])
@@ -40,12 +40,11 @@ class FixedSpans:
     per_completion: ClassVar[bool] = True
 
     unit: Unit = "tokens"
-    """What a span is: ``span_tokens`` tokens, a ``sentence``, a ``line`` (a step of reasoning), or a whole
-    ``turn``."""
+    """A span is ``span_tokens`` ``tokens``, a ``sentence``, a ``line`` or a whole ``turn``."""
     span_tokens: int = 16
-    """Tokens in a span; only ``unit="tokens"`` reads it."""
+    """Tokens of a span with ``unit="tokens"``; a turn's last may be shorter."""
     strength: float = 0.5
-    """Share of the advantage that the divergence moves; 0 gives GRPO back."""
+    """Share of the advantage that the divergence moves; 0 gives GRPO."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])
@@ -72,17 +71,11 @@ class FixedSpans:
 
     def _spans(self, signals: TokenSignals) -> Int[Tensor, "B T"]:
         turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
-        starts = segment_starts(turn_id)
-        if starts.shape[-1] == 0:
-            return turn_id
+        opens = segment_starts(turn_id)
         if self.unit == "tokens":
-            column = torch.arange(starts.shape[-1], device=starts.device).expand(starts.shape)
-            since = column - torch.where(starts, column, 0).cummax(-1).values
-            opens = signals.mask & (since % self.span_tokens == 0)
+            opens = signals.mask & (since_segment_start(turn_id) % self.span_tokens == 0)
         elif self.unit in _SIGNALS and self.strength > 0:
-            opens = signals.mask & (starts | segment_starts(signals.get(_SIGNALS[self.unit])))
-        else:
-            opens = starts
+            opens = signals.mask & (opens | segment_starts(signals.get(_SIGNALS[self.unit])))
         return torch.where(signals.mask, opens.cumsum(-1) - 1, -1)
 
 

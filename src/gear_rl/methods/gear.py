@@ -1,4 +1,4 @@
-"""GEAR: where the student departs from the teacher, a segment of credit begins."""
+"""GEAR: divergence from the teacher opens segments of credit."""
 
 import math
 from collections.abc import Mapping
@@ -31,21 +31,21 @@ Renormalise = Literal["mean", "none", "geomean"]
 
 
 NOISE_NATS = 1e-5
-"""A completion whose largest number is below this has no pattern, whatever the settings: divergences are wrong by
-up to 7e-6 nats (docs/benchmarks.md), and a normaliser would stretch that to a full weight."""
+"""Below this a completion has no pattern: divergences are wrong by up to 7e-6 nats (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gear:
-    """Segments open where student and teacher part, and take the weight of that departure.
+    """Divergence of student and teacher opens segments of credit, each weighted by the divergence at its onset.
 
-    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL from student to teacher, normalised over the completion.
-    Where it peaks, an onset opens a segment, which the student's entropy ends. A segment's tokens take the ``z``
-    of its onset, aligned tokens their own; ``A_t = A w_t`` with ``1 + alpha z`` rescaled to mean 1.
+    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak is an onset: it
+    opens a segment, which ends where the student's entropy rises. Tokens of a segment take the ``z`` of its
+    onset, other tokens their own. ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The fields are our reading of the paper's abstract and captions; ``departures`` and ``aftermath`` are ours
-    (docs/methods.md). ``alpha=0`` gives GRPO bit for bit, and so does a completion in which no divergence that
-    counts reaches ``onset_floor_nats``.
+    Known are the paper's abstract and captions only: the defaults are our reading, ``departures`` and
+    ``aftermath`` ours. To the letter: ``departures="all", aftermath=0, end_threshold=0.5, alpha=1`` and a live
+    teacher. Use it with a privileged context, where one early mistake decides the outcome. ``alpha=0`` gives
+    GRPO, and so do divergences below ``onset_floor_nats``.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -67,73 +67,60 @@ class Gear:
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
     divergence: Divergence = "reverse"
-    """Which divergence of student ``p`` and teacher ``q``: ``reverse``, KL(p || q), the paper's; ``forward``,
-    KL(q || p), large where the student leaves out what the teacher would say; ``jsd``, Jensen-Shannon, at most
-    log 2. The last two are the authors' future work, and exact only: they need ``estimator="full"``."""
+    """Of student ``p`` and teacher ``q``: ``reverse`` KL(p || q), the paper's; ``forward`` KL(q || p);
+    ``jsd``, Jensen-Shannon. The last two need ``estimator="full"``."""
     estimator: Estimator = "full"
-    """What stands for the divergence: ``full``, the exact KL over the vocabulary; ``k3`` or ``abs_k1``, from
-    the log-ratio ``r`` of the sampled token: ``exp(r) - 1 - r`` and ``|r|`` (cheaper, and much noisier)."""
+    """``full``: exact over the vocabulary; ``k3`` and ``abs_k1``: ``exp(r) - 1 - r`` and ``|r|`` of the
+    sampled token's log-ratio (cheaper, noisier)."""
     divergence_norm: Normaliser = "minmax"
-    """Scale of the divergence inside one completion: ``minmax``; ``max`` (d / max); ``log1p_minmax``;
-    ``robust`` (d / 99th percentile, at most 1); ``none`` (nats)."""
+    """Scale within a completion: ``minmax``; ``max``, d / max; ``log1p_minmax``; ``robust``, d / 99th
+    percentile, at most 1; ``none``, nats."""
     entropy_norm: EntropyNormaliser = "minmax"
-    """The same for the end signal; ``log_vocab`` divides by the entropy of a uniform draw, so it is for entropies
-    only."""
+    """The same for the end signal; ``log_vocab`` divides an entropy by ``log(vocab_size)``."""
     vocab_size: int = 0
-    """Number of tokens in the vocabulary; only ``entropy_norm="log_vocab"`` reads it."""
+    """Tokens of the vocabulary, for ``entropy_norm="log_vocab"``."""
     departures: Departures = "with_reward"
-    """Which divergences count: ``all``, or those ``with_reward``, where the teacher's view of the sampled token
-    goes with the sign of the advantage: in a failure tokens that it finds less likely than the student did, in
-    a success more likely ones. Elsewhere it is taken as 0. The exact KL does not see which token was sampled."""
+    """Divergences that count: ``all``, or those ``with_reward``, where the teacher's log-ratio of the sampled
+    token has the sign of the advantage."""
     aftermath: float = 0.9
-    """How much of the doubt that a departure casts is left one token later, 0 to 1. A divergence counts by
-    ``exp(-u_t)``, ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``: a teacher that knows
-    the solution disagrees loudest with what is consistent with a mistake. 0 counts every divergence in full, 1
-    never forgets."""
+    """Decay of ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``; a divergence counts
+    by ``exp(-u_t)``, since what follows a mistake diverges too. 0 counts all in full."""
     onset_signal: OnsetSignal = "divergence"
-    """Where onsets are sought: ``divergence`` (the paper's); ``log_ratio``, by how many nats the teacher finds
-    the sampled token less likely than the student did, 0 where it does not; ``entropy``, the student's. The
-    first two count by ``departures`` and ``aftermath``, so a success has no onset by ``log_ratio`` unless
-    ``departures="all"``. Entropy counts in full: nothing of the teacher decides where a segment begins, nor where
-    it ends (unless ``end_signal="teacher_entropy"``). The divergence's normaliser serves all three. A segment
-    takes the divergence at its onset in any case."""
+    """Signal whose peaks are onsets: ``divergence``; ``log_ratio``, nats by which the teacher finds the
+    sampled token less likely, at least 0; ``entropy``, the student's, without ``departures`` and
+    ``aftermath``. A segment takes the divergence at its onset in any case."""
     onset_rule: OnsetRule = "peak"
-    """What opens a segment: ``peak``, a local maximum of the turn at or above the threshold; ``threshold``,
-    every token at or above it; ``quantile``, every token at or above the completion's quantile of that level;
-    ``local_max``, any local maximum; ``never``, none (token only)."""
+    """``peak``: a local maximum of its turn at or above the threshold; ``threshold``: every token at or above
+    it; ``quantile``: at or above that quantile; ``local_max``; ``never``: token weights only."""
     onset_threshold: float = 0.5
     """On the normalised scale; for ``quantile`` a level from 0 to 1."""
     onset_floor_nats: float = 0.01
-    """No onset where the signal searched is below this, and weights of 1 in a completion where no divergence that
-    counts reaches it: min-max would make peaks and a pattern of pure noise. 0 is the literal reading."""
+    """No onset where the signal is below this, and weights of 1 where no divergence of the completion reaches
+    it."""
     end_rule: EndRule = "next_fork"
-    """What closes a segment, beside the next onset and the end of the turn: ``next_fork``, entropy at or above
-    the threshold (the student decides anew); ``entropy_drop``, entropy below it; ``fixed_length``, nothing but
-    ``max_segment_tokens``; ``turn``, nothing; ``sentence`` and ``line``, the end of the sentence or the line of
-    the text (with ``turn`` the authors' future work)."""
+    """End of a segment, besides the next onset and the turn's end: ``next_fork``, end signal at or above the
+    threshold; ``entropy_drop``, below it; ``fixed_length``, ``max_segment_tokens``; ``turn``; ``sentence``;
+    ``line``."""
     end_signal: EndSignal = "student_entropy"
-    """What ``next_fork`` and ``entropy_drop`` read: the student's entropy, the teacher's, or the student's
-    varentropy, the variance of -log p: 0 where one token is certain or some are equally likely, high where likely
-    and unlikely ones share the probability. The last two are the authors' future work."""
+    """Read by ``next_fork`` and ``entropy_drop``: ``student_entropy``, ``teacher_entropy`` or
+    ``student_varentropy``, the variance of -log p."""
     end_threshold: float = 0.05
     """On the normalised scale of the end signal."""
     max_segment_tokens: int | None = None
-    """Longest segment that an onset may open, in tokens; None for no limit."""
+    """Longest segment that an onset may open; None for no limit."""
     aligned: Aligned = "own"
-    """A token outside every segment: weighted by its ``own`` divergence, or as if it had none (``one``)."""
+    """Weight of a token outside every segment: of its ``own`` divergence, or ``one``."""
     weight_function: WeightFunction = "linear"
     """``linear``, 1 + alpha z; ``exp``, exp(alpha z)."""
     alpha: float = 4.0
-    """Strength; 0 gives GRPO back."""
+    """Strength; 0 gives GRPO."""
     sign_mode: SignMode = "agnostic"
-    """``agnostic``: more divergence, more weight, whatever the sign of the advantage. ``aware``:
-    exp(-sign(A) alpha z), more blame and less praise. ``neg_only``: weight 1 where the advantage is not
-    negative. The choice we are least sure of."""
+    """``agnostic``: the same weight for both signs; ``aware``: exp(-sign(A) alpha z); ``neg_only``: weight 1
+    where the advantage is not negative."""
     clip: tuple[float, float] | None = None
     """Least and greatest weight before the renormalisation; None for no clip."""
     renormalise: Renormalise = "mean"
-    """``mean``: the weights of a completion have mean 1, so its advantage is preserved; ``geomean``: geometric
-    mean 1; ``none``."""
+    """Scale the completion's weights to ``mean`` 1, to ``geomean`` 1, or ``none``."""
 
     def __post_init__(self) -> None:
         finite = ("onset_threshold", "onset_floor_nats", "end_threshold", "alpha")

@@ -1,4 +1,4 @@
-"""GiGPO: turns of a group that began in the same state are compared with each other."""
+"""GiGPO: turns of a group that began in the same state are compared."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,12 +26,14 @@ Normaliser = Literal["mean", "mean_std"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gigpo:
-    """To the advantage of a completion is added how well each turn did among those that began in its state.
+    """A turn's comparison with turns that began in the same state is added to the advantage.
 
-    GiGPO, group-in-group policy optimisation (arXiv:2505.10978). ``R_k = sum_{l >= k} discount^(l - k) r_l``
-    over the completion's turns, with the completion's reward on its last turn; ``A^S_k = (R_k - mean) / F`` over
-    the group's turns with the same ``anchor_id``, 0 for one that is alone; ``A_k = A + turn_weight * A^S_k``. The
-    turn is the segment. **Additive**. ``turn_weight=0`` gives GRPO bit for bit.
+    Group-in-group policy optimisation (GiGPO, arXiv:2505.10978): ``R_k = sum_{l >= k} discount^(l - k) r_l``,
+    with the completion's reward on its last turn; ``A^S_k = (R_k - mean) / F`` over the group's turns with the
+    same ``anchor_id``, 0 for one alone; ``A_k = A + turn_weight A^S_k``. The turn is the segment. **Additive**.
+
+    Released scripts differ in ``F`` (``normaliser``), and apply it to ``A`` too; here ``A`` is the engine's. Use
+    it where rollouts return to the same states.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -49,19 +51,18 @@ class Gigpo:
     additive: ClassVar[bool] = True
 
     turn_weight: float = 1.0
-    """The paper's omega, how much the comparison of turns counts; 0 gives GRPO back."""
+    """Weight of the turn's comparison, the paper's omega; 0 gives GRPO."""
     discount: float = 0.95
-    """The paper's gamma, per turn."""
+    """Per turn, the paper's gamma."""
     normaliser: Normaliser = "mean"
-    """``mean``: F is 1; ``mean_std``: F is the sample deviation of the anchor group plus ``epsilon``."""
+    """``mean``: F is 1; ``mean_std``: the sample deviation plus ``epsilon``."""
     epsilon: float = 1e-6
     """Added to the deviation; unused by ``mean``."""
     turn_rewards: bool = False
-    """Whether the environment's rewards of single turns are part of the return."""
+    """Add the environment's rewards of turns to the return."""
 
     anchor_similarity: float = 1.0
-    """From which likeness of their texts, 0 to 1, two turns began in one state; 1 means the same text (the
-    released option 0.95)."""
+    """Least likeness of two texts, 0 to 1, that are one state; 1 for equal texts (released option 0.95)."""
 
     def __post_init__(self) -> None:
         AnchorId(self.anchor_similarity)

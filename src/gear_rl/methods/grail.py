@@ -1,4 +1,4 @@
-"""GRAIL: in failed completions the tokens that drove the wrong answer are blamed most."""
+"""GRAIL: in failures the tokens that drove the wrong answer are blamed most."""
 
 import math
 from dataclasses import dataclass
@@ -22,11 +22,13 @@ Among = Literal["completion", "before"]
 class Grail:
     """Gradient times activation of the student's own answer, as a z-score, scales the advantage of failures.
 
-    GRAIL (arXiv:2606.04889). With ``a = log(s + 1e-8)`` of the saliency ``answer_activation`` and ``z`` its
-    z-score over the completion's trained tokens, ``w = clip(mean + std z, min_weight, max_weight)`` where ``A
-    <= 0`` (``symmetry``). Then the answer's content gets ``max_weight``, its delimiters and all after it
-    ``mean``. ``A_t = A (1 + strength (w - 1))``; a completion without an answer has weight 1. Every token is
-    a segment of its own. ``strength=0`` gives GRPO bit for bit.
+    GRAIL (arXiv:2606.04889): ``z`` is the z-score of ``log(s + 1e-8)``, ``s`` the ``answer_activation``, and
+    ``w = clip(mean + std z, min_weight, max_weight)`` where ``A <= 0``. Then the answer's content gets
+    ``max_weight``, its delimiters and all after it ``mean``. ``A_t = A (1 + strength (w - 1))``.
+
+    The release overrides the answer in successes too (``box``) and takes the z-score over tokens that cannot
+    move the answer (``among``); readme and code differ in ``min_weight`` and ``symmetry``. Use it without a
+    teacher, to blame wrong answers.
 
     >>> e = 2.718281828
     >>> signals = TokenSignals(
@@ -44,28 +46,27 @@ class Grail:
     source: ClassVar[str] = "arXiv:2606.04889"
 
     strength: float = 1.0
-    """Share of the advantage that is reweighted; 0 gives GRPO back. Ours: the code has none."""
+    """Share of the advantage that is reweighted (ours); 0 gives GRPO."""
     symmetry: Symmetry = "wrong"
-    """Which completions are reweighted: those with ``A <= 0``, with ``A > 0``, or ``both``."""
+    """Reweighted completions: ``wrong``, A <= 0; ``correct``, A > 0; ``both``."""
     mean: float = 1.0
-    """Weight of a token of average saliency, and of the answer's delimiters and what follows."""
+    """Weight of a token of average saliency, and of the delimiters and what follows."""
     std: float = 0.5
-    """How much a standard deviation of log-saliency adds to the weight; 0 is allowed here."""
+    """Weight added by a standard deviation of log-saliency."""
     min_weight: float = 0.5
-    """Least weight; at 0 the least salient tokens may not be trained at all."""
+    """Least weight."""
     max_weight: float = 5.0
-    """Largest weight, and the weight of the answer's content."""
+    """Largest weight, and that of the answer's content."""
     box: Box = "every"
-    """In which completions the answer's own tokens are overridden: ``every`` one with an answer (released), the
-    ``reweighted`` ones, or ``none``."""
+    """Where the answer's own tokens are overridden: ``every`` completion (released), the ``reweighted``, or
+    ``none``."""
     among: Among = "completion"
-    """Over which tokens the z-score is taken: all trained ones (released) or those ``before`` the answer."""
+    """Tokens of the z-score: the whole ``completion`` (released) or those ``before`` the answer."""
 
     layer: Layer = "input"
-    """Whose activations the gradient is multiplied with: ``input`` embeddings, or the hidden states of the
-    ``first``, ``middle`` or ``last`` layer."""
+    """Activations: ``input`` embeddings, or hidden states of the ``first``, ``middle`` or ``last`` layer."""
     loss_span: LossSpan = "box"
-    """Over which tokens the gradient's loss goes: the ``box`` (answer and delimiters) or its ``content``."""
+    """Tokens of the gradient's loss: the ``box`` (answer and delimiters) or its ``content``."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"], finite=["std"])

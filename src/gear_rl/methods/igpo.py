@@ -30,11 +30,14 @@ Compare = Literal["returns", "rewards"]
 class Igpo:
     """Each turn gets what it and later turns gained about the answer, less the mean of its group.
 
-    Information gain-based policy optimisation (arXiv:2510.14967). With ``P_k`` the student's confidence in the
-    ground truth before turn k (``answer_confidence``): ``r_k = P_{k+1} - P_k`` for every turn but the last, the
-    completion's reward for the last; ``G_k = sum_{l >= k} discount^(l - k) r_l``; ``A_k = G_k - mean of the
-    group's G``. The turn is the segment. **Additive**: the advantage is left out at ``strength=1``;
-    ``strength=0`` gives GRPO bit for bit.
+    Information gain-based policy optimisation (arXiv:2510.14967): with ``P_k`` the student's confidence in the
+    ground truth before turn k, ``r_k = P_{k+1} - P_k``, and the completion's reward for the last turn;
+    ``G_k = sum_{l >= k} discount^(l - k) r_l``; ``A_k = G_k - mean of the group's G``. The turn is the segment.
+    **Additive**: nothing of the advantage is left at ``strength=1``.
+
+    The releases compare tokens of the same index (``baseline="token"``), or rewards before the sum
+    (``Igpo(compare="rewards", baseline="group", scale=True)``); the default, turns of the same number, is ours.
+    Use it for agents that gather evidence for a known answer.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -52,22 +55,21 @@ class Igpo:
     additive: ClassVar[bool] = True
 
     strength: float = 1.0
-    """Share of the credit that is IGPO's; the rest is the advantage. 0 gives GRPO back."""
+    """Share of IGPO's credit; the rest is the advantage's. 0 gives GRPO."""
     discount: float = 1.0
-    """Per turn; both releases 1."""
+    """Per turn; 1 in both releases."""
     compare: Compare = "returns"
-    """What is compared in the group: ``returns``, after the discounted sum, or ``rewards``, before it."""
+    """Compared in the group: ``returns``, after the discounted sum, or ``rewards``, before it."""
     baseline: Baseline = "turn"
-    """With whom: the group's turns of the same number (``turn``, ours), all its turns (``group``), the last
-    with the last and the others with the others (``kind``), or the same token index (``token``, the first
-    release)."""
+    """Compared with the group's turns of the same number (``turn``, ours), all its turns (``group``), last
+    with last and others with others (``kind``), or the same token index (``token``)."""
     scale: bool = False
-    """Whether differences are divided by the deviation of those compared."""
+    """Divide by the deviation of those compared."""
     epsilon: float = 1e-6
     """Added to the deviation; unused without ``scale``."""
 
     answer_template: str = "{privileged_context}"
-    """How the ground truth would be answered."""
+    """Text of the ground truth's answer."""
 
     def __post_init__(self) -> None:
         AnswerConfidence(self.answer_template)

@@ -1,4 +1,4 @@
-"""MT-GRPO: the tokens before the first tool result are credited with the group's comparison of that turn."""
+"""MT-GRPO: the first turn has an advantage of its own reward."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,10 +17,13 @@ from gear_rl.types import Credit, TokenSignals
 class MtGrpo:
     """The first turn gets the advantage of its own reward on top of the completion's; later turns do not.
 
-    MT-GRPO (arXiv:2505.11821). With ``T`` the first turn's ``turn_reward``, ``R`` the completion's reward and
-    ``norm(x) = (x - mean) / (std + epsilon)`` over the group: ``A_t = A + turn_weight * norm(T)`` on the
-    first turn and ``A`` after it; without a tool result after it ``A_t = norm(T + R)``. The turn is the
-    segment. **Additive**. ``turn_weight=0`` gives GRPO bit for bit.
+    MT-GRPO (arXiv:2505.11821): with ``T`` the first turn's ``turn_reward``, ``R`` the completion's reward and
+    ``norm(x) = (x - mean) / (std + epsilon)`` over the group, ``A_t = A + turn_weight norm(T)`` on the first
+    turn and ``A`` after it; ``A_t = norm(T + R)`` where no tool result follows. The turn is the segment.
+    **Additive**.
+
+    Released rollouts have two turns; with more, rewards of later turns are not read. The release looks for the
+    word ``<result>``, we for a second turn. Use it where the first call earns a reward of its own.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -38,7 +41,7 @@ class MtGrpo:
     additive: ClassVar[bool] = True
 
     turn_weight: float = 1.0
-    """The paper's alpha, how much the turn's own advantage counts; 0 gives GRPO back."""
+    """Weight of the first turn's advantage, the paper's alpha; 0 gives GRPO."""
     epsilon: float = 1e-4
     """Added to the group's deviation."""
 

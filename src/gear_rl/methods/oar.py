@@ -1,4 +1,4 @@
-"""OAR: a token counts as much as the student's own answer depends on it, by two measures of that."""
+"""OAR: a token counts as much as the student's own answer depends on it, by two measures."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ class _Oar:
     source: ClassVar[str] = "arXiv:2601.07408"
 
     strength: float = 1.0
-    """Share of the advantage that is reshaped; 0 gives GRPO back."""
+    """Share of the advantage that is reshaped; 0 gives GRPO."""
     threshold: float = 0.25
-    """Quantile that parts the held tokens from the lifted, the paper's tau."""
+    """Quantile between held and lifted tokens, the paper's tau."""
     boost: float = 1.0
-    """How much above 1 the most salient token weighs before the scaling, the paper's beta."""
+    """Lift of the most salient token before the scaling, the paper's beta."""
     quantile_rule: QuantileRule = "linear"
-    """``linear`` between neighbours (the snippet), or ``floor``: the token of that rank (GRAIL's code)."""
+    """``linear`` between neighbours (snippet), or ``floor``, the token of that rank (GRAIL's code)."""
     min_weight: float = 0.1
     """Least weight of a held token before the scaling."""
     keep_mass: bool = True
-    """Scale the weights of the tokens before the answer to mean 1; if not, they stay as they are."""
+    """Scale the weights before the answer to mean 1."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength", "threshold", "min_weight"], finite=["boost"])
@@ -72,10 +72,13 @@ class OarP(_Oar):
     """Tokens that the student's own answer depends on are credited more, the others less.
 
     Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by perturbation: ``s_t`` is how far the answer's
-    distribution moves when token ``t`` is replaced by padding (``answer_occlusion``). Over the tokens before
-    the answer, ``n = minmax(log(1 + s))`` and ``q`` its ``threshold``-quantile; ``w = max(n / q, min_weight)``
-    below ``q``, ``1 + boost (n - q) / (1 - q)`` from it on, and all are scaled to mean 1. Every other token
-    has weight 1, and is a segment of its own. ``strength=0`` gives GRPO bit for bit.
+    distribution moves when token ``t`` is replaced by padding. Over the tokens before the answer,
+    ``n = minmax(log(1 + s))`` and ``q`` its ``threshold``-quantile; ``w = max(n / q, min_weight)`` below ``q``,
+    ``1 + boost (n - q) / (1 - q)`` from it on, scaled to mean 1. All other tokens have weight 1.
+
+    Readme, snippet and other releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. The
+    snippet overwrites its level after the first completion; we do not. Use it without a teacher, where a forward
+    for every token is affordable.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -89,8 +92,8 @@ class OarP(_Oar):
     name: ClassVar[str] = "oar_p"
 
     readout: Readout = "mean"
-    """What of the answer a struck token moves: ``mean`` (softmax of its mean logits), ``last`` (the last logits
-    before it) or ``joint`` (its log-likelihood)."""
+    """Of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
+    log-likelihood."""
 
     @property
     def _saliency(self) -> Signal:
@@ -101,10 +104,12 @@ class OarP(_Oar):
 class OarG(_Oar):
     """Tokens to which the student's own answer is most sensitive are credited more, the others less.
 
-    Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by gradient: ``s_t = |<gradient of J, e_t>|``,
-    where ``J`` is how far the answer's distribution moves under a little noise on the embeddings before it, and
-    ``e_t`` the token's own clean embedding (``answer_gradient``). From there on it is ``OarP``, at two forwards
-    and a backward instead of a forward for every token.
+    Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by gradient: ``s_t = |<gradient of J, e_t>|``, where
+    ``J`` is how far the answer's distribution moves under a little noise on the embeddings before it, and ``e_t``
+    the token's own clean embedding. The weights are those of ``OarP``.
+
+    GRAIL's code instead puts noise on the whole completion and multiplies by the noisy embedding of the position
+    before. Use it for OAR at two forwards and a backward.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -118,10 +123,10 @@ class OarG(_Oar):
     name: ClassVar[str] = "oar_g"
 
     readout: Readout = "mean"
-    """What of the answer the noise moves: ``mean`` (softmax of its mean logits), ``last`` (the last logits before
-    it) or ``joint`` (its log-likelihood)."""
+    """Of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
+    log-likelihood."""
     noise_std: float = 1e-3
-    """Standard deviation of the noise on the embeddings before the answer."""
+    """Standard deviation of the noise on the embeddings."""
 
     def __post_init__(self) -> None:
         _Oar.__post_init__(self)

@@ -1,4 +1,4 @@
-"""OPSD: the student learns its own completions from a teacher that saw the solution."""
+"""OPSD: the student imitates a teacher that saw the solution, on its own completions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from gear_rl.types import Credit, TokenSignals
 class Opsd:
     """Every token is pulled towards what the teacher, who saw the solution, would have written there.
 
-    On-policy self-distillation (OPSD, arXiv:2601.18734). Each token adds ``strength * D_t`` to the loss,
-    ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)`` with ``p`` the student, ``q`` the teacher and
-    ``m = beta q + (1 - beta) p``; what is left of the advantage is ``A_t = (1 - strength) A``. One segment per
-    completion. A completion without a privileged context keeps its GRPO advantage. ``strength=0`` gives GRPO bit
-    for bit.
+    On-policy self-distillation (OPSD, arXiv:2601.18734): each token adds ``strength D_t`` to the loss,
+    ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, ``p`` the student, ``q`` the teacher and
+    ``m = beta q + (1 - beta) p``; ``A_t = (1 - strength) A``. One segment per completion.
+
+    Its scripts sample at 1.1 and divide the logits by 1.1; ours divides beside the engine's sampling
+    temperature, so leave that at 1. Use it where solutions are known and rewards say little.
 
     >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
@@ -37,14 +38,13 @@ class Opsd:
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
     strength: float = 1.0
-    """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO back."""
+    """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO."""
     beta: float = 0.5
     """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
     temperature: float = 1.1
     """Divides the logits of both, beside the sampling temperature."""
     top_k: int | None = None
-    """Only the teacher's so many likeliest tokens, normalised to 1; None for the whole vocabulary. The
-    released option is 50."""
+    """Number of the teacher's likeliest tokens, normalised to 1; None for all. The released option is 50."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])

@@ -1,4 +1,4 @@
-"""The placebo of the segmentation: as many segments, in random places."""
+"""The placebo of the segmentation: the same onsets in random places."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from gear_rl.types import Credit, TokenSignals
 class RandomOnsets:
     """Placebo: GEAR with its onsets moved to random tokens.
 
-    Every onset takes its divergence along, and the other tokens close ranks; the end rule works as in GEAR from
-    the new places. A method that does not beat this has learned nothing from *where* its segments begin. The
-    places are a function of the sampled tokens, the seed and the step alone.
+    Ours. Each onset keeps its divergence, the other tokens keep their order, and the end rule works from the new
+    places: a GEAR that does not beat this learned nothing from *where* its segments begin. The places depend on
+    the sampled tokens, the seed and the step only.
 
     >>> import torch
     >>> signals = TokenSignals(
@@ -40,7 +40,7 @@ class RandomOnsets:
     of: Gear = Gear()
     """The GEAR whose onsets are moved."""
     seed: int = 0
-    """Which places."""
+    """Seed of the places."""
     step: int = 0
     """Optimizer step, so that steps differ; an engine sets it."""
 

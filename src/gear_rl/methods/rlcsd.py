@@ -1,4 +1,4 @@
-"""RLCSD: a bounded bonus or malus for what only the right hint, and not a wrong one, makes likelier."""
+"""RLCSD: a bounded bonus for what a right hint, and not a wrong one, makes likelier."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,15 @@ Paths = Literal["completion", "batch", "one"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rlcsd:
-    """What a right hint does and a wrong one does not is added to the advantage, up to its sign.
+    """A bounded bonus for what a right hint and not a wrong one makes likelier, up to the advantage's sign.
 
-    Contrastive on-policy self-distillation (RLCSD, arXiv:2606.11709). With the log-ratio ``e_t = log T+ - log
-    T-`` of two teachers, shown a right and a wrong hint (``teacher_contrast: sibling``), ``r_t = strength *
-    tanh(e_t / squash_nats)``. A token with ``|r_t| > threshold`` is *modulated*: it gets ``A + r_t``, but 0
-    where that has the other sign. Every token is a segment of its own. ``strength=0`` gives GRPO bit for bit.
+    Contrastive self-distillation (RLCSD, arXiv:2606.11709): ``e_t = log T+ - log T-`` of two teachers, shown a
+    right and a wrong hint, and ``r_t = strength tanh(e_t / squash_nats)``. Where ``|r_t| > threshold`` a token
+    is *modulated*: it gets ``A + r_t``, or 0 if the sign would flip.
+
+    The release averages up to 4 wrong hints, we take one. Its loss adds the means over modulated and other
+    tokens, which ``paths`` expresses as factors on the advantage. Use it where groups hold right and wrong
+    rollouts.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -45,16 +48,16 @@ class Rlcsd:
     }
 
     strength: float = 0.5
-    """Largest bonus or malus, in units of advantage; 0 gives GRPO back."""
+    """Largest bonus, in units of advantage; 0 gives GRPO."""
     squash_nats: float = 0.02
     """Contrast at which the bonus is tanh(1) = 0.76 of its largest."""
     threshold: float = 0.02
-    """A bonus or malus up to this size is left out."""
+    """A bonus up to this size is left out."""
     modulated_share: float = 1.0
-    """The paper's eta: weight of the modulated tokens' mean beside that of the others; unused by ``one``."""
+    """The paper's eta, weight of the modulated tokens' mean; unused by ``one``."""
     paths: Paths = "batch"
-    """Over what the two kinds of tokens have their means: ``batch`` (the paper's), ``completion`` (ours), or
-    ``one`` mean over all."""
+    """Where the two kinds of tokens have their means: ``batch`` (paper), ``completion`` (ours), or ``one``
+    mean over all."""
 
     def __post_init__(self) -> None:
         check_settings(self, finite=["threshold", "modulated_share"], positive=["squash_nats"])

@@ -1,4 +1,4 @@
-"""RLSD: the reward keeps the direction, the teacher's likelihood ratio sets how much each token gets of it."""
+"""RLSD: the teacher's likelihood ratio scales the advantage of each token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,12 +15,15 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rlsd:
-    """A clipped ratio of teacher to student at the sampled token scales its advantage.
+    """The clipped likelihood ratio of teacher to student scales the advantage of each token.
 
-    Self-Distilled RLVR (arXiv:2604.03128). With ``w = exp(sign(A) (teacher_logprob - student_logprob))``,
-    ``A_t = A * ((1 - strength) + strength * clip(w))``: the sign never flips, the mean weight is not 1. Every
-    token is a segment of its own. CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5, decay_steps=25)`` with
-    ``teacher_contrast: sibling``. ``strength=0`` gives GRPO bit for bit.
+    Self-Distilled RLVR (arXiv:2604.03128): ``w = exp(sign(A) (teacher_logprob - student_logprob))`` and
+    ``A_t = A ((1 - strength) + strength clip(w))``. The sign never flips; the mean weight is not 1.
+
+    The paper's strength falls over 50 steps, the released script's over 60 and without a clamp. The script reads
+    the current policy inside the update, we read the policy at rollout time. CEPO (arXiv:2605.19436) is
+    ``Rlsd(clip_width=0.5, decay_steps=25)`` with ``teacher_contrast: sibling``. Use it as the simplest method
+    with a privileged teacher.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),
@@ -39,17 +42,17 @@ class Rlsd:
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     strength: float = 0.5
-    """Share of the advantage that the teacher scales, the paper's lambda; 0 gives GRPO back."""
+    """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
     clip_width: float = 0.2
-    """The raw weight is kept between 1 - clip_width and 1 + clip_width."""
+    """The ratio is kept between 1 - clip_width and 1 + clip_width."""
     clamp_nats: float = 20.0
-    """Largest log-ratio, either way, that is exponentiated; a larger one counts as this."""
+    """Largest log-ratio, either way, before the exponential."""
     negative_only: bool = False
     """Weight 1 where the advantage is not negative."""
     decay_steps: int | None = 50
-    """Optimizer steps over which the strength falls linearly to 0; None keeps it. Paper 50, its script 60."""
+    """Optimizer steps over which the strength falls linearly to 0; None keeps it."""
     warmup_steps: int = 0
-    """Optimizer steps over which the strength first rises linearly from 0; the decay begins after them."""
+    """Optimizer steps over which the strength first rises linearly from 0."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])

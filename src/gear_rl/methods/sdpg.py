@@ -1,4 +1,4 @@
-"""SDPG: GRPO with a pull towards the teacher who saw the answer, and an anchor to the first policy."""
+"""SDPG: GRPO plus a pull towards the privileged teacher and an anchor to the first policy."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,13 +14,14 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sdpg:
-    """GRPO's advantage stays as it is; beside it the student is pulled to its privileged self and held back.
+    """GRPO's advantage stays; the loss adds a pull to the privileged teacher and an anchor to the first policy.
 
-    Self-distilled policy gradient (SDPG, arXiv:2606.04036). Each token adds ``weight * D_t + anchor_weight *
-    f(log pi - log pi_ref)`` to the loss: ``D_t`` is KL(p || q) over the vocabulary, at most ``max_nats``;
-    ``f`` is ``urkl`` r^2 / 2, ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2 or ``fkl`` exp(-r); ``pi_ref`` has
-    the first weights. A completion without a privileged context is neither distilled nor anchored. One
-    segment per completion. ``weight=0`` with ``anchor="none"`` gives GRPO bit for bit.
+    Self-distilled policy gradient (SDPG, arXiv:2606.04036): each token adds ``weight D_t + anchor_weight f(log
+    pi - log pi_ref)``; ``D_t`` is KL(p || q), at most ``max_nats``, ``f(r)`` the ``anchor``: ``urkl`` r^2 / 2,
+    ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r). One segment per completion.
+
+    The paper distils where ``A > 0`` and schedules the weight, the released runs neither (``positive_only``,
+    ``warmup_steps``). Use it to add a teacher to GRPO's reward. ``weight=0`` with ``anchor="none"`` gives GRPO.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, False], [True, True]]))
     >>> credit = Sdpg(positive_only=True, weight=0.5, anchor="none")(torch.tensor([2.0, -1.0]), signals)
@@ -37,21 +38,22 @@ class Sdpg:
     even: ClassVar[bool] = True
 
     weight: float = 1e-3
-    """Coefficient of the divergence, the paper's beta(k) without its schedule."""
+    """Coefficient of the divergence, the paper's beta(k) before its schedule."""
     beta: float = 1.0
     """1 reverse KL, as published; 0 forward KL, between them the generalised Jensen-Shannon divergence."""
     max_nats: float | None = 20.0
-    """The divergence of a token is at most this; None for no limit."""
+    """Largest divergence of a token; None for no limit."""
     positive_only: bool = False
-    """Distil completions with an advantage above 0 only: the paper's gate."""
+    """Distil only where the advantage is above 0, the paper's gate."""
     warmup_steps: int = 0
     """Optimizer steps over which the weight rises linearly from 0."""
     decay_steps: int = 0
-    """Optimizer steps over which it falls linearly to 0, the last of ``total_steps``."""
+    """Last optimizer steps of ``total_steps`` over which it falls linearly to 0."""
     total_steps: int | None = None
-    """Optimizer steps of the whole training; only for the decay."""
+    """Optimizer steps of the training, for the decay."""
     anchor: Anchor = "urkl"
-    """How the policy is held to its first weights: ``urkl``, ``ufkl``, ``rkl``, ``fkl``, or ``none``."""
+    """Penalty that holds the policy to its first weights: ``urkl``, ``ufkl``, ``rkl``, ``fkl`` or
+    ``none``."""
     anchor_weight: float = 1e-3
     """Coefficient of the anchor, the paper's alpha."""
 

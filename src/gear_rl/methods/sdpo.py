@@ -1,4 +1,4 @@
-"""SDPO: the student learns from itself, having been shown a rollout that succeeded or what went wrong."""
+"""SDPO: the student imitates itself, shown a success of its group or feedback."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,12 @@ from gear_rl.types import Credit, TokenSignals
 class Sdpo:
     """Every token is pulled towards what the policy writes once it saw a success of its group, or feedback.
 
-    Reinforcement learning via self-distillation (SDPO, arXiv:2601.20802). Each token adds ``strength * r_t D_t``
-    to the loss: ``D_t`` is OPSD's divergence over the student's ``top_k`` likeliest tokens and all others as one
-    more outcome; ``r_t = min(exp(log pi - log pi_old), ratio_clip)``. What is left of the advantage is
-    ``A_t = (1 - strength) A``. One segment per completion. ``strength=0`` gives GRPO bit for bit.
+    Self-distillation policy optimisation (SDPO, arXiv:2601.20802): each token adds ``strength r_t D_t`` to the
+    loss, ``D_t`` OPSD's divergence over the student's ``top_k`` likeliest tokens and all others as one outcome,
+    ``r_t = min(exp(log pi - log pi_old), ratio_clip)``; ``A_t = (1 - strength) A``. One segment per completion.
+
+    The paper has the reverse KL over the vocabulary (``beta=1, top_k=None``), the code these defaults. Use it
+    with feedback, or where groups hold a success.
 
     >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
@@ -41,17 +43,17 @@ class Sdpo:
     }
 
     strength: float = 1.0
-    """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO back."""
+    """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO."""
     beta: float = 0.5
-    """0 forward KL, 1 reverse KL (the paper's), between them the generalised Jensen-Shannon divergence."""
+    """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
     top_k: int | None = 100
-    """Only so many tokens are compared, the likeliest of ``top_k_of``; None for the whole vocabulary."""
+    """Number of likeliest tokens of ``top_k_of``; None for all."""
     top_k_of: TopKOf = "student"
-    """Whose likeliest tokens: the ``student``'s, as in the released code, or the ``teacher``'s."""
+    """Whose likeliest tokens: the ``student``'s (released) or the ``teacher``'s."""
     tail: bool = True
-    """With ``top_k``: all other tokens are one more outcome. If not, the ``top_k`` are normalised to 1."""
+    """All other tokens are one more outcome; if not, the ``top_k`` are normalised to 1."""
     ratio_clip: float | None = 2.0
-    """The importance ratio that multiplies each term is at most this; None for no ratio."""
+    """Largest importance ratio; None for no ratio."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])

@@ -1,15 +1,15 @@
-"""SERL: RLSD's weight on what the agent did and was answered, GRPO's advantage on the rest."""
+"""SERL: RLSD on the agent's actions, GRPO on all other tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.methods.rlsd import Rlsd
-from gear_rl.tensor.segments import segment_starts, turn_ids
+from gear_rl.tensor.segments import since_segment_start, turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -17,10 +17,12 @@ from gear_rl.types import Credit, TokenSignals
 class Serl:
     """RLSD on action tokens only: the last ``action_tokens`` of a turn that the environment answered.
 
-    Selective hindsight distillation (SERL, arXiv:2605.19447). On an action token ``A_t`` is RLSD's (``of``),
-    elsewhere ``A_t = A``. The teacher has to see what the environment said: in TRL
-    ``privileged_sources: [feedback]``. A completion of one turn has no answered one and keeps its GRPO advantage,
-    unless ``answered_only`` is off.
+    Selective hindsight distillation (SERL, arXiv:2605.19447): ``A_t`` is RLSD's (``of``) on an action token, and
+    ``A`` elsewhere.
+
+    The release finds actions by their tags in the text; we know turns only, so a thought before the call counts
+    unless ``action_tokens`` excludes it. Its feedback is one text per step, ours one per failed rollout. Use it
+    for agents, with ``privileged_sources: [feedback]``; a completion of one turn keeps its GRPO advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between
@@ -39,11 +41,11 @@ class Serl:
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     of: Rlsd = Rlsd()
-    """The RLSD whose advantage an action token gets."""
+    """The RLSD of the action tokens."""
     action_tokens: int | None = None
-    """How many tokens at the end of a turn are its action; None for the whole turn."""
+    """Tokens at the end of a turn that are its action; None for the whole turn."""
     answered_only: bool = True
-    """Only turns that another turn follows: an environment that did not answer gave no feedback on them."""
+    """Only turns that another turn follows: the last got no feedback."""
 
     def __post_init__(self) -> None:
         # A configuration can name any method here; the types do not hold there.
@@ -72,12 +74,6 @@ class Serl:
         action = signals.mask
         if self.answered_only and turn_id.shape[-1]:
             action = action & (turn_id < turn_id.amax(-1, keepdim=True))
-        if self.action_tokens is not None and turn_id.shape[-1]:
-            action = action & (_since_start(turn_id.flip(-1)).flip(-1) < self.action_tokens)
+        if self.action_tokens is not None:
+            action = action & (since_segment_start(turn_id.flip(-1)).flip(-1) < self.action_tokens)
         return action
-
-
-def _since_start(turn_id: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """How many columns each token stands after the first one of its turn."""
-    column = torch.arange(turn_id.shape[-1], device=turn_id.device).expand(turn_id.shape)
-    return column - torch.where(segment_starts(turn_id), column, 0).cummax(-1).values

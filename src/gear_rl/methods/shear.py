@@ -1,4 +1,4 @@
-"""SHEAR: a token counts as much as the hidden states around it are far from rollouts that came out otherwise."""
+"""SHEAR: a token counts as much as its hidden states differ from rollouts with the other outcome."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -17,12 +17,15 @@ Normalise = Literal["none", "mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shear:
-    """The transport distance to the group's completions of the other outcome scales the advantage.
+    """The distance of hidden states to the group's completions of the other outcome scales the advantage.
 
-    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318). With ``d_t`` the Wasserstein distance
-    from the windows of hidden states around the token to the nearest window of a completion of the same prompt
-    with the other outcome: ``A_t = A * ((1 - strength) + strength * d_t)``. Every token is a segment of its own.
-    ``strength=0`` gives GRPO bit for bit.
+    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318): ``A_t = A ((1 - strength) + strength
+    d_t)``, ``d_t`` the Wasserstein distance from the windows around the token to the nearest window of a
+    completion of the same prompt with the other outcome.
+
+    As published the mean weight is not 1, which acts as a step size; ``normalise`` is the paper's ablation. Use
+    it without a teacher, in groups with right and wrong completions; one compared with nothing keeps its
+    advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -38,14 +41,14 @@ class Shear:
     source: ClassVar[str] = "arXiv:2604.23318"
 
     strength: float = 1.0
-    """Share of the advantage that the distance scales; 0 gives GRPO back."""
+    """Share of the advantage that the distance scales; 0 gives GRPO."""
     normalise: Normalise = "none"
-    """``none``: the distance itself (paper); ``mean``: divided by its mean over the completion (ablation)."""
+    """``none``: the distance itself (paper); ``mean``: over its mean in the completion."""
 
     window_tokens: int = 100
-    """Tokens in a window whose hidden states are compared with siblings'."""
+    """Tokens of a window."""
     stride_tokens: int = 25
-    """Tokens from the start of one such window to the next."""
+    """Tokens from one window's start to the next."""
 
     def __post_init__(self) -> None:
         TransportDistance(self.window_tokens, self.stride_tokens)

@@ -1,4 +1,4 @@
-"""The placebo: the same credit, in random places."""
+"""The placebo: the same credit in random places."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,9 +25,9 @@ from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 class Shuffled:
     """Placebo: another method's credit, permuted inside each completion.
 
-    Keeps their sum and their spread, destroys their place: a method that does not beat its own shuffle has
-    learned nothing from *where* it put the credit. Every token is a segment of its own. The permutation is a
-    function of the sampled tokens, the seed and the step alone.
+    Ours. Sum and spread of the credit stay, its places are random: a method that does not beat its own shuffle
+    learned nothing from *where* it put the credit. The permutation depends on the sampled tokens, the seed and
+    the step only.
 
     >>> import torch
     >>> signals = TokenSignals(
@@ -48,7 +48,7 @@ class Shuffled:
     of: CreditAssigner = Gear()
     """The method whose credit is shuffled."""
     seed: int = 0
-    """Which permutations."""
+    """Seed of the permutations."""
     step: int = 0
     """Optimizer step, so that steps differ; an engine sets it."""
 

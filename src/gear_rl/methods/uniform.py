@@ -12,9 +12,10 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform:
-    """GRPO: one segment per completion, weight 1.
+    """Every token of a completion gets the completion's advantage.
 
-    The baseline (arXiv:2402.03300) that every other method must reduce to when its signal is flat.
+    GRPO (arXiv:2402.03300): ``A_t = A``, one segment per completion. Every other method gives exactly this where
+    a setting below says so.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> Uniform()(torch.tensor([2.0]), signals).advantage

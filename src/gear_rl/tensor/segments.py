@@ -41,7 +41,7 @@ def segment_ids(
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens: {max_tokens} is too short; a segment has at least 1 token")
 
-    position = torch.arange(onset.shape[-1], device=onset.device).expand(onset.shape)
+    position = _positions(mask)
     opens = onset & mask  # a masked onset closes: it cannot be continued
     # The latest token that opened or closed a segment, at or before each position: twice its place, and 1
     # more where it opened one. A boundary on an onset does not close, and a masked token always does.
@@ -68,9 +68,18 @@ def at_segment_start(x: Float[Tensor, "B T"], segment_id: Int[Tensor, "B T"]) ->
     >>> at_segment_start(x, torch.tensor([[0, 1, 1, -1]]))
     tensor([[0.1000, 2.0000, 2.0000, 0.0000]])
     """
-    position = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    start = _running_max(torch.where(segment_starts(segment_id), position, 0))
+    start = _positions(segment_id) - since_segment_start(segment_id)
     return torch.where(segment_id >= 0, x.gather(-1, start), 0.0)
+
+
+def since_segment_start(segment_id: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """How many columns each token stands after the first one of its segment.
+
+    >>> since_segment_start(torch.tensor([[0, 1, 1, 1]]))
+    tensor([[0, 0, 1, 2]])
+    """
+    position = _positions(segment_id)
+    return position - _running_max(torch.where(segment_starts(segment_id), position, 0))
 
 
 def segment_lengths(segment_id: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
@@ -102,6 +111,10 @@ def local_maxima(x: Float[Tensor, "B T"], turn_id: Int[Tensor, "B T"]) -> Bool[T
     left[:, 1:] = torch.where(same, x[:, :-1], -torch.inf)
     right[:, :-1] = torch.where(same, x[:, 1:], -torch.inf)
     return (x >= left) & (x >= right) & ((x > left) | (x > right)) & (turn_id >= 0)
+
+
+def _positions(x: Tensor) -> Int[Tensor, "B T"]:
+    return torch.arange(x.shape[-1], device=x.device).expand(x.shape)
 
 
 def _running_max(position: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
