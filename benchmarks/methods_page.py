@@ -50,7 +50,7 @@ def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
             "",
             "*Step / GRPO's*: seconds of a training step over those of `uniform`, median of "
             f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
-            f"the arena task {costs['task']}/{costs['tier']} with {costs['rollouts_per_step']} rollouts a step, and "
+            f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
             "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
             "",
             "```",

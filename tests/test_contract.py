@@ -13,10 +13,10 @@ from gear_rl.methods import METHODS, Shuffled, Uniform
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS
 from gear_rl.traits import Scheduled, distillation_of, is_additive, is_even, is_per_completion
-from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
+from gear_rl.types import CreditAssigner, TokenSignals, is_per_row
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
-"""The others add to the advantage or distil: a sign may flip inside a completion; their docstring says so."""
+"""The others add to the advantage or distil: a sign may flip inside a completion."""
 
 NAMES = dict.fromkeys([*SIGNALS, *(name for cls in METHODS.values() for name in names_of(cls().needs))])
 """Every signal of the table, and what a method needs besides."""
@@ -50,6 +50,9 @@ def switched_off(name: str) -> CreditAssigner | None:
     return None if settings is None else METHODS[name](**settings)
 
 
+TAUGHT = [
+    name for name, cls in METHODS.items() if {"divergence", "teacher_logprob"} & set(names_of(cls().needs))
+]
 CAN_BE_OFF = [name for name in METHODS if switched_off(name) is not None]
 
 
@@ -96,8 +99,8 @@ def chosen(signals: TokenSignals, rows) -> TokenSignals:
 
 
 @every_method
-def test_who_says_to_be_even_gives_all_tokens_the_same(method):
-    """What a loss with one ratio for the completion takes for granted; an engine refuses every other there."""
+def test_an_even_method_gives_all_tokens_the_same(method):
+    """A loss with one ratio for the completion relies on it."""
     advantage_B, signals = example()
     advantage = method(advantage_B, signals).advantage
     same = all(len(set(row[kept].tolist())) <= 1 for row, kept in zip(advantage, signals.mask, strict=True))
@@ -105,23 +108,18 @@ def test_who_says_to_be_even_gives_all_tokens_the_same(method):
 
 
 @every_method
-def test_masked_tokens_get_exactly_zero_and_no_segment(method):
+def test_credit_is_finite_and_exactly_zero_on_masked_tokens(method):
+    """Also in rows of no token and of one."""
     advantage_B, signals = example()
     credit = method(advantage_B, signals)
+    assert credit.advantage.isfinite().all()
     assert (credit.advantage[~signals.mask] == 0).all()
     assert (credit.segment_id[~signals.mask] == -1).all()
     assert (credit.segment_id[signals.mask] >= 0).all()
+    assert (credit.distill_weight is None) == (distillation_of(method) is None)
     if credit.distill_weight is not None:
+        assert credit.distill_weight.isfinite().all() and (credit.distill_weight >= 0).all()
         assert (credit.distill_weight[~signals.mask] == 0).all()
-
-
-@every_method
-def test_everything_is_finite_also_where_a_row_has_no_token_or_one(method):
-    advantage_B, signals = example()
-    assert signals.mask.sum(-1)[:2].tolist() == [0, 1]
-    credit = method(advantage_B, signals)
-    assert credit.advantage.isfinite().all()
-    assert credit.distill_weight is None or credit.distill_weight.isfinite().all()
 
 
 @every_method
@@ -147,7 +145,7 @@ def test_segments_are_numbered_from_zero_without_a_gap(method):
 
 @every_method
 def test_more_padding_changes_nothing(method):
-    """Over many lengths: a sum may round otherwise where the row is longer, but nothing may depend on that."""
+    """Over many lengths: a sum may round differently where the row is longer, but nothing may depend on that."""
     g = torch.Generator().manual_seed(1)
     for num_tokens in range(3, 60):
         mask = torch.ones(2, num_tokens, dtype=torch.bool)
@@ -176,56 +174,30 @@ def test_what_a_masked_token_holds_changes_nothing(method, fill):
 
 
 @every_method
-@pytest.mark.parametrize("rows", [[6, 2, 0, 5, 1, 4, 3], [4, 5], [3]], ids=["permuted", "dropped", "alone"])
-def test_other_completions_change_nothing(method, rows):
-    if method.name in COMPARES:
-        method = dataclasses.replace(method, **COMPARES[method.name])
-    if any(map(is_per_row, names_of(method.needs))):
-        pytest.skip(f"{method.name} compares the completions of a group")
-    advantage_B, signals = example()
-    credit, other = method(advantage_B, signals), method(advantage_B[rows], chosen(signals, rows))
-    torch.testing.assert_close(other.advantage, credit.advantage[rows])
-    assert torch.equal(other.segment_id, credit.segment_id[rows])
-
-
-@every_method
-def test_who_says_per_completion_looks_at_no_other(method):
-    """An engine then asks for the credit of some completions at a time, so it has to be so at these settings."""
+def test_other_completions_change_nothing(method):
+    """An engine requests the credit of some completions at a time from a method that says ``per_completion``."""
     alone = dataclasses.replace(method, **COMPARES.get(method.name, {}))
     assert not is_per_completion(method) or alone == method, f"{method.name} is in COMPARES"
-    if not is_per_completion(alone):
-        pytest.skip(f"{method.name} does not say so")
-    assert not any(map(is_per_row, names_of(alone.needs)))
+    if any(map(is_per_row, names_of(alone.needs))):
+        assert not is_per_completion(alone)
+        pytest.skip(f"{method.name} compares the completions of a group")
     advantage_B, signals = example()
     credit = alone(advantage_B, signals)
-    for row in range(len(advantage_B)):
-        one = alone(advantage_B[[row]], chosen(signals, [row]))
-        torch.testing.assert_close(one.advantage[0], credit.advantage[row])
-        assert torch.equal(one.segment_id[0], credit.segment_id[row])
+    for rows in ([6, 2, 0, 5, 1, 4, 3], [4, 5], *([row] for row in range(7))):
+        other = alone(advantage_B[rows], chosen(signals, rows))
+        torch.testing.assert_close(other.advantage, credit.advantage[rows])
+        assert torch.equal(other.segment_id, credit.segment_id[rows])
 
 
 @every_method
-def test_reads_only_what_it_needs(method):
+def test_reads_only_what_it_needs_and_says_which_signal_is_missing(method):
     advantage_B, signals = example()
     needed = names_of(method.needs)
     bare = TokenSignals(mask=signals.mask, values={name: signals.get(name) for name in needed})
     assert torch.equal(method(advantage_B, bare).advantage, method(advantage_B, signals).advantage)
-
-
-@every_method
-def test_says_which_signal_is_missing(method):
-    advantage_B, signals = example()
-    for name in names_of(method.needs):
+    for name in needed:
         with pytest.raises(ValueError, match=repr(name)):
             method(advantage_B, dataclasses.replace(signals, **{name: None}))
-
-
-@every_method
-def test_the_credit_carries_no_gradient(method):
-    credit = method(*example())
-    assert isinstance(credit, Credit)
-    assert not credit.advantage.requires_grad
-    assert credit.distill_weight is None or not credit.distill_weight.requires_grad
 
 
 @every_method
@@ -252,20 +224,34 @@ def test_the_signals_and_the_advantage_are_left_as_they_were(method):
 
 
 @every_method
-def test_float32_in_float32_out(method):
+def test_float32_in_float32_out_without_gradient(method):
     credit = method(*example())
-    assert credit.advantage.dtype == torch.float32
-    assert credit.segment_id.dtype == torch.int64
+    assert credit.advantage.dtype == torch.float32 and credit.segment_id.dtype == torch.int64
+    assert not credit.advantage.requires_grad
+    assert credit.distill_weight is None or not credit.distill_weight.requires_grad
 
 
 @pytest.mark.parametrize("name", CAN_BE_OFF)
-def test_switched_off_it_is_grpo_bit_for_bit(name):
+def test_switched_off_it_is_grpo_bit_for_bit_without_a_signal(name):
     method = switched_off(name)
     assert method is not None
+    assert method.needs == () or name in ("gear", "shuffled", "random_onsets")
     advantage_B, signals = example()
-    credit = method(advantage_B, signals)
+    bare = TokenSignals(mask=signals.mask, values={name: signals.get(name) for name in method.needs})
+    credit = method(advantage_B, bare)
     assert torch.equal(credit.advantage, torch.where(signals.mask, advantage_B[:, None], 0.0))
     assert credit.distill_weight is None or not credit.distill_weight.any()
+    assert distillation_of(method) is None
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_teacher_that_agrees_is_grpo_bit_for_bit(name):
+    advantage_B, signals = example()
+    agreed = dataclasses.replace(
+        signals, teacher_logprob=signals.student_logprob, divergence=torch.zeros_like(signals.divergence)
+    )
+    credit = METHODS[name]()(advantage_B, agreed)
+    assert torch.equal(credit.advantage, torch.where(signals.mask, advantage_B[:, None], 0.0))
 
 
 @every_method
@@ -280,38 +266,19 @@ def test_every_method_has_a_placebo_twin(method):
     assert (shuffled.advantage[~signals.mask] == 0).all()
 
 
-@every_method
-def test_a_schedule_does_not_change_what_a_method_is(method):
-    if not isinstance(method, Scheduled):
-        pytest.skip(f"{method.name} has no schedule")
+@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if isinstance(cls(), Scheduled)])
+def test_a_schedule_does_not_change_what_a_method_is(name):
+    method = METHODS[name]()
     later = method.at_step(7)
     assert type(later) is type(method) and is_additive(later) == is_additive(method)
     assert set(later.needs) <= set(method.needs)
 
 
-@every_method
-def test_who_distils_says_what_and_gives_weights_that_are_not_negative(method):
-    credit = method(*example())
-    if credit.distill_weight is None:
-        assert distillation_of(method) is None
-    else:
-        assert distillation_of(method) is not None
-        assert (credit.distill_weight >= 0).all()
-
-
-# the reweighting methods
-
-
 @every_reweighting_method
-def test_the_sign_of_the_advantage_is_kept(method):
+def test_the_sign_of_the_advantage_is_kept_and_no_advantage_gives_none(method):
     advantage_B, signals = example()
     product = method(advantage_B, signals).advantage * advantage_B[:, None]
     assert (product >= 0).all()
-
-
-@every_reweighting_method
-def test_no_advantage_gives_none(method):
-    _, signals = example()
     assert (method(torch.zeros(7), signals).advantage == 0).all()
 
 

@@ -1,5 +1,6 @@
 """Short ways to write down a completion, and random ones for the property tests."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from gear_rl.methods import Gear
+from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
@@ -73,6 +75,31 @@ def rollouts(draw, max_tokens: int = 9) -> TokenSignals:
     )
 
 
+@st.composite
+def written(draw) -> TokenSignals:
+    """Rollouts with every signal that GEAR may read; sentences and lines begin anywhere in a turn."""
+    signals = draw(rollouts())
+    mask, turn_id = signals.mask, turns_of(signals)
+    T = mask.shape[1]
+
+    def table(cell):
+        return torch.tensor(draw(st.lists(cell, min_size=3 * T, max_size=3 * T))).view(3, T)
+
+    def text():
+        new_turn = mask & (turn_id != torch.nn.functional.pad(turn_id, (1, 0), value=-1)[:, :T])
+        begins = mask & (table(st.booleans()) | new_turn)
+        return torch.where(mask, begins.cumsum(-1) - 1, -1)
+
+    nats = ("forward_divergence", "js_divergence", "teacher_entropy", "student_varentropy")
+    return dataclasses.replace(
+        signals, sentence_id=text(), line_id=text(), **{name: table(quarters) for name in nats}
+    )
+
+
+def turns_of(signals: TokenSignals) -> torch.Tensor:
+    return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
+
+
 thresholds = st.sampled_from([0.25, 0.4, 0.5, 0.75])
 gears = st.builds(
     Gear,
@@ -99,7 +126,13 @@ gears = st.builds(
     renormalise=st.sampled_from(["mean", "none", "geomean"]),
 ) | st.builds(
     literal,
+    divergence=st.sampled_from(["reverse", "forward", "jsd"]),
+    onset_signal=st.sampled_from(["divergence", "divergence", "log_ratio", "entropy"]),
+    onset_rule=st.sampled_from(["peak", "peak", "threshold", "local_max"]),
     onset_threshold=thresholds,
+    end_rule=st.sampled_from(["next_fork", "entropy_drop", "turn", "sentence", "line"]),
+    end_signal=st.sampled_from(["student_entropy", "teacher_entropy", "student_varentropy"]),
     end_threshold=thresholds,
-    end_rule=st.sampled_from(["next_fork", "turn"]),
+    max_segment_tokens=st.sampled_from([None, 2]),
+    sign_mode=st.sampled_from(["agnostic", "aware"]),
 )

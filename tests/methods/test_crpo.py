@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Crpo, Uniform
-from gear_rl.traits import is_additive
+from gear_rl.methods import Crpo
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY
 from methods.grouped import close, groups, relative
@@ -69,56 +68,3 @@ def test_agrees_with_the_loop(drawn, method):
             value += share * relative(sums[b], list(sums.values()), method.epsilon)
         expected[b] = torch.where(signals.mask[b], value, 0.0)
     close(method(advantage_B, signals).advantage, expected)
-
-
-@PROPERTY
-@given(groups(), st.sampled_from([2.0, 1024.0]))
-def test_the_spread_of_the_style_rewards_does_not_drown_the_task(drawn, factor):
-    """The point of the method; a plain sum would follow the larger numbers."""
-    advantage_B, signals = drawn
-    wide = TokenSignals(
-        mask=signals.mask,
-        group_B=signals.group_B,
-        rewards_BR=signals.rewards_BR * torch.tensor([1.0, factor, 1.0]),
-    )
-    close(
-        Crpo(epsilon=1e-12)(advantage_B, wide).advantage, Crpo(epsilon=1e-12)(advantage_B, signals).advantage
-    )
-
-
-def test_without_style_it_is_grpo_and_asks_for_nothing():
-    off = Crpo(style=())
-    assert off.needs == () and Crpo().needs == ("group_B", "rewards_BR")
-    bare = TokenSignals(mask=FOUR.mask)
-    assert torch.equal(off(BASE, bare).advantage, Uniform()(BASE, bare).advantage)
-    assert is_additive(Crpo())
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (Crpo(style=(3,)), "style: no reward function 3; the run has 3, counted from 0"),
-        (Crpo(task=(0, 7)), "task: no reward function 7; the run has 3"),
-    ],
-)
-def test_a_reward_function_that_the_run_lacks_is_named(method, message):
-    with pytest.raises(ValueError, match=message):
-        method(BASE, FOUR)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"task": ()}, "task: empty; name at least one"),
-        ({"task": (-1,)}, "task: -1 is no place of a reward function"),
-        ({"style": (1, -2)}, "style: -2 is no place"),
-        ({"task": (0, 1)}, r"style: a reward function is listed twice in \(0, 1, 1\)"),
-        ({"style": (1, 1)}, r"style: a reward function is listed twice in \(0, 1, 1\)"),
-        ({"task_share": 1.5}, "task_share: 1.5 is not a share"),
-        ({"task_share": math.nan}, "task_share: nan"),
-        ({"epsilon": 0.0}, "epsilon: 0.0 must be a finite number above 0"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Crpo(**settings)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import EntropyForks, Shuffled, Uniform
+from gear_rl.methods import EntropyForks
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, rollouts
 
@@ -81,24 +81,6 @@ def test_one_quantile_for_each_or_for_all(method, expected):
     assert credit.segment_id.tolist() == [[0, 1, 2, -1], [0, -1, 1, 2], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("selection", ["quantile", "count"])
-@pytest.mark.parametrize("renormalise", ["none", "mean"])
-def test_the_order_of_the_completions_changes_nothing(selection, renormalise):
-    rows = [2, 0, 1]
-    turned = TokenSignals(mask=BATCH.mask[rows], student_entropy=BATCH.student_entropy[rows])
-    for scope in ("completion", "batch"):
-        method = EntropyForks(scope=scope, selection=selection, renormalise=renormalise)
-        found = method(BATCH_ADVANTAGE[rows], turned).advantage
-        assert torch.equal(found, method(BATCH_ADVANTAGE, BATCH).advantage[rows])
-
-
-def test_only_the_batch_looks_at_other_completions():
-    alone = TokenSignals(mask=BATCH.mask[:1], student_entropy=BATCH.student_entropy[:1])
-    for method, hangs in ((EntropyForks(scope="completion"), False), (EntropyForks(), True)):
-        together = method(BATCH_ADVANTAGE, BATCH).advantage[:1]
-        assert torch.equal(method(BATCH_ADVANTAGE[:1], alone).advantage, together) != hangs
-
-
 forks = st.builds(
     EntropyForks,
     top_share=st.sampled_from([0.01, 0.2, 0.25, 0.3, 0.5, 0.9]),
@@ -134,70 +116,3 @@ def test_agrees_with_the_loop(signals, method, advantages):
         kept = torch.tensor(kept_by_the_loop(signals.student_entropy[pool].tolist(), method))
         expected[pool] = torch.where(kept.bool(), advantage_B[:, None].expand_as(found)[pool], 0.0)
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("num_tokens", [10, 11, 20, 21, 31, 41, 101])
-@pytest.mark.parametrize("tenths", range(1, 10))
-def test_a_quantile_that_stands_on_a_token_keeps_it(num_tokens, tenths):
-    """Of n different entropies n - ceil((n - 1)(1 - s)) stay, whether that place is a token or between two."""
-    entropy = torch.rand(num_tokens, generator=torch.Generator().manual_seed(num_tokens))
-    kept = EntropyForks(top_share=tenths / 10)(torch.tensor([1.0]), completion(entropy=entropy.tolist()))
-    assert kept.advantage.sum().item() == num_tokens - -(-(num_tokens - 1) * (10 - tenths) // 10)
-
-
-@pytest.mark.parametrize("selection", ["quantile", "count"])
-@pytest.mark.parametrize("scope", ["completion", "batch"])
-@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0), (2, 3)])
-def test_no_trained_token_is_fine(selection, scope, shape):
-    signals = TokenSignals(mask=torch.zeros(shape, dtype=torch.bool), student_entropy=torch.ones(shape))
-    for renormalise in ("none", "mean"):
-        method = EntropyForks(selection=selection, scope=scope, renormalise=renormalise)
-        credit = method(torch.ones(shape[0]), signals)
-        assert credit.advantage.shape == shape and not credit.advantage.any()
-
-
-@PROPERTY
-@given(rollouts(), forks)
-def test_the_whole_share_is_grpo_bit_for_bit_and_asks_for_nothing(signals, method):
-    whole = EntropyForks(top_share=1.0, scope=method.scope, selection=method.selection)
-    advantage_B = torch.tensor([0.7, -1.3, 0.0])
-    assert whole.needs == ()
-    bare = TokenSignals(mask=signals.mask)
-    assert torch.equal(whole(advantage_B, bare).advantage, Uniform()(advantage_B, signals).advantage)
-
-
-def test_its_shuffle_keeps_as_many_tokens():
-    entropy = torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist()
-    signals = completion(entropy=entropy)
-    plain, moved = EntropyForks()(torch.ones(1), signals), Shuffled(of=EntropyForks())(torch.ones(1), signals)
-    assert moved.advantage.sum() == plain.advantage.sum() == 8
-    assert not torch.equal(moved.advantage, plain.advantage)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"top_share": 0.0}, "top_share: 0.0 is not a share; give more than 0"),
-        ({"top_share": 1.2}, "top_share: 1.2"),
-        ({"top_share": math.nan}, "top_share: nan"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        EntropyForks(**settings)
-
-
-@pytest.mark.parametrize(
-    ("field", "choice", "choices"),
-    [
-        ("scope", "group", "completion, batch"),
-        ("selection", "topk", "quantile, count"),
-        ("renormalise", "sum", "none, mean"),
-    ],
-)
-def test_a_choice_that_does_not_exist_is_refused_by_name(field, choice, choices):
-    method = EntropyForks()
-    # The type checker of the tests stops the constructor before our own check, which users rely on.
-    object.__setattr__(method, field, choice)
-    with pytest.raises(ValueError, match=f"^{field}: '{choice}' is not one of {choices}"):
-        method.__post_init__()

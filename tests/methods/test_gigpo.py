@@ -8,9 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Gigpo, Uniform
-from gear_rl.signals.signal import names_of
-from gear_rl.traits import is_additive
+from gear_rl.methods import Gigpo
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY
 from methods.grouped import close, groups, relative, spread, turns_of_rows
@@ -121,21 +119,6 @@ def test_agrees_with_the_loop(drawn, method):
     close(method(advantage_B, signals).advantage, by_the_loop(method, advantage_B, signals))
 
 
-@PROPERTY
-@given(groups(), gigpos)
-def test_the_order_of_the_completions_and_the_names_of_groups_and_states_change_nothing(drawn, method):
-    advantage_B, signals = drawn
-    rows = torch.arange(len(advantage_B)).flip(0)
-    turned = TokenSignals(
-        mask=signals.mask[rows],
-        group_B=10 - signals.group_B[rows],
-        reward_B=signals.reward_B[rows],
-        anchor_id=torch.where(signals.mask, 5 - signals.anchor_id, -1)[rows],
-        turn_reward=signals.turn_reward[rows],
-    )
-    close(method(advantage_B[rows], turned).advantage, method(advantage_B, signals).advantage[rows])
-
-
 def test_turns_may_part_without_tool_output_between_them():
     """Turns are those of ``turn_id`` where the engine says so."""
     one = torch.ones(2, 2, dtype=torch.bool)
@@ -149,41 +132,3 @@ def test_turns_may_part_without_tool_output_between_them():
     credit = Gigpo(discount=0.5)(torch.zeros(2), signals)
     assert credit.advantage.tolist() == [[0.25, 0.0], [-0.25, -0.25]]
     assert credit.segment_id.tolist() == [[0, 1], [0, 0]]
-
-
-def test_credit_where_the_advantage_is_none():
-    credit = Gigpo()(torch.zeros(4), FOUR)
-    assert is_additive(Gigpo())
-    assert credit.advantage[0, 3] > 0 > credit.advantage[1, 2]
-
-
-def test_switched_off_it_asks_for_nothing():
-    off = Gigpo(turn_weight=0.0, turn_rewards=True)
-    assert off.needs == ()
-    bare = TokenSignals(mask=FOUR.mask)
-    assert torch.equal(off(BASE, bare).advantage, Uniform()(BASE, bare).advantage)
-    assert names_of(Gigpo().needs) == ("group_B", "reward_B", "anchor_id")
-    assert names_of(Gigpo(turn_rewards=True).needs) == ("group_B", "reward_B", "anchor_id", "turn_reward")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"turn_weight": -0.5}, "turn_weight: -0.5 must be a finite number, 0 or more"),
-        ({"turn_weight": math.inf}, "turn_weight: inf"),
-        ({"discount": 1.5}, "discount: 1.5 is not a share"),
-        ({"discount": math.nan}, "discount: nan"),
-        ({"epsilon": 0.0}, "epsilon: 0.0 must be a finite number above 0"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Gigpo(**settings)
-
-
-def test_a_choice_that_does_not_exist_is_refused_by_name():
-    method = Gigpo()
-    # The type checker of the tests stops the constructor before our own check, which users rely on.
-    object.__setattr__(method, "normaliser", "std")
-    with pytest.raises(ValueError, match="normaliser: 'std' is not one of mean, mean_std"):
-        method.__post_init__()

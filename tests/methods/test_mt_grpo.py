@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import MtGrpo, Uniform
-from gear_rl.traits import is_additive
+from gear_rl.methods import MtGrpo
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY
 from methods.grouped import close, groups, relative, turns_of_rows
@@ -67,35 +66,3 @@ def by_the_loop(method: MtGrpo, advantage_B, signals) -> torch.Tensor:
 def test_agrees_with_the_loop(drawn, method):
     advantage_B, signals = drawn
     close(method(advantage_B, signals).advantage, by_the_loop(method, advantage_B, signals))
-
-
-def test_a_completion_without_a_trained_token_counts_with_turn_reward_nothing():
-    signals = TokenSignals(
-        mask=torch.tensor([[True, False, True], [False, False, False]]),
-        group_B=torch.tensor([0, 0]),
-        reward_B=torch.tensor([0.0, 0.0]),
-        turn_reward=torch.tensor([[2.0, 0.0, 0.0], [9.0, 9.0, 9.0]]),
-    )
-    # T = 2 and 0: deviation sqrt(2), (2 - 1) / 1.4143136
-    close(MtGrpo()(torch.zeros(2), signals).advantage, torch.tensor([[0.7070567, 0, 0], [0, 0, 0]]))
-
-
-def test_switched_off_it_asks_for_nothing():
-    off = MtGrpo(turn_weight=0.0)
-    assert off.needs == () and MtGrpo().needs == ("group_B", "reward_B", "turn_reward")
-    bare = TokenSignals(mask=MASK)
-    assert torch.equal(off(BASE, bare).advantage, Uniform()(BASE, bare).advantage)
-    assert is_additive(MtGrpo())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"turn_weight": -1.0}, "turn_weight: -1.0 must be a finite number, 0 or more"),
-        ({"turn_weight": math.nan}, "turn_weight: nan"),
-        ({"epsilon": 0.0}, "epsilon: 0.0 must be a finite number above 0"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        MtGrpo(**settings)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import Shear, Uniform
-from gear_rl.signals.signal import names_of
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, rollouts
 
@@ -52,15 +51,6 @@ def test_worked_by_hand(method, advantage, expected):
     assert credit.segment_id.tolist() == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("beside", [9.0, math.nan, math.inf])
-@pytest.mark.parametrize("normalise", ["none", "mean"])
-def test_tool_output_is_passed_over(normalise, beside):
-    signals = distances(0.5, beside, 1.5, mask=[True, False, True])
-    credit = Shear(normalise=normalise)(torch.tensor([2.0]), signals)
-    assert credit.advantage.tolist() == [[1.0, 0.0, 3.0]]  # the mean of the two that count is 1
-    assert credit.segment_id.tolist() == [[0, -1, 1]]
-
-
 @pytest.mark.parametrize("normalise", ["none", "mean"])
 @pytest.mark.parametrize("strength", [1.0, 0.3])
 def test_what_was_compared_with_nothing_keeps_its_advantage(normalise, strength):
@@ -101,44 +91,3 @@ def test_agrees_with_the_loop(signals, shear):
                 d = distance[t] / (mean if shear.normalise == "mean" and mean else 1.0)
                 expected = advantage * ((1 - shear.strength) + shear.strength * (d if mean else 1.0))
             assert found[b, t].item() == pytest.approx(expected, abs=1e-5)
-
-
-@PROPERTY
-@given(rollouts(), shears)
-def test_no_strength_and_equal_distances_give_grpo(signals, shear):
-    signals, advantage_B = at_distances(signals), torch.tensor([0.7, -1.3, 2.0])
-    grpo = Uniform()(advantage_B, signals).advantage
-    quiet = dataclasses.replace(shear, strength=0.0)
-    assert quiet.needs == () and names_of(shear.needs) == ("transport_distance",)
-    bare = TokenSignals(mask=signals.mask)
-    assert torch.equal(quiet(advantage_B, bare).advantage, grpo)
-    flat = dataclasses.replace(signals, transport_distance=torch.ones_like(signals.divergence))
-    torch.testing.assert_close(shear(advantage_B, flat).advantage, grpo)
-
-
-@PROPERTY
-@given(rollouts(), st.sampled_from([0.25, 1.0]))
-def test_normalised_it_keeps_what_a_completion_gets_in_all(signals, strength):
-    signals, advantage_B = at_distances(signals), torch.tensor([0.7, -1.3, 2.0])
-    found = Shear(normalise="mean", strength=strength)(advantage_B, signals).advantage.sum(-1)
-    torch.testing.assert_close(found, Uniform()(advantage_B, signals).advantage.sum(-1), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"strength": 1.5}, "strength: 1.5 is not a share; give 0 to 1"),
-        ({"strength": math.nan}, "strength: nan is not a share"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Shear(**settings)
-
-
-def test_a_choice_that_does_not_exist_is_named():
-    method = Shear()
-    # The type checker of the tests stops the constructor before our own check, which users rely on.
-    object.__setattr__(method, "normalise", "sum")
-    with pytest.raises(ValueError, match="normalise: 'sum' is not one of none, mean"):
-        method.__post_init__()

@@ -52,8 +52,7 @@ class Crpo:
             places: tuple[int, ...] = getattr(self, field)
             if any(place < 0 for place in places):
                 raise ValueError(f"{field}: {min(places)} is no place of a reward function; count from 0")
-        both = sorted({*self.task} & {*self.style})
-        if both or len({*self.task, *self.style}) < len(self.task) + len(self.style):
+        if len({*self.task, *self.style}) < len(self.task) + len(self.style):
             raise ValueError(f"style: a reward function is listed twice in {(*self.task, *self.style)}")
         if not self.task:
             raise ValueError("task: empty; name at least one reward function")

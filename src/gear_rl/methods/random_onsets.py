@@ -26,10 +26,8 @@ class RandomOnsets:
     ...     token_id=torch.tensor([[11, 12, 13, 14]]),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
-    ...     student_logprob=torch.tensor([[0.0, -1.0, 0.0, 0.0]]),
-    ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
-    >>> RandomOnsets(seed=7)(torch.tensor([1.0]), signals).segment_id
+    >>> RandomOnsets(of=Gear(departures="all", aftermath=0.0), seed=7)(torch.tensor([1.0]), signals).segment_id
     tensor([[0, 0, 1, 2]])
     """
 

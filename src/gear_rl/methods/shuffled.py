@@ -35,10 +35,8 @@ class Shuffled:
     ...     token_id=torch.tensor([[11, 12, 13, 14]]),
     ...     divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0]]),
     ...     student_entropy=torch.tensor([[0.1, 0.1, 1.0, 0.1]]),
-    ...     student_logprob=torch.tensor([[0.0, -1.0, 0.0, 0.0]]),
-    ...     teacher_logprob=torch.tensor([[0.0, -0.5, 0.0, 0.0]]),
     ... )
-    >>> Shuffled()(torch.tensor([1.0]), signals).advantage
+    >>> Shuffled(of=Gear(departures="all", aftermath=0.0))(torch.tensor([1.0]), signals).advantage
     tensor([[0.5000, 0.5000, 2.5000, 0.5000]])
     """
 

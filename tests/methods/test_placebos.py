@@ -1,0 +1,192 @@
+"""Placebos: the same credit, or the same onsets, in random places."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+
+from gear_rl.methods import Gear, RandomOnsets, Rlsd, Serl, Shuffled, Uniform
+from gear_rl.types import TokenSignals
+from methods.completions import PROPERTY, completion, gears, literal, rollouts
+
+ONE = torch.tensor([1.0])
+TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
+TO_THE_END = literal(end_rule="turn", renormalise="none")
+both = pytest.mark.parametrize(
+    "placebo", [Shuffled(of=TOKEN_ONLY, seed=3), RandomOnsets(of=literal(), seed=3)]
+)
+
+
+def long_rows(num_rows=40, num_tokens=30):
+    g = torch.Generator().manual_seed(0)
+    nats = torch.rand(2, num_rows, num_tokens, generator=g)
+    mask = torch.ones(num_rows, num_tokens, dtype=torch.bool)
+    ids = torch.randint(150_000, (num_rows, num_tokens), generator=g)
+    return TokenSignals(mask=mask, token_id=ids, divergence=nats[0] * 3, student_entropy=nats[1])
+
+
+@both
+def test_seeds_and_steps_differ_and_are_reproducible(placebo):
+    signals, advantage_B = long_rows(), torch.ones(40)
+    first, again = (placebo(advantage_B, signals).advantage for _ in range(2))
+    assert torch.equal(first, again)
+    for other in (dataclasses.replace(placebo, seed=2), placebo.at_step(1)):
+        assert not torch.equal(first, other(advantage_B, signals).advantage)
+
+
+@both
+@pytest.mark.parametrize("ulps", [1, -1, 8])
+def test_the_last_bits_of_the_signals_move_nothing(placebo, ulps):
+    """Processors differ in the last bits of every float signal; a placebo's places must not."""
+
+    def nudged(x):
+        return (x.view(torch.int32) + ulps).view(torch.float32) if x.is_floating_point() else x
+
+    signals, advantage_B = long_rows(), torch.ones(40)
+    values = {name: nudged(x) for name, x in signals.values.items()}
+    other = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, values=values)
+    found, again = placebo(advantage_B, signals), placebo(advantage_B, other)
+    assert torch.equal(found.segment_id, again.segment_id)
+    # Sorted, the weights are 0.003 apart in the mean: those of another permutation differ by far more.
+    torch.testing.assert_close(found.advantage, again.advantage, atol=1e-5, rtol=0)
+
+
+@both
+def test_padding_does_not_choose_other_places(placebo):
+    """The credit of a padded row may differ in the last bit of a sum; its places must not differ at all."""
+    g = torch.Generator().manual_seed(0)
+    for num_tokens in range(20, 60):
+        nats = torch.rand(2, 1, num_tokens, generator=g)
+        mask = torch.ones(1, num_tokens, dtype=torch.bool)
+        ids = torch.arange(num_tokens)[None]
+        tight = TokenSignals(mask=mask, token_id=ids, divergence=nats[0], student_entropy=nats[1])
+        wide = TokenSignals(
+            mask=pad(mask, (0, 5)),
+            token_id=pad(ids, (0, 5), value=-1),
+            divergence=pad(nats[0], (0, 5)),
+            student_entropy=pad(nats[1], (0, 5)),
+        )
+        found = placebo(torch.tensor([0.7]), wide).advantage[:, :num_tokens]
+        torch.testing.assert_close(found, placebo(torch.tensor([0.7]), tight).advantage)
+
+
+@both
+def test_without_the_tokens_it_says_so(placebo):
+    signals = dataclasses.replace(long_rows(2), token_id=None)
+    with pytest.raises(ValueError, match=r"'token_id' was not computed; .* give TokenSignals\(token_id="):
+        placebo(torch.ones(2), signals)
+
+
+def test_needs_and_schedule_are_those_of_the_method_inside():
+    assert Shuffled(of=Uniform()).needs == ("token_id",)
+    assert Shuffled().needs == Shuffled(of=Shuffled()).needs == RandomOnsets().needs
+    assert RandomOnsets(of=literal(end_rule="turn")).needs == ("divergence", "token_id")
+    for method in (Rlsd(decay_steps=10), Serl(), Shuffled(of=Rlsd())):
+        assert Shuffled(of=method, seed=2).at_step(5) == Shuffled(of=method.at_step(5), seed=2, step=5)
+    assert Shuffled(of=Gear(), seed=1).at_step(7) == Shuffled(of=Gear(), seed=1, step=7)
+    assert RandomOnsets(seed=2).at_step(4) == RandomOnsets(seed=2, step=4)
+
+
+# the shuffle
+
+
+@PROPERTY
+@given(rollouts(), st.integers(0, 50))
+def test_a_shuffle_keeps_the_credit_of_every_completion(signals, seed):
+    advantage_B = torch.tensor([1.5, -0.5, 0.0])
+    plain = literal()(advantage_B, signals).advantage
+    credit = Shuffled(of=literal(), seed=seed)(advantage_B, signals)
+    for b in range(3):
+        counts = signals.mask[b]
+        assert credit.advantage[b][counts].sort().values.equal(plain[b][counts].sort().values)
+        assert credit.segment_id[b][counts].tolist() == list(range(counts.sum()))
+    assert (credit.advantage[~signals.mask] == 0).all()
+    assert (credit.segment_id[~signals.mask] == -1).all()
+
+
+def test_the_place_of_the_credit_is_destroyed():
+    """Correlation with the unshuffled credit about 0; the tokens' moves differ from completion to completion."""
+    signals, advantage_B = long_rows(), torch.ones(40)
+    plain, shuffled = (
+        method(advantage_B, signals).advantage for method in (TOKEN_ONLY, Shuffled(of=TOKEN_ONLY))
+    )
+    correlation = torch.corrcoef(torch.stack([plain.flatten(), shuffled.flatten()]))[0, 1]
+    assert abs(correlation) < 5 / (40 * 30) ** 0.5
+    moves = {tuple(plain[b].argsort()[shuffled[b].argsort().argsort()].tolist()) for b in range(40)}
+    assert len(moves) == 40
+
+
+# random onsets
+
+
+def test_an_onset_by_hand():
+    """z = 0, 1, 1/4, 0, 0: from where the onset lands all weigh 2; 1, 5/4, 1, 1 stand before it."""
+    signals = completion([0, 4, 1, 0, 0])
+    rest, seen = [1.0, 1.25, 1.0, 1.0], set()
+    for seed in range(60):
+        credit = RandomOnsets(of=TO_THE_END, seed=seed)(ONE, signals)
+        weight, ids = credit.advantage[0].tolist(), credit.segment_id[0].tolist()
+        place = weight.index(2.0)
+        seen.add(place)
+        assert weight == rest[:place] + [2.0] * (5 - place)
+        assert ids == list(range(place)) + [place] * (5 - place)
+    assert seen == {0, 1, 2, 3, 4}
+
+
+@PROPERTY
+@given(gears, rollouts(), st.integers(0, 50), st.sampled_from(["own", "one"]))
+def test_as_many_onsets_and_the_same_divergences(gear, signals, seed, aligned):
+    """Where a segment is one token, the weights are GEAR's, moved; with ``aligned="one"`` those of the onsets."""
+    gear = dataclasses.replace(
+        gear,
+        divergence="reverse",
+        aligned=aligned,
+        end_rule="fixed_length",
+        max_segment_tokens=1,
+        sign_mode="agnostic",
+        clip=None,
+        renormalise="none",
+        alpha=1.0,
+    )
+    found = RandomOnsets(of=gear, seed=seed)(torch.ones(3), signals).advantage
+    plain = gear(torch.ones(3), signals).advantage
+    assert torch.equal(found.sort(-1).values, plain.sort(-1).values)
+
+
+def test_every_place_is_as_likely_for_an_onset():
+    """Onsets at 0 and 3 among faint noise; with ends fixed at one token they are the heaviest of every row."""
+    g = torch.Generator().manual_seed(1)
+    noise = torch.rand(600, 7, generator=g) * 0.1
+    noise[:, 0] += 4.0
+    noise[:, 3] += 2.5
+    signals = TokenSignals(
+        mask=torch.ones(600, 7, dtype=torch.bool),
+        token_id=torch.randint(150_000, (600, 7), generator=g),
+        divergence=noise,
+    )
+    gear = literal(end_rule="fixed_length", max_segment_tokens=1)
+    places = RandomOnsets(of=gear)(torch.ones(600), signals).advantage.topk(2, -1).indices
+    share = torch.bincount(places.flatten(), minlength=7) / 600
+    assert ((share - 2 / 7).abs() < 5 * (2 / 7 * 5 / 7 / 600) ** 0.5).all()
+
+
+def test_the_end_rule_works_from_the_new_places():
+    """Forks at 2 and 4: a segment reaches from its onset to the next of them, or to the end."""
+    signals = completion([0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0])
+    ends = {0: 2, 1: 2, 2: 4, 3: 4, 4: 6, 5: 6}
+    for seed in range(40):
+        credit = RandomOnsets(of=literal(renormalise="none"), seed=seed)(ONE, signals)
+        weight = credit.advantage[0].tolist()
+        begin = weight.index(2.0)
+        assert weight == [2.0 if begin <= t < ends[begin] else 1.0 for t in range(6)]
+
+
+def test_a_completion_without_an_onset_is_gears():
+    signals = completion([1.0, 0.995, 1.0], [0.0, 1.0, 0.0])
+    quiet = literal(onset_floor_nats=2.0)
+    found, plain = RandomOnsets(of=quiet)(ONE, signals), quiet(ONE, signals)
+    assert torch.equal(found.advantage, plain.advantage)
+    assert torch.equal(found.segment_id, plain.segment_id)
