@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.methods import Crpo
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY
-from methods.grouped import close, groups, relative
+from methods.grouped import close
 
 # Three completions of a group and one alone; task, style and a third reward function.
 FOUR = TokenSignals(
@@ -43,28 +40,3 @@ def test_worked_by_hand(method, first, second):
     expected = [[first, first, 0], [second, 0, second], [0, 0, 0], [0, 0, 0]]
     close(credit.advantage, torch.tensor(expected))
     assert credit.segment_id.tolist() == [[0, 0, -1], [0, -1, 0], [-1, -1, -1], [0, 0, 0]]
-
-
-@PROPERTY
-@given(
-    groups(),
-    st.builds(
-        Crpo,
-        task=st.sampled_from([(0,), (2, 0)]),
-        style=st.just((1,)),
-        task_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
-        epsilon=st.sampled_from([1e-2, 1.0]),
-    ),
-)
-def test_agrees_with_the_loop(drawn, method):
-    advantage_B, signals = drawn
-    rewards, group = signals.rewards_BR.tolist(), signals.group_B.tolist()
-    expected = torch.zeros(signals.mask.shape)
-    for b in range(len(group)):
-        siblings = [j for j in range(len(group)) if group[j] == group[b]]
-        value = 0.0
-        for places, share in ((method.task, method.task_share), (method.style, 1 - method.task_share)):
-            sums = {j: sum(rewards[j][place] for place in places) for j in siblings}
-            value += share * relative(sums[b], list(sums.values()), method.epsilon)
-        expected[b] = torch.where(signals.mask[b], value, 0.0)
-    close(method(advantage_B, signals).advantage, expected)

@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.methods import MtGrpo
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY
-from methods.grouped import close, groups, relative, turns_of_rows
+from methods.grouped import close
 
 # Three rollouts of a group, and one alone in another.
 MASK = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
@@ -39,30 +36,3 @@ def test_worked_by_hand(weight):
     ]
     close(credit.advantage, torch.tensor(expected))
     assert credit.segment_id[0].tolist() == [0, 0, -1, 1, -1, 2]
-
-
-def by_the_loop(method: MtGrpo, advantage_B, signals) -> torch.Tensor:
-    rows = turns_of_rows(signals)
-    worth = [signals.turn_reward[b, turns[0][0]].item() if turns else 0.0 for b, turns in enumerate(rows)]
-    mixed = [value + signals.reward_B[b].item() for b, value in enumerate(worth)]
-    out = torch.zeros(signals.mask.shape)
-    for b, turns in enumerate(rows):
-        group = [j for j in range(len(rows)) if signals.group_B[j] == signals.group_B[b]]
-        turn = relative(worth[b], [worth[j] for j in group], method.epsilon)
-        both = relative(mixed[b], [mixed[j] for j in group], method.epsilon)
-        for k, columns in enumerate(turns):
-            if len(turns) > 1:
-                out[b, columns] = advantage_B[b] + (method.turn_weight * turn if k == 0 else 0.0)
-            else:
-                out[b, columns] = both
-    return out
-
-
-@PROPERTY
-@given(
-    groups(),
-    st.builds(MtGrpo, turn_weight=st.sampled_from([0.25, 1.0, 3.0]), epsilon=st.sampled_from([1e-2, 1.0])),
-)
-def test_agrees_with_the_loop(drawn, method):
-    advantage_B, signals = drawn
-    close(method(advantage_B, signals).advantage, by_the_loop(method, advantage_B, signals))

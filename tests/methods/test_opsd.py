@@ -1,4 +1,4 @@
-"""OPSD (arXiv:2601.18734): how much is distilled where, and which term it is."""
+"""OPSD (arXiv:2601.18734) and SDPO (arXiv:2601.20802): how much is distilled where, and the term of the loss."""
 
 import pytest
 import torch
@@ -32,10 +32,19 @@ def test_worked_by_hand(cls, strength, advantage, weight):
     assert credit.segment_id.tolist() == [[0, -1, 0], [0, 0, -1], [-1, -1, -1]]
 
 
-def test_the_released_term():
-    assert Opsd().distillation == Distillation(beta=0.5, temperature=1.1, top_k=None, tail=False)
-
-
-def test_the_options_of_the_released_code():
-    found = Opsd(beta=0.0, top_k=50, temperature=1.0).distillation
-    assert found == Distillation(beta=0.0, top_k=50, top_k_of="teacher", tail=False)
+@pytest.mark.parametrize(
+    ("method", "term"),
+    [
+        (Opsd(), Distillation(beta=0.5, temperature=1.1, top_k=None, tail=False)),
+        (Opsd(beta=0.0, top_k=50), Distillation(beta=0.0, temperature=1.1, top_k=50, tail=False)),
+        (Sdpo(), Distillation(beta=0.5, top_k=100, top_k_of="student", tail=True, ratio_clip=2.0)),
+        (Sdpo(beta=1.0, top_k=None, ratio_clip=None), Distillation(beta=1.0, top_k_of="student")),
+        (
+            Sdpo(top_k_of="teacher", tail=False),
+            Distillation(beta=0.5, top_k=100, top_k_of="teacher", tail=False, ratio_clip=2.0),
+        ),
+    ],
+)
+def test_the_term_of_the_loss(method, term):
+    """Released OPSD and its option; released SDPO, the paper's formula and its option."""
+    assert method.distillation == term

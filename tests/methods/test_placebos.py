@@ -156,23 +156,6 @@ def test_as_many_onsets_and_the_same_divergences(gear, signals, seed, aligned):
     assert torch.equal(found.sort(-1).values, plain.sort(-1).values)
 
 
-def test_every_place_is_as_likely_for_an_onset():
-    """Onsets at 0 and 3 among faint noise; with ends fixed at one token they are the heaviest of every row."""
-    g = torch.Generator().manual_seed(1)
-    noise = torch.rand(600, 7, generator=g) * 0.1
-    noise[:, 0] += 4.0
-    noise[:, 3] += 2.5
-    signals = TokenSignals(
-        mask=torch.ones(600, 7, dtype=torch.bool),
-        token_id=torch.randint(150_000, (600, 7), generator=g),
-        divergence=noise,
-    )
-    gear = literal(end_rule="fixed_length", max_segment_tokens=1)
-    places = RandomOnsets(of=gear)(torch.ones(600), signals).advantage.topk(2, -1).indices
-    share = torch.bincount(places.flatten(), minlength=7) / 600
-    assert ((share - 2 / 7).abs() < 5 * (2 / 7 * 5 / 7 / 600) ** 0.5).all()
-
-
 def test_the_end_rule_works_from_the_new_places():
     """Forks at 2 and 4: a segment reaches from its onset to the next of them, or to the end."""
     signals = completion([0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0])

@@ -48,10 +48,6 @@ def test_worked_by_hand(method, advantage, expected):
     assert credit.segment_id.tolist() == [[0, 1, -1, 2, 3, 4, -1, 5, 6, -1]]
 
 
-def test_the_defaults_are_the_releases():
-    assert Serl().of == Rlsd(strength=0.5, clip_width=0.2, clamp_nats=20.0, decay_steps=50, warmup_steps=0)
-
-
 serls = st.builds(
     Serl,
     of=st.builds(Rlsd, strength=st.sampled_from([0.0, 0.5, 1.0]), clip_width=st.sampled_from([0.2, 0.9])),

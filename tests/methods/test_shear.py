@@ -1,20 +1,12 @@
 """SHEAR: numbers worked by hand from the formula of arXiv:2604.23318."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.methods import Shear, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, rollouts
-
-shears = st.builds(
-    Shear, strength=st.sampled_from([0.25, 0.5, 1.0]), normalise=st.sampled_from(["none", "mean"])
-)
 
 
 def distances(*values, mask=None):
@@ -70,24 +62,3 @@ def test_what_was_compared_with_nothing_keeps_its_advantage(normalise, strength)
 def test_a_distance_that_is_not_finite_is_not_hidden(normalise, value):
     credit = Shear(normalise=normalise)(torch.tensor([1.0]), distances(value, 1.0))
     assert not credit.advantage.isfinite().all()
-
-
-def at_distances(signals):
-    return dataclasses.replace(signals, transport_distance=signals.divergence)
-
-
-@PROPERTY
-@given(rollouts(), shears)
-def test_agrees_with_the_loop(signals, shear):
-    signals, advantage_B = at_distances(signals), torch.tensor([0.7, -1.3, 2.0])
-    found = shear(advantage_B, signals).advantage
-    for b, advantage in enumerate(advantage_B.tolist()):
-        tokens = [t for t in range(found.shape[1]) if signals.mask[b, t]]
-        distance = {t: signals.transport_distance[b, t].item() for t in tokens}
-        mean = sum(distance.values()) / len(tokens) if tokens else 0.0
-        for t in range(found.shape[1]):
-            expected = 0.0
-            if t in distance:
-                d = distance[t] / (mean if shear.normalise == "mean" and mean else 1.0)
-                expected = advantage * ((1 - shear.strength) + shear.strength * (d if mean else 1.0))
-            assert found[b, t].item() == pytest.approx(expected, abs=1e-5)
