@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
-from gear_rl.tensor.logits import Head, token_statistics
+from gear_rl.tensor.logits import Head
 from tensor.rows import PROPERTY, tiled
 from tensor.test_logits import LargestTensor, full_log_softmax, large, seeded, small
 
@@ -33,9 +33,6 @@ def agrees(found, expected, atol=2e-6, rtol=1e-6):
     for name, value in found.items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value.double(), expected[name], rtol=rtol, atol=atol, msg=name)
-
-
-# by hand
 
 
 def test_by_hand():
@@ -65,9 +62,6 @@ def test_two_that_share_nothing():
     assert found["teacher_entropy"].item() == found["student_varentropy"].item() == 0.0
 
 
-# against the definition
-
-
 @pytest.mark.parametrize("vocab_tile", [1, 3, 5, 10, 11, 12, 100])  # 11 tokens: none but 1 and 11 divide
 @pytest.mark.parametrize("token_tile", [1, 2, 7, 100])
 def test_every_tile_size_gives_the_definition(token_tile, vocab_tile):
@@ -93,20 +87,6 @@ def test_every_kind_of_head_gives_the_definition(seed, scale, softcap, temperatu
     head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
     found = tiled(divergences, student, head, teacher, names=DIVERGENCES, token_tile=3, vocab_tile=4)
     agrees(found, naive(student, head, teacher), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("width", [5, 3])
-def test_the_teacher_may_have_a_head_of_its_own(width):
-    student, _, _, weight = small()
-    teacher = torch.randn(7, width, generator=seeded(5))
-    head = Head(weight_VD=weight, temperature=1.3)
-    teacher_head = Head(
-        weight_VD=torch.randn(11, width, generator=seeded(6)), softcap=2.0, scale=0.7, temperature=1.3
-    )
-    found = tiled(
-        divergences, student, head, teacher, teacher_head, names=DIVERGENCES, token_tile=2, vocab_tile=4
-    )
-    agrees(found, naive(student, head, teacher, teacher_head), atol=5e-6)
 
 
 @pytest.mark.parametrize("student_turn", [1, -1])
@@ -140,18 +120,6 @@ def test_small_values_are_not_differences_of_large_ones(dtype):
     )
 
 
-def test_the_teachers_entropy_is_what_it_would_be_of_a_student():
-    _, teacher, token, weight = small()
-    head = Head(weight_VD=weight, temperature=0.7)
-    found = tiled(divergences, None, head, teacher, names=["teacher_entropy"], vocab_tile=3)[
-        "teacher_entropy"
-    ]
-    assert torch.equal(found, tiled(token_statistics, teacher, token, head, vocab_tile=3).student_entropy)
-
-
-# bounds
-
-
 @PROPERTY
 @given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 1.0, 30.0]))
 def test_the_bounds_hold(seed, nudge):
@@ -166,6 +134,8 @@ def test_the_bounds_hold(seed, nudge):
     )
     for values in found.values():
         assert (values >= 0).all()
+    if nudge == 0.0:
+        assert not found["forward_divergence"].any() and not found["js_divergence"].any()
     assert (found["js_divergence"] <= math.log(2)).all()
     assert (found["teacher_entropy"] <= math.log(13) + 1e-6).all()
 
@@ -179,79 +149,19 @@ def test_a_sum_that_rounds_past_log_two_is_held_there():
     assert (found["js_divergence"] <= limit).all() and (found["js_divergence"] > limit - 1e-5).all()
 
 
-@pytest.mark.parametrize("vocab_tile", [3, 11])
-def test_a_teacher_that_is_the_student_diverges_by_exactly_zero(vocab_tile):
-    student, _, _, weight = small()
-    head = Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7)
-    found = tiled(divergences, student, head, student.clone(), names=OF_BOTH, vocab_tile=vocab_tile)
-    assert [found[name].tolist() for name in OF_BOTH] == [[0.0] * 7] * 2
-
-
-@PROPERTY
-@given(seed=st.integers(0, 10_000))
-def test_jensen_shannon_does_not_mind_who_is_who(seed):
-    student, teacher, _, weight = small(seed=seed)
-    head = Head(weight_VD=weight)
-    there, back = (
-        tiled(divergences, a, head, b, names=["js_divergence"], vocab_tile=4)["js_divergence"]
-        for a, b in ((student, teacher), (teacher, student))
-    )
-    torch.testing.assert_close(there, back, rtol=1e-5, atol=1e-7)
-
-
-def test_all_tokens_equally_likely_have_no_varentropy():
-    found = divergences(torch.zeros(2, 3), Head(weight_VD=torch.ones(10, 3)), names=["student_varentropy"])
-    assert found["student_varentropy"].tolist() == [0.0, 0.0]
-
-
-# only what is asked for
-
-
 @pytest.mark.parametrize(
     "names", [[], *([name] for name in DIVERGENCES), list(OF_BOTH), list(DIVERGENCES[2:])]
 )
-def test_only_what_is_asked_for_comes_back_and_it_is_the_same(names):
+def test_only_the_requested_names_come_back_and_they_are_the_same(names):
     student, teacher, _, weight = small()
     head = Head(weight_VD=weight)
     every = tiled(divergences, student, head, teacher, names=DIVERGENCES, vocab_tile=4)
+    # A side that no name needs may be missing.
+    student = None if names == ["teacher_entropy"] else student
+    teacher = None if names == ["student_varentropy"] else teacher
     found = tiled(divergences, student, head, teacher, names=names, vocab_tile=4)
     assert list(found) == names
     assert all(torch.equal(found[name], every[name]) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("names", "products"),  # of hidden states with the one tile of the vocabulary, over both passes
-    [
-        ([], 0),
-        (["teacher_entropy"], 1),
-        (["student_varentropy"], 2),
-        (["teacher_entropy", "student_varentropy"], 3),
-        (["js_divergence"], 4),
-        (list(DIVERGENCES), 4),
-    ],
-)
-def test_no_product_is_made_for_nobody(names, products, monkeypatch):
-    student, teacher, _, weight = small()
-    calls, logits = [], Head.logits
-    monkeypatch.setattr(Head, "logits", lambda *args: calls.append(1) or logits(*args))
-    divergences(student, Head(weight_VD=weight), teacher, names=names)
-    assert len(calls) == products
-
-
-def test_one_side_may_be_missing_where_nobody_reads_it():
-    student, teacher, _, weight = small()
-    head = Head(weight_VD=weight)
-    assert len(divergences(None, head, teacher, names=["teacher_entropy"])["teacher_entropy"]) == 7
-    assert len(divergences(student, head, names=["student_varentropy"])["student_varentropy"]) == 7
-
-
-# promises
-
-
-def test_no_tokens_give_no_values():
-    _, _, _, weight = small()
-    found = divergences(torch.zeros(0, 5), Head(weight_VD=weight), torch.zeros(0, 5), names=DIVERGENCES)
-    assert [value.shape for value in found.values()] == [(0,)] * 4
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -278,29 +188,3 @@ def test_no_tensor_of_tokens_by_vocabulary_ever_exists(softcap):
     with LargestTensor() as largest:
         tiled(divergences, student, head, teacher, names=DIVERGENCES, token_tile=20, vocab_tile=150)
     assert largest.numel == 20 * 150
-
-
-def test_no_gradient_is_recorded_and_the_operands_are_left_as_they_were():
-    student, teacher, _, weight = small()
-    copies = [x.clone() for x in (student, teacher, weight)]
-    found = divergences(
-        student.requires_grad_(),
-        Head(weight_VD=weight.requires_grad_()),
-        teacher.requires_grad_(),
-        names=DIVERGENCES,
-    )
-    assert not any(value.requires_grad for value in found.values())
-    assert all(torch.equal(x, copy) for x, copy in zip((student, teacher, weight), copies, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("word", "teacher_head"),
-    [
-        ("vocabulary", Head(weight_VD=torch.ones(12, 5))),
-        ("temperature", Head(weight_VD=torch.ones(11, 5), temperature=2.0)),
-    ],
-)
-def test_a_teacher_over_another_distribution_is_refused(word, teacher_head):
-    student, teacher, _, weight = small()
-    with pytest.raises(ValueError, match=f"teacher_head: {word}"):
-        divergences(student, Head(weight_VD=weight), teacher, teacher_head, names=DIVERGENCES)

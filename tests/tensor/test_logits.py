@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +9,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gear_rl.tensor.logits import Head, predicting_positions, scattered, token_statistics
+from gear_rl.tensor.distill import distillation_terms
+from gear_rl.tensor.divergences import DIVERGENCES, divergences
+from gear_rl.tensor.logits import Head, predicting_positions, scattered, tile_shape, token_statistics
 from tensor.rows import PROPERTY, tables, tiled
 
 
@@ -55,9 +56,6 @@ def small(num_tokens=7, vocab=11, width=5, seed=0):
     return student, teacher, token, torch.randn(vocab, width, generator=g)
 
 
-# against the definition
-
-
 @pytest.mark.parametrize("vocab_tile", [1, 3, 5, 10, 11, 12, 100])  # 11 tokens: none but 1 and 11 divide
 @pytest.mark.parametrize("token_tile", [1, 2, 7, 100])
 def test_every_tile_size_gives_the_full_log_softmax(token_tile, vocab_tile):
@@ -82,16 +80,20 @@ def test_every_tile_size_gives_the_full_log_softmax(token_tile, vocab_tile):
     softcap=st.sampled_from([None, 2.0, 5.0]),
     temperature=st.sampled_from([0.3, 1.0, 1.7]),
     biased=st.booleans(),
-    taught=st.booleans(),
+    taught=st.sampled_from(["no", "by the student's head", "by a head of another width"]),
 )
 def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, temperature, biased, taught):
     student, teacher, token, weight = small(seed=seed)
     bias = torch.randn(11, generator=seeded(seed + 1)) if biased else None
     head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
-    teacher = teacher if taught else None
-    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, token_tile=3, vocab_tile=4)
+    other = None
+    if taught == "by a head of another width":
+        teacher = teacher[:, :3]
+        other = Head(weight_VD=weight[:, 2:], softcap=2.0, scale=0.7, temperature=temperature)
+    pair = (None, None) if taught == "no" else (teacher, other)
+    found = tiled(token_statistics, student, token, head, *pair, token_tile=3, vocab_tile=4)
     # Rounding grows with the logits: without AVX a divergence of 48 nats was wrong by 6e-5.
-    agrees(found, naive(student, token, head, teacher), atol=1e-5 * max(1.0, scale / temperature))
+    agrees(found, naive(student, token, head, *pair), atol=1e-5 * max(1.0, scale / temperature))
 
 
 def test_a_head_by_hand():
@@ -108,26 +110,14 @@ def test_a_head_by_hand():
     torch.testing.assert_close(head.slice(1, 2).logits(torch.tensor([[3.0]])), torch.tensor(expected)[:, 1:])
 
 
-@pytest.mark.parametrize("width", [5, 3])
-def test_the_teacher_may_have_a_head_of_its_own(width):
-    """Another model, hence maybe another width; the vocabulary and the temperature are the same."""
-    student, _, token, weight = small()
-    teacher = torch.randn(7, width, generator=seeded(5))
-    head = Head(weight_VD=weight, temperature=1.3)
-    teacher_head = Head(
-        weight_VD=torch.randn(11, width, generator=seeded(6)), softcap=2.0, scale=0.7, temperature=1.3
-    )
-    found = tiled(
-        token_statistics,
-        student,
-        token,
-        head,
-        teacher_ND=teacher,
-        teacher_head=teacher_head,
-        token_tile=2,
-        vocab_tile=4,
-    )
-    agrees(found, naive(student, token, head, teacher, teacher_head))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_slice_of_a_head_gives_its_part_of_the_logits(dtype):
+    hidden, _, _, weight = (x.to(dtype) if x.is_floating_point() else x for x in small())
+    head = Head(weight_VD=weight, bias_V=weight[:, 0], scale=0.7, softcap=2.0, temperature=1.3)
+    whole, buffer = head.logits(hidden), torch.full((40,), torch.nan)
+    for begin, end in ((0, 2), (0, 4), (4, 8), (8, 11), (0, 4)):  # wider, then back: nothing stale is read
+        found = head.slice(begin, end).logits(hidden, buffer)
+        torch.testing.assert_close(found, whole[:, begin:end], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("student_turn", [1, -1])
@@ -140,16 +130,6 @@ def test_the_largest_logit_may_come_first_or_last(student_turn, teacher_turn):
     token, head = torch.tensor([0, 11, 22]), Head(weight_VD=weight)
     found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=4)
     agrees(found, naive(student, token, head, teacher), atol=1e-4)
-
-
-def test_the_sampled_token_is_found_in_every_tile():
-    student, teacher, _, weight = small(num_tokens=11)
-    token, head = torch.arange(11), Head(weight_VD=weight)
-    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=3)
-    agrees(found, naive(student, token, head, teacher))
-
-
-# accuracy at the size of a real vocabulary
 
 
 def large(dtype=torch.float32):
@@ -182,31 +162,16 @@ def test_errors_stay_below_the_gates(dtype):
     assert (found.divergence >= 0).all()
 
 
-# the divergence
-
-
 @PROPERTY
 @given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3]))
-def test_the_divergence_is_never_negative(seed, nudge):
+def test_no_divergence_is_negative_and_that_of_a_teacher_who_agrees_is_exactly_zero(seed, nudge):
     student, noise, token, weight = small(num_tokens=5, vocab=13, seed=seed)
-    found = tiled(
-        token_statistics,
-        student,
-        token,
-        Head(weight_VD=weight),
-        teacher_ND=student + nudge * noise,
-        vocab_tile=4,
-    )
-    assert (found.divergence >= 0).all()
-
-
-@pytest.mark.parametrize("vocab_tile", [3, 11])
-def test_a_teacher_that_is_the_student_diverges_by_exactly_zero(vocab_tile):
-    student, _, token, weight = small()
     head = Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7)
-    found = tiled(token_statistics, student, token, head, teacher_ND=student.clone(), vocab_tile=vocab_tile)
-    assert found.divergence.tolist() == [0.0] * 7
-    assert torch.equal(found.student_logprob, found.teacher_logprob)
+    found = tiled(token_statistics, student, token, head, student + nudge * noise, vocab_tile=4)
+    assert (found.divergence >= 0).all()
+    if nudge == 0.0:
+        assert found.divergence.tolist() == [0.0] * 5
+        assert torch.equal(found.student_logprob, found.teacher_logprob)
 
 
 def test_the_divergence_is_reverse():
@@ -221,50 +186,24 @@ def test_the_divergence_is_reverse():
     assert found.teacher_logprob.item() == pytest.approx(math.log(0.5), abs=1e-6)
 
 
-# promises
-
-
-@pytest.mark.parametrize("taught", [True, False])
-def test_no_tokens_give_no_statistics(taught):
-    _, _, _, weight = small()
-    none = torch.zeros(0, 5)
-    found = token_statistics(
-        none, torch.zeros(0, dtype=torch.int64), Head(weight_VD=weight), teacher_ND=none if taught else None
-    )
-    assert found.student_logprob.shape == found.student_entropy.shape == (0,)
-    if taught:
-        assert found.teacher_logprob.shape == found.divergence.shape == (0,)
-    else:
-        assert found.teacher_logprob is None and found.divergence is None
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value):
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value, whose):
     student, teacher, token, weight = small()
     head = Head(weight_VD=weight)
-    clean = tiled(token_statistics, student, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
-    broken = student.clone()
-    broken[2, 1] = value
-    found = tiled(token_statistics, broken, token, head, teacher_ND=teacher, token_tile=4, vocab_tile=3)
+    clean = tiled(token_statistics, student, token, head, teacher, token_tile=4, vocab_tile=3)
+    broken = {"student": student, "teacher": teacher} | {
+        whose: (student, teacher)[whose == "teacher"].clone()
+    }
+    broken[whose][2, 1] = value
+    found = tiled(
+        token_statistics, broken["student"], token, head, broken["teacher"], token_tile=4, vocab_tile=3
+    )
     others = torch.arange(7) != 2
-    for name in ("student_logprob", "student_entropy", "divergence"):
-        assert not getattr(found, name)[2].isfinite()
+    for name in ("student_logprob", "student_entropy", "teacher_logprob", "divergence"):
+        spared = name.split("_")[0] == ("teacher" if whose == "student" else "student")
+        assert getattr(found, name)[2].isfinite() == spared
         assert torch.equal(getattr(found, name)[others], getattr(clean, name)[others])
-    assert torch.equal(found.teacher_logprob, clean.teacher_logprob)
-
-
-def test_a_broken_teacher_leaves_the_student_alone():
-    student, teacher, token, weight = small()
-    head = Head(weight_VD=weight)
-    clean = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=3)
-    teacher = teacher.clone()
-    teacher[4, 0] = math.nan
-    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=3)
-    others = torch.arange(7) != 4
-    assert torch.equal(found.student_logprob, clean.student_logprob)
-    assert torch.equal(found.student_entropy, clean.student_entropy)
-    assert found.divergence[4].isnan() and found.teacher_logprob[4].isnan()
-    assert torch.equal(found.divergence[others], clean.divergence[others])
 
 
 class LargestTensor(TorchDispatchMode):
@@ -297,52 +236,53 @@ def test_no_gradient_is_recorded():
         assert not number.requires_grad
 
 
-def test_the_operands_are_left_as_they_were():
-    student, teacher, token, weight = small()
-    copies = [x.clone() for x in (student, teacher, token, weight)]
-    token_statistics(student, token, Head(weight_VD=weight), teacher_ND=teacher)
-    assert all(
-        torch.equal(x, copy) for x, copy in zip((student, teacher, token, weight), copies, strict=True)
-    )
-
-
-# refusals
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_a_temperature_that_is_not_positive_is_refused(temperature):
-    with pytest.raises(ValueError, match="temperature"):
-        Head(weight_VD=torch.eye(2), temperature=temperature)
-
-
-@pytest.mark.parametrize("softcap", [0.0, -30.0, math.nan])
-def test_a_softcap_that_is_not_positive_is_refused(softcap):
-    with pytest.raises(ValueError, match="softcap"):
-        Head(weight_VD=torch.eye(2), softcap=softcap)
+@PROPERTY
+@given(
+    num_tokens=st.sampled_from([0, 1, 9, 511, 512, 513, 5000]),
+    vocab=st.sampled_from([1, 2, 150, 1024, 151_936]),
+    width=st.sampled_from([1, 64, 1024, 8192, 2_000_000]),
+)
+def test_tiles_and_their_weights_are_small_whatever_the_shape(num_tokens, vocab, width):
+    weight = torch.empty(1, 1).expand(vocab, width)
+    rows, columns = tile_shape(num_tokens, Head(weight_VD=weight))
+    assert 1 <= rows <= max(1, num_tokens) and 1 <= columns <= vocab
+    assert rows * columns <= 2**19
+    assert columns * width <= max(2**21, width)
+    # Nor needlessly small: all there is, or half of what is allowed.
+    allowed = min(2**19, rows * max(1, 2**21 // width))
+    assert (rows >= num_tokens and columns == vocab) or rows * columns > allowed / 2
 
 
 @pytest.mark.parametrize(
-    ("word", "teacher_head"),
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, "temperature: 0.0 must be positive"),
+        ({"temperature": math.nan}, "temperature: nan"),
+        ({"softcap": -30.0}, "softcap: -30.0 must be positive"),
+    ],
+)
+def test_a_head_without_a_distribution_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Head(weight_VD=torch.eye(2), **settings)
+
+
+@pytest.mark.parametrize(
+    ("word", "other"),
     [
         ("vocabulary", Head(weight_VD=torch.ones(12, 5))),
         ("temperature", Head(weight_VD=torch.ones(11, 5), temperature=2.0)),
     ],
 )
-def test_a_teacher_over_another_distribution_is_refused(word, teacher_head):
+def test_a_teacher_over_another_distribution_is_refused(word, other):
     student, teacher, token, weight = small()
-    with pytest.raises(ValueError, match=f"teacher_head: {word}"):
-        token_statistics(
-            student, token, Head(weight_VD=weight), teacher_ND=teacher, teacher_head=teacher_head
-        )
-
-
-def test_one_token_for_each_hidden_state():
-    student, _, token, weight = small()
-    with pytest.raises(jaxtyping.TypeCheckError):
-        token_statistics(student, token[:-1], Head(weight_VD=weight))
-
-
-# predicting_positions, scattered
+    head = Head(weight_VD=weight)
+    for call in (
+        lambda: token_statistics(student, token, head, teacher, other),
+        lambda: divergences(student, head, teacher, other, names=DIVERGENCES),
+        lambda: distillation_terms(student, teacher, token, head, other),
+    ):
+        with pytest.raises(ValueError, match=f"teacher_head: {word}"):
+            call()
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 6])

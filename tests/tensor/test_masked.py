@@ -1,10 +1,11 @@
 """Reductions over the True tokens: each agrees with plain Python on the list of a row's True tokens."""
 
 import math
+import statistics
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.tensor.masked import (
@@ -15,131 +16,68 @@ from gear_rl.tensor.masked import (
     masked_quantile,
     masked_rank,
 )
-from tensor.rows import PROPERTY, by_row, tables, with_nan
-
-
-def true_tokens(row, mask):
-    return [value for value, counts in zip(row, mask, strict=True) if counts]
-
-
-def mean_loop(row, mask):
-    tokens = true_tokens(row, mask)
-    return [math.fsum(tokens) / len(tokens) if tokens else 0.0]
-
-
-def min_loop(row, mask):
-    return [min(true_tokens(row, mask), default=0.0)]
-
-
-def max_loop(row, mask):
-    return [max(true_tokens(row, mask), default=0.0)]
-
-
-def quantile_loop(level):
-    """Walk ``level`` of the way along the sorted tokens, linearly between two of them."""
-
-    def loop(row, mask):
-        tokens = sorted(true_tokens(row, mask))
-        if not tokens:
-            return [0.0]
-        place = (len(tokens) - 1) * level
-        below, above = tokens[math.floor(place)], tokens[math.ceil(place)]
-        return [below + (above - below) * (place - math.floor(place))]
-
-    return loop
-
-
-def rank_loop(mask):
-    return [sum(mask[:t]) if counts else -1 for t, counts in enumerate(mask)]
-
-
-def minmax_loop(row, mask):
-    tokens = true_tokens(row, mask)
-    least, span = min(tokens, default=0.0), max(tokens, default=0.0) - min(tokens, default=0.0)
-    pairs = zip(row, mask, strict=True)
-    return [(value - least) / span if counts and span > 0 else 0.0 for value, counts in pairs]
+from tensor.rows import PROPERTY, tables, with_nan
 
 
 def same(found, expected_rows):
-    """Equal to the loop's rows up to float32 rounding, with no NaN anywhere."""
+    """Equal to the rows up to float32 rounding, with no NaN anywhere."""
     expected = torch.tensor(expected_rows, dtype=torch.float64).view(found.shape)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
+def true_tokens(x, mask):
+    return [row[counts].tolist() for row, counts in zip(x, mask, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("routine", "of_list"), [(masked_mean, statistics.fmean), (masked_min, min), (masked_max, max)]
+)
 @PROPERTY
-@given(tables(float, bool))
-def test_mean_is_the_mean_of_the_true_tokens(table):
+@given(table=tables(float, bool), fill=st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_reductions_are_those_of_the_true_tokens(routine, of_list, table, fill):
     x, mask = table
-    same(masked_mean(with_nan(x, mask), mask), by_row(mean_loop, x, mask))
+    expected = [of_list(row) if row else 0.0 for row in true_tokens(x, mask)]
+    same(routine(torch.where(mask, x, fill), mask), expected)
 
 
 @PROPERTY
-@given(tables(float, bool))
-def test_min_and_max_are_those_of_the_true_tokens(table):
-    x, mask = table
-    assert masked_min(with_nan(x, mask), mask).tolist() == by_row(min_loop, x, mask)
-    assert masked_max(with_nan(x, mask), mask).tolist() == by_row(max_loop, x, mask)
-
-
-@PROPERTY
-@given(tables(float, bool), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 0.99, 1.0]))
-def test_quantile_agrees_with_the_sorted_list(table, level):
-    x, mask = table
-    same(masked_quantile(with_nan(x, mask), mask, level), by_row(quantile_loop(level), x, mask))
-
-
-@PROPERTY
-@given(tables(float, bool), st.floats(0, 1, width=32))
-@example((torch.tensor([[5.0, -2.0]]), torch.tensor([[True, False]])), 0.3)
+@given(
+    tables(float, bool), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 0.99, 1.0]) | st.floats(0, 1, width=32)
+)
 def test_quantile_agrees_with_torch_on_the_true_tokens(table, level):
     x, mask = table
-    found = masked_quantile(with_nan(x, mask), mask, level)
-    for row, counts, value in zip(x, mask, found[:, 0], strict=True):
-        if counts.any():
-            expected = torch.quantile(row[counts].double(), float(level))
-            torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-5)
-        else:
-            assert value == 0
+    rows = [torch.tensor(row, dtype=torch.float64) for row in true_tokens(x, mask)]
+    expected = [torch.quantile(row, level).item() if len(row) else 0.0 for row in rows]
+    same(masked_quantile(with_nan(x, mask), mask, level), expected)
+
+
+@pytest.mark.parametrize("length", [10, 11, 20, 21, 26, 31, 41, 101])
+@pytest.mark.parametrize("tenths", range(11))
+def test_a_quantile_that_stands_on_a_token_is_that_token(length, tenths):
+    """25 * 0.6 is a little more than 15 in float32; n - ceil((n - 1) s) tokens lie at or above the quantile."""
+    x = torch.rand(1, length, generator=torch.Generator().manual_seed(length))
+    at_or_above = x >= masked_quantile(x, torch.ones_like(x, dtype=torch.bool), tenths / 10)
+    assert at_or_above.sum() == length + (-(length - 1) * tenths // 10)
 
 
 @PROPERTY
 @given(tables(bool))
 def test_rank_counts_the_true_tokens_before(table):
     (mask,) = table
-    assert masked_rank(mask).tolist() == by_row(rank_loop, mask)
+    expected = [[sum(row[:t]) if counts else -1 for t, counts in enumerate(row)] for row in mask.tolist()]
+    assert masked_rank(mask).tolist() == expected
 
 
 @PROPERTY
 @given(tables(float, bool))
 def test_minmax_stretches_the_true_tokens(table):
     x, mask = table
-    same(masked_minmax(with_nan(x, mask), mask), by_row(minmax_loop, x, mask))
-
-
-@pytest.mark.parametrize("fill", [math.nan, math.inf, -math.inf])
-def test_what_a_masked_token_holds_is_never_read(fill):
-    x, mask = (
-        torch.tensor([[2.0, fill, 4.0], [fill, fill, fill]]),
-        torch.tensor([[1, 0, 1], [0, 0, 0]]).bool(),
-    )
-    assert masked_mean(x, mask).tolist() == [[3.0], [0.0]]
-    assert masked_min(x, mask).tolist() == [[2.0], [0.0]]
-    assert masked_max(x, mask).tolist() == [[4.0], [0.0]]
-    assert masked_quantile(x, mask, 0.75).tolist() == [[3.5], [0.0]]
-    assert masked_minmax(x, mask).tolist() == [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
-
-
-@pytest.mark.parametrize("num_rows", [0, 2])
-def test_rows_without_columns_reduce_to_zero(num_rows):
-    x, mask = torch.zeros(num_rows, 0), torch.zeros(num_rows, 0, dtype=torch.bool)
-    for reduced in (
-        masked_mean(x, mask),
-        masked_min(x, mask),
-        masked_max(x, mask),
-        masked_quantile(x, mask, 0.5),
-    ):
-        assert reduced.tolist() == [[0.0]] * num_rows
-    assert masked_minmax(x, mask).shape == masked_rank(mask).shape == (num_rows, 0)
+    expected = []
+    for row, counts, tokens in zip(x.tolist(), mask.tolist(), true_tokens(x, mask), strict=True):
+        span = max(tokens, default=0.0) - min(tokens, default=0.0)
+        pairs = zip(row, counts, strict=True)
+        expected.append([(v - min(tokens)) / span if c and span > 0 else 0.0 for v, c in pairs])
+    same(masked_minmax(with_nan(x, mask), mask), expected)
 
 
 @pytest.mark.parametrize("level", [-0.01, 1.01, math.nan])

@@ -13,6 +13,7 @@ from gear_rl.tensor.segments import (
     segment_ids,
     segment_lengths,
     segment_starts,
+    since_segment_start,
     turn_ids,
 )
 from tensor.rows import PROPERTY, by_row, tables, with_nan
@@ -92,19 +93,6 @@ def test_segment_ids_agree_with_the_loop(table, max_tokens):
     assert segment_ids(*table, max_tokens=max_tokens).tolist() == expected
 
 
-def test_a_long_segment_ends_after_max_tokens_and_its_rest_is_single_tokens():
-    onset = torch.tensor([[1, 0, 0, 0, 0, 1, 0]]).bool()
-    never, every = torch.zeros_like(onset), torch.ones_like(onset)
-    assert segment_ids(onset, never, every, max_tokens=3).tolist() == [[0, 0, 0, 1, 2, 3, 3]]
-    assert segment_ids(onset, never, every, max_tokens=1).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
-    assert segment_ids(onset, never, every, max_tokens=7).tolist() == [[0, 0, 0, 0, 0, 1, 1]]
-
-
-def test_an_onset_on_a_masked_token_opens_nothing():
-    onset, mask = torch.tensor([[0, 1, 0, 0]]).bool(), torch.tensor([[1, 0, 1, 1]]).bool()
-    assert segment_ids(onset, torch.zeros_like(onset), mask).tolist() == [[0, -1, 1, 2]]
-
-
 def test_a_segment_of_less_than_one_token_is_refused():
     none = torch.zeros(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match="max_tokens"):
@@ -116,6 +104,10 @@ def test_a_segment_of_less_than_one_token_is_refused():
 def test_a_segment_starts_once(segmentation):
     _, ids = segmentation
     assert segment_starts(ids).tolist() == by_row(starts_loop, ids)
+    since = torch.where(ids >= 0, since_segment_start(ids), 0)
+    assert since.tolist() == by_row(
+        lambda row: [t - row.index(i) if i >= 0 else 0 for t, i in enumerate(row)], ids
+    )
 
 
 @PROPERTY
@@ -139,33 +131,3 @@ def test_local_maxima_agree_with_the_loop(table):
     # A turn may also follow another without a masked token between them.
     turn = torch.where(mask, new_turn.cumsum(-1), -1)
     assert local_maxima(with_nan(x, mask), turn).tolist() == by_row(local_maxima_loop, x, turn)
-
-
-@pytest.mark.parametrize(
-    ("x", "turn", "peaks"),
-    [
-        ([1, 3, 3, 3, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]),  # the ends of a plateau, not its middle
-        ([2, 2, 2], [0, 0, 0], [1, 0, 1]),  # outside the turn is minus infinity
-        ([5], [0], [1]),
-        ([1, 2, 9, 3, 1], [0, 0, -1, 1, 1], [0, 1, 0, 1, 0]),  # a masked token is no neighbour
-        ([1, 2, 3, 2], [0, 0, 1, 1], [0, 1, 1, 0]),  # nor is the next turn
-    ],
-)
-def test_peaks_by_hand(x, turn, peaks):
-    found = local_maxima(torch.tensor([x], dtype=torch.float32), torch.tensor([turn]))
-    assert found.long().tolist() == [peaks]
-
-
-@pytest.mark.parametrize("num_rows", [0, 2])
-def test_rows_without_columns_stay_empty(num_rows):
-    none, ids = torch.zeros(num_rows, 0, dtype=torch.bool), torch.zeros(num_rows, 0, dtype=torch.int64)
-    x = torch.zeros(num_rows, 0)
-    for found in (
-        turn_ids(none),
-        segment_ids(none, none, none, max_tokens=2),
-        segment_starts(ids),
-        at_segment_start(x, ids),
-        segment_lengths(ids),
-        local_maxima(x, ids),
-    ):
-        assert found.shape == (num_rows, 0)
