@@ -309,7 +309,7 @@ def test_onset_signal(settings, onset):
 # one onset, at 1
 ENDS = dataclasses.replace(
     SIX,
-    student_entropy=torch.tensor([[0.0, 0, 0, 2, 1, 0]]),
+    student_entropy=torch.tensor([[0.0, 0, 0, 1, 2, 0]]),
     teacher_entropy=torch.tensor([[0, 3, 0, 0, 3, 1.4]]),
     student_varentropy=torch.tensor([[1.0, 0, 4, 0, 0, 2]]),
     sentence_id=torch.tensor([[0, 0, 1, 1, 1, 2]]),
@@ -321,8 +321,9 @@ ENDS = dataclasses.replace(
 @pytest.mark.parametrize(
     ("settings", "segment_id"),
     [
-        # the student decides anew at 3 (level 1) and 4 (level 1/2)
+        # the student decides anew at 3 (level 1/2) and 4 (level 1)
         ({}, [0, 1, 1, 2, 3, 4]),
+        ({"end_threshold": 0.51}, [0, 1, 1, 1, 2, 3]),
         ({"end_rule": "entropy_drop"}, [0, 1, 2, 3, 4, 5]),
         # the teacher at 4; at the onset itself nothing ends
         ({"end_signal": "teacher_entropy"}, [0, 1, 1, 1, 2, 3]),
@@ -345,6 +346,14 @@ def test_what_ends_a_segment(settings, segment_id):
     credit = literal(renormalise="none", **settings)(ONE, ENDS)
     assert credit.segment_id[0].tolist() == segment_id
     assert credit.advantage[0].tolist() == [2.0 if i == 1 else 1.0 for i in segment_id]
+
+
+def test_no_peak_and_no_segment_crosses_a_turn():
+    """Without a masked token between, only ``turn_id`` shows that tokens 3 and 7 begin a turn."""
+    signals = completion([0, 8, 0, 5, 6, 8, 0, 0], [1] * 8, turn_id=[0, 0, 0, 1, 1, 2, 2, 3])
+    gear = literal(end_rule="turn")
+    assert onsets(gear, signals) == [0, 1, 0, 0, 1, 1, 0, 0]
+    assert ids(gear, signals) == [0, 1, 1, 2, 3, 4, 4, 5]
 
 
 @pytest.mark.parametrize(("aligned", "raw"), [("own", [1, 2, 2, 1, 1.25]), ("one", [1, 2, 2, 1, 1])])

@@ -29,21 +29,13 @@ COMPILER = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
 
 
 def whole(logits, teacher):
-    """The first six sums by their definition, one token and one word of the vocabulary after the other."""
-    columns = []
-    for row, row_t in zip(logits.tolist(), teacher.tolist(), strict=True):
-        top, top_t = max(row), max(row_t)
-        columns.append(
-            [
-                top,
-                sum(math.exp(x - top) for x in row),
-                sum(math.exp(x - top) * (x - top) for x in row),
-                top_t,
-                sum(math.exp(z - top_t) for z in row_t),
-                sum(math.exp(x - top) * (z - top_t) for x, z in zip(row, row_t, strict=True)),
-            ]
-        )
-    return torch.tensor(columns, dtype=torch.float64).T
+    """The first six sums by their definition, over the whole vocabulary."""
+    x, z = logits.double(), teacher.double()
+    top, top_t = x.amax(-1, keepdim=True), z.amax(-1, keepdim=True)
+    w = (x - top).exp()
+    sums = (w, w * (x - top), (z - top_t).exp(), w * (z - top_t))
+    mass, own, mass_t, other = (part.sum(-1) for part in sums)
+    return torch.stack([top[:, 0], mass, own, top_t[:, 0], mass_t, other])
 
 
 def folded(logits, teacher, widths, way):

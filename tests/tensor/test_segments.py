@@ -52,6 +52,10 @@ def starts_loop(ids):
     return [i >= 0 and i not in ids[:t] for t, i in enumerate(ids)]
 
 
+def since_loop(ids):
+    return [t - ids.index(i) if i >= 0 else -1 for t, i in enumerate(ids)]
+
+
 def at_start_loop(row, ids):
     return [row[ids.index(i)] if i >= 0 else 0.0 for i in ids]
 
@@ -104,10 +108,8 @@ def test_a_segment_of_less_than_one_token_is_refused():
 def test_a_segment_starts_once(segmentation):
     _, ids = segmentation
     assert segment_starts(ids).tolist() == by_row(starts_loop, ids)
-    since = torch.where(ids >= 0, since_segment_start(ids), 0)
-    assert since.tolist() == by_row(
-        lambda row: [t - row.index(i) if i >= 0 else 0 for t, i in enumerate(row)], ids
-    )
+    since = torch.where(ids >= 0, since_segment_start(ids), -1)
+    assert since.tolist() == by_row(since_loop, ids)
 
 
 @PROPERTY
