@@ -1,6 +1,5 @@
 """Short ways to write down a completion, and random ones for the property tests."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -21,13 +20,12 @@ LITERAL: dict[str, Any] = {"departures": "all", "aftermath": 0.0, "end_threshold
 """GEAR to the letter of what the paper says; docs/decisions/0008 says why the defaults are others."""
 
 
+NATS = ("student_entropy", "teacher_entropy", "student_varentropy", "forward_divergence", "js_divergence")
+
+
 def literal(**settings: Any) -> Gear:
     """GEAR to the letter, but for these settings."""
     return Gear(**(LITERAL | settings))
-
-
-quarters = st.integers(0, 12).map(lambda i: i / 4)
-"""Nats on a coarse grid: ties are common, and no comparison depends on the last bit of a float32."""
 
 
 def completion(divergence=None, entropy=None, *, turn_id=None, student=None, teacher=None):
@@ -45,54 +43,35 @@ def completion(divergence=None, entropy=None, *, turn_id=None, student=None, tea
 
 
 @st.composite
-def rollouts(draw, max_tokens: int = 9) -> TokenSignals:
-    """Three completions with masked tokens anywhere, and turns that may also part without one."""
-    num_tokens = draw(st.integers(1, max_tokens))
-    num_cells = 3 * num_tokens
+def written(draw, max_tokens: int = 9) -> TokenSignals:
+    """Three completions with every signal that GEAR may read, in quarters of a nat: ties are common, and no
+    comparison depends on the last bit. Tokens are masked anywhere; turns, sentences and lines begin anywhere."""
+    shape = 3, draw(st.integers(1, max_tokens))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    mask = torch.rand(shape, generator=g) < draw(st.sampled_from([0.7, 0.9, 1.0]))
+    after_gap = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
 
-    def table(cell, dtype):
-        cells = draw(st.lists(cell, min_size=num_cells, max_size=num_cells))
-        return torch.tensor(cells, dtype=dtype).view(3, num_tokens)
-
-    mask = table(st.sampled_from([True, True, True, False]), torch.bool)
-    turn_id = None
-    if draw(st.booleans()):
-        parted = mask & table(st.sampled_from([False, False, False, True]), torch.bool)
-        after_gap = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-        first = mask & (mask.cumsum(-1) == 1)
-        turn_id = torch.where(mask, ((parted | after_gap) & ~first).cumsum(-1), -1)
-    nats = [table(quarters, torch.float32) for _ in range(4)]
-    # Some completions of noise, and some that are nearly of noise: 2^-17 of a quarter is 2e-6 nats.
-    nats[0] = nats[0] * draw(st.sampled_from([1.0, 1.0, 1.0, 2.0**-17, 2.0**-20]))
-    return TokenSignals(
-        mask=mask,
-        turn_id=turn_id,
-        token_id=torch.where(mask, table(st.integers(0, 9), torch.int64), -1),
-        divergence=nats[0],
-        student_entropy=nats[1],
-        student_logprob=-nats[2],
-        teacher_logprob=-nats[3],
-    )
-
-
-@st.composite
-def written(draw) -> TokenSignals:
-    """Rollouts with every signal that GEAR may read; sentences and lines begin anywhere in a turn."""
-    signals = draw(rollouts())
-    mask, turn_id = signals.mask, turns_of(signals)
-    T = mask.shape[1]
-
-    def table(cell):
-        return torch.tensor(draw(st.lists(cell, min_size=3 * T, max_size=3 * T))).view(3, T)
-
-    def text():
-        new_turn = mask & (turn_id != torch.nn.functional.pad(turn_id, (1, 0), value=-1)[:, :T])
-        begins = mask & (table(st.booleans()) | new_turn)
+    def cut(begins, share):
+        """Numbers of units that begin where ``begins`` says, and anywhere else with this share."""
+        begins = mask & (begins | (torch.rand(shape, generator=g) < share))
         return torch.where(mask, begins.cumsum(-1) - 1, -1)
 
-    nats = ("forward_divergence", "js_divergence", "teacher_entropy", "student_varentropy")
-    return dataclasses.replace(
-        signals, sentence_id=text(), line_id=text(), **{name: table(quarters) for name in nats}
+    def nats():
+        return torch.randint(13, shape, generator=g) / 4
+
+    turn_id = cut(after_gap, draw(st.sampled_from([0.0, 0.3])))
+    new_turn = mask & (turn_id != torch.nn.functional.pad(turn_id, (1, 0), value=-1)[:, :-1])
+    return TokenSignals(
+        mask=mask,
+        turn_id=draw(st.sampled_from([None, turn_id])),
+        token_id=torch.where(mask, torch.randint(10, shape, generator=g), -1),
+        # Some completions of noise, and some that are nearly of noise: 2^-17 of a quarter is 2e-6 nats.
+        divergence=nats() * draw(st.sampled_from([1.0, 1.0, 1.0, 2.0**-17, 2.0**-20])),
+        student_logprob=-nats(),
+        teacher_logprob=-nats(),
+        sentence_id=cut(new_turn, 0.4),
+        line_id=cut(new_turn, 0.2),
+        **{name: nats() for name in NATS},
     )
 
 

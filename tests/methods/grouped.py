@@ -1,6 +1,5 @@
 """Groups of rollouts with turns, for the methods that compare siblings, and their turns as plain lists."""
 
-import math
 import statistics
 
 import torch
@@ -8,33 +7,30 @@ from hypothesis import strategies as st
 
 from gear_rl.types import TokenSignals
 
-eighths = st.integers(-8, 8).map(lambda i: i / 8)
-"""Rewards and confidences that float32 holds exactly, with many ties."""
-
 
 @st.composite
 def groups(draw, max_rows: int = 6, max_tokens: int = 8) -> tuple[torch.Tensor, TokenSignals]:
-    """Advantages and signals of rollouts of up to three groups, in any order; NaN under the mask."""
+    """Advantages and signals of rollouts of up to three groups, in any order; NaN under the mask.
+
+    Rewards and confidences are eighths, which float32 holds exactly, with many ties.
+    """
     num_rows, num_tokens = draw(st.integers(1, max_rows)), draw(st.integers(1, max_tokens))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
 
-    def drawn(cell, *shape):
-        count = math.prod(shape)
-        return torch.tensor(draw(st.lists(cell, min_size=count, max_size=count))).view(shape)
+    def eighths(*shape):
+        return torch.randint(-8, 9, shape, generator=g) / 8
 
-    mask = drawn(st.sampled_from([True, True, False]), num_rows, num_tokens)
-    floats = {
-        name: torch.where(mask, drawn(eighths, num_rows, num_tokens), torch.nan)
-        for name in ("turn_reward", "answer_confidence")
-    }
+    mask = torch.rand(num_rows, num_tokens, generator=g) < 0.7
     signals = TokenSignals(
         mask=mask,
-        group_B=drawn(st.sampled_from([7, 0, 3]), num_rows),
-        reward_B=drawn(eighths, num_rows),
-        rewards_BR=drawn(eighths, num_rows, 3),
-        anchor_id=torch.where(mask, drawn(st.integers(0, 2), num_rows, num_tokens), -1),
-        **floats,
+        group_B=torch.tensor([7, 0, 3])[torch.randint(3, (num_rows,), generator=g)],
+        reward_B=eighths(num_rows),
+        rewards_BR=eighths(num_rows, 3),
+        anchor_id=torch.where(mask, torch.randint(3, mask.shape, generator=g), -1),
+        turn_reward=torch.where(mask, eighths(*mask.shape), torch.nan),
+        answer_confidence=torch.where(mask, eighths(*mask.shape), torch.nan),
     )
-    return drawn(eighths, num_rows), signals
+    return eighths(num_rows), signals
 
 
 def turns_of_rows(signals: TokenSignals) -> list[list[list[int]]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.methods import DistilledRl
-from methods.completions import PROPERTY, completion, rollouts
+from methods.completions import PROPERTY, completion, written
 
 
 def from_ratios(*ratios):
@@ -61,7 +61,7 @@ distilled = st.builds(
 
 
 @PROPERTY
-@given(rollouts(), distilled)
+@given(written(), distilled)
 def test_the_weights_multiply_to_one_and_keep_the_teachers_order(signals, method):
     method = dataclasses.replace(method, normalise=True)
     weight = method(torch.ones(3), signals).advantage

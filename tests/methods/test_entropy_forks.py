@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import EntropyForks
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, rollouts
+from methods.completions import PROPERTY, completion, written
 
 SIX = [0.1, 2.0, 0.3, 0.0, 1.5, 0.2]
 """Sorted 0, 0.1, 0.2, 0.3, 1.5, 2. The 0.8 quantile stands at place 5 * 0.8 = 4 of these: on 1.5."""
@@ -103,7 +103,7 @@ def kept_by_the_loop(values: list[float], method: EntropyForks) -> list[bool]:
 
 
 @PROPERTY
-@given(rollouts(), forks, st.lists(st.sampled_from([-2.0, 0.0, 1.5]), min_size=3, max_size=3))
+@given(written(), forks, st.lists(st.sampled_from([-2.0, 0.0, 1.5]), min_size=3, max_size=3))
 def test_agrees_with_the_loop(signals, method, advantages):
     advantage_B = torch.tensor(advantages)
     found = method(advantage_B, signals).advantage

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from gear_rl.methods import Gear, RandomOnsets, Rlsd, Serl, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, gears, literal, rollouts
+from methods.completions import PROPERTY, completion, gears, literal, written
 
 ONE = torch.tensor([1.0])
 TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
@@ -94,7 +94,7 @@ def test_needs_and_schedule_are_those_of_the_method_inside():
 
 
 @PROPERTY
-@given(rollouts(), st.integers(0, 50))
+@given(written(), st.integers(0, 50))
 def test_a_shuffle_keeps_the_credit_of_every_completion(signals, seed):
     advantage_B = torch.tensor([1.5, -0.5, 0.0])
     plain = literal()(advantage_B, signals).advantage
@@ -137,7 +137,7 @@ def test_an_onset_by_hand():
 
 
 @PROPERTY
-@given(gears, rollouts(), st.integers(0, 50), st.sampled_from(["own", "one"]))
+@given(gears, written(), st.integers(0, 50), st.sampled_from(["own", "one"]))
 def test_as_many_onsets_and_the_same_divergences(gear, signals, seed, aligned):
     """Where a segment is one token, the weights are GEAR's, moved; with ``aligned="one"`` those of the onsets."""
     gear = dataclasses.replace(

@@ -11,7 +11,7 @@ from gear_rl.methods import Rlsd, Serl, Shuffled, Uniform
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import Scheduled
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, rollouts
+from methods.completions import PROPERTY, written
 
 LOG = math.log
 THREE_TURNS = TokenSignals(
@@ -69,7 +69,7 @@ def actions_by_the_loop(turns: list[int], method: Serl) -> list[bool]:
 
 
 @PROPERTY
-@given(rollouts(), serls)
+@given(written(), serls)
 def test_agrees_with_the_loop(signals, method):
     advantage_B = torch.tensor([0.7, -1.3, 0.0])
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id

@@ -18,25 +18,18 @@ from gear_rl.tensor.groups import (
     turn_values,
 )
 from gear_rl.tensor.segments import turn_ids
-from tensor.rows import PROPERTY, half_steps, tables, with_nan
+from tensor.rows import PROPERTY, tables, with_nan
 
-keys = st.sampled_from([-1, 0, 5, 10**12])
+KEYS = torch.tensor([-1, 0, 5, 10**12])
 
 
 @st.composite
 def entries(draw):
     """Values, two keys and who counts; some groups have one entry, some none that counts."""
-    count = draw(st.integers(0, 12))
-
-    def column(cell, dtype):
-        return torch.tensor(draw(st.lists(cell, min_size=count, max_size=count)), dtype=dtype)
-
-    return (
-        column(half_steps, torch.float32),
-        column(keys, torch.int64),
-        column(keys, torch.int64),
-        column(st.booleans(), torch.bool),
-    )
+    count, g = draw(st.integers(0, 12)), torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    keys = KEYS[torch.randint(4, (2, count), generator=g)]
+    values = torch.randint(-6, 7, (count,), generator=g) / 2
+    return values, *keys, torch.rand(count, generator=g) < 0.6
 
 
 @PROPERTY
