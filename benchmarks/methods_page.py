@@ -75,7 +75,8 @@ def _section(cls: Any) -> str:
         lines += ["", f"Engine settings, applied unless you set them: {engine}."]
     lines += [""] if settings_of(cls) else []
     for setting in settings_of(cls):
-        text, choices = setting["help"] or "", setting["choices"] or []
+        text: str = setting["help"] or ""
+        choices: list[str] = setting["choices"] or []
         if any(choice not in text for choice in choices):
             text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
         lines.append(f"* `{setting['name']}` (`{setting['default']}`): {text}")

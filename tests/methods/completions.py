@@ -42,6 +42,10 @@ def completion(divergence=None, entropy=None, *, turn_id=None, student=None, tea
     return TokenSignals(mask=mask, turn_id=turns, token_id=torch.arange(mask.shape[1])[None], **row)
 
 
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
 @st.composite
 def written(draw, max_tokens: int = 9) -> TokenSignals:
     """Three completions with every signal that GEAR may read, in quarters of a nat: ties are common, and no

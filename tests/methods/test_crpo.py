@@ -1,4 +1,4 @@
-"""CRPO (arXiv:2605.25511): numbers worked by hand, and the two normalisations as a loop."""
+"""CRPO (arXiv:2605.25511): numbers worked by hand."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 from gear_rl.methods import Crpo
 from gear_rl.types import TokenSignals
-from methods.grouped import close
+from methods.completions import close
 
 # Three completions of a group and one alone; task, style and a third reward function.
 FOUR = TokenSignals(

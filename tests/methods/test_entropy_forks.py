@@ -1,15 +1,11 @@
 """80/20: numbers worked by hand from the quantile rule of arXiv:2506.01939, of its code and of TRL."""
 
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.methods import EntropyForks
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, written
+from methods.completions import completion
 
 SIX = [0.1, 2.0, 0.3, 0.0, 1.5, 0.2]
 """Sorted 0, 0.1, 0.2, 0.3, 1.5, 2. The 0.8 quantile stands at place 5 * 0.8 = 4 of these: on 1.5."""
@@ -79,40 +75,3 @@ def test_one_quantile_for_each_or_for_all(method, expected):
     credit = method(BATCH_ADVANTAGE, BATCH)
     torch.testing.assert_close(credit.advantage, torch.tensor([*expected, [0, 0, 0, 0]]).float())
     assert credit.segment_id.tolist() == [[0, 1, 2, -1], [0, -1, 1, 2], [0, 1, 2, 3]]
-
-
-forks = st.builds(
-    EntropyForks,
-    top_share=st.sampled_from([0.01, 0.2, 0.25, 0.3, 0.5, 0.9]),
-    scope=st.sampled_from(["completion", "batch"]),
-    selection=st.sampled_from(["quantile", "count"]),
-)
-
-
-def kept_by_the_loop(values: list[float], method: EntropyForks) -> list[bool]:
-    """Which of these tokens the rule keeps, one by one."""
-    if not values:
-        return []
-    if method.selection == "count":
-        number = max(1, int(len(values) * method.top_share + 0.9999))
-        best = sorted(range(len(values)), key=lambda i: (-values[i], i))[:number]
-        return [i in best for i in range(len(values))]
-    ordered, place = sorted(values), round((len(values) - 1) * (1 - method.top_share), 9)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return [v >= below + (above - below) * (place - math.floor(place)) for v in values]
-
-
-@PROPERTY
-@given(written(), forks, st.lists(st.sampled_from([-2.0, 0.0, 1.5]), min_size=3, max_size=3))
-def test_agrees_with_the_loop(signals, method, advantages):
-    advantage_B = torch.tensor(advantages)
-    found = method(advantage_B, signals).advantage
-    counts = signals.mask & (advantage_B != 0)[:, None]
-    pools = (
-        [counts] if method.scope == "batch" else [counts & (torch.arange(3) == b)[:, None] for b in range(3)]
-    )
-    expected = torch.zeros_like(found)
-    for pool in pools:
-        kept = torch.tensor(kept_by_the_loop(signals.student_entropy[pool].tolist(), method))
-        expected[pool] = torch.where(kept.bool(), advantage_B[:, None].expand_as(found)[pool], 0.0)
-    assert torch.equal(found, expected)

@@ -1,4 +1,4 @@
-"""GRAIL: numbers worked by hand from arXiv:2606.04889 and its release, and a loop over the whole method."""
+"""GRAIL: numbers worked by hand from arXiv:2606.04889 and its release."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""MT-GRPO (arXiv:2505.11821): numbers worked by hand from the released rule, and the rule row by row."""
+"""MT-GRPO (arXiv:2505.11821): numbers worked by hand from the released rule."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 from gear_rl.methods import MtGrpo
 from gear_rl.types import TokenSignals
-from methods.grouped import close
+from methods.completions import close
 
 # Three rollouts of a group, and one alone in another.
 MASK = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()

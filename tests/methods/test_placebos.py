@@ -1,6 +1,7 @@
 """Placebos: the same credit, or the same onsets, in random places."""
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from gear_rl.methods import Gear, RandomOnsets, Rlsd, Serl, Shuffled, Uniform
+from gear_rl.traits import Distillation
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, gears, literal, written
 
@@ -105,6 +107,28 @@ def test_a_shuffle_keeps_the_credit_of_every_completion(signals, seed):
         assert credit.segment_id[b][counts].tolist() == list(range(counts.sum()))
     assert (credit.advantage[~signals.mask] == 0).all()
     assert (credit.segment_id[~signals.mask] == -1).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Distils:
+    """Distils each token as much as its position."""
+
+    name: ClassVar[str] = "distils"
+    source: ClassVar[str] = "this test"
+    needs: ClassVar[tuple[str, ...]] = ()
+    distillation: ClassVar[Distillation] = Distillation()
+
+    def __call__(self, advantage_B, signals):
+        credit = Uniform()(advantage_B, signals)
+        return dataclasses.replace(
+            credit, distill_weight=torch.where(signals.mask, signals.mask.cumsum(-1), 0.0)
+        )
+
+
+def test_a_shuffle_moves_the_weights_of_the_distillation_too():
+    credit = Shuffled(of=Distils(), seed=1)(torch.ones(40), long_rows())
+    assert credit.distill_weight[0].tolist() != list(range(1, 31))
+    assert (credit.distill_weight.sort(-1).values == torch.arange(1, 31)).all()
 
 
 def test_the_place_of_the_credit_is_destroyed():

@@ -4,14 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gear_rl.methods import Rlsd, Serl, Shuffled, Uniform
-from gear_rl.tensor.segments import turn_ids
-from gear_rl.traits import Scheduled
+from gear_rl.methods import Rlsd, Serl
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, written
+from methods.completions import completion
 
 LOG = math.log
 THREE_TURNS = TokenSignals(
@@ -48,39 +44,9 @@ def test_worked_by_hand(method, advantage, expected):
     assert credit.segment_id.tolist() == [[0, 1, -1, 2, 3, 4, -1, 5, 6, -1]]
 
 
-serls = st.builds(
-    Serl,
-    of=st.builds(Rlsd, strength=st.sampled_from([0.0, 0.5, 1.0]), clip_width=st.sampled_from([0.2, 0.9])),
-    action_tokens=st.sampled_from([None, 1, 2, 5]),
-    answered_only=st.booleans(),
-)
-
-
-def actions_by_the_loop(turns: list[int], method: Serl) -> list[bool]:
-    """Which tokens of a completion count as actions, from the turns of its tokens (-1: masked)."""
-    found = []
-    for t, turn in enumerate(turns):
-        after = turns[t + 1 :]
-        answered = any(other not in (-1, turn) for other in after)
-        to_the_end = sum(other == turn for other in after)
-        last = method.action_tokens is None or to_the_end < method.action_tokens
-        found.append(turn >= 0 and last and (answered or not method.answered_only))
-    return found
-
-
-@PROPERTY
-@given(written(), serls)
-def test_agrees_with_the_loop(signals, method):
-    advantage_B = torch.tensor([0.7, -1.3, 0.0])
-    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
-    action = torch.tensor([actions_by_the_loop(row.tolist(), method) for row in turn_id])
-    rlsd, grpo = (m(advantage_B, signals).advantage for m in (method.of, Uniform()))
-    assert torch.equal(method(advantage_B, signals).advantage, torch.where(action, rlsd, grpo))
-
-
-def test_the_strength_decays_over_fifty_steps():
-    assert isinstance(Serl(), Scheduled)
-    found = [Serl(action_tokens=3).at_step(step) for step in (0, 25, 50)]
-    assert [method.of.strength for method in found] == [0.5, 0.25, 0.0]
-    assert {method.action_tokens for method in found} == {3} and found[-1].needs == ()
-    assert Shuffled(of=Serl()).at_step(25) == Shuffled(of=Serl().at_step(25), step=25)
+def test_the_engines_turns_are_taken_where_there_are_any():
+    """Without a masked token between, only ``turn_id`` shows that token 2 begins another turn."""
+    nats = {"student": [-1.0] * 4, "teacher": [0.0] * 4}
+    one, two = completion(**nats), completion(**nats, turn_id=[0, 0, 1, 1])
+    assert Serl()(torch.tensor([1.0]), one).advantage.tolist() == [[1, 1, 1, 1]]
+    assert Serl()(torch.tensor([1.0]), two).advantage[0].tolist() == pytest.approx([1.1, 1.1, 1, 1])

@@ -157,25 +157,6 @@ def test_worked_by_hand(settings, expected):
     assert logprob.item() == pytest.approx(-3 * LN2, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        # The student's likeliest is the first token: p' = (1/2, 1/2), q' = (1/8, 7/8)
-        ({"top_k_of": "student", "beta": 1.0}, math.log(4) / 2 + math.log(4 / 7) / 2),
-        ({"top_k_of": "student", "beta": 0.0}, math.log(1 / 4) / 8 + math.log(7 / 4) * 7 / 8),
-        # The teacher's is the last: p' = (1/8, 7/8), q' = (5/8, 3/8)
-        ({"top_k_of": "teacher", "beta": 1.0}, math.log(1 / 5) / 8 + math.log(7 / 3) * 7 / 8),
-        ({"beta": 1.0}, math.log(1 / 5) / 8 + math.log(7 / 3) * 7 / 8),
-    ],
-)
-def test_whose_likeliest_tokens_are_compared(settings, expected):
-    """p = (1/2, 1/4, 1/8, 1/8), q = (1/8, 1/8, 1/8, 5/8), one token and the rest."""
-    student = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
-    teacher = torch.tensor([[1 / 8, 1 / 8, 1 / 8, 5 / 8]]).log()
-    found, _ = distillation_terms(student, teacher, torch.tensor([0]), HALF, top_k=1, **settings)
-    assert found.item() == pytest.approx(expected, abs=1e-6)
-
-
 def test_the_gradient_takes_the_students_choice_as_a_constant():
     """KL(p' || q'), p' = (a, 1 - a), a = p_0: d/dx_v = (ln(a / b) - ln((1 - a) / (1 - b))) a (1[v = 0] - p_v).
 
@@ -337,13 +318,3 @@ def test_autograd_saves_no_logits(beta, top_k):
         assert sum(saved) <= num_tokens * (2 * WIDTH + 1)
         (terms.sum() + logprob.sum()).backward()
         assert student.grad.any()
-
-
-def test_the_log_prob_alone_is_that_beside_the_term():
-    student, teacher, token, plain = drawn(5, biased=True, softcap=3.0, temperature=0.7)
-    student.requires_grad_()
-    both = in_tiles(distillation_terms, student, teacher, token, plain, temperature=1.3, tile_elements=22)[1]
-    alone = in_tiles(token_logprobs, student, token, plain, tile_elements=22)
-    assert torch.equal(both, alone)
-    gradients = [torch.autograd.grad(x.sum(), student, retain_graph=True)[0] for x in (both, alone)]
-    assert torch.equal(*gradients)

@@ -120,18 +120,6 @@ def test_a_slice_of_a_head_gives_its_part_of_the_logits(dtype):
         torch.testing.assert_close(found, whole[:, begin:end], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("student_turn", [1, -1])
-@pytest.mark.parametrize("teacher_turn", [1, -1])
-def test_the_largest_logit_may_come_first_or_last(student_turn, teacher_turn):
-    """The running maxima of student and teacher move in every tile, or in none, and far."""
-    weight = torch.linspace(-1, 1, 23)[:, None]
-    student = torch.tensor([[9.0], [80.0], [700.0]]) * student_turn
-    teacher = torch.tensor([[7.0], [75.0], [600.0]]) * teacher_turn
-    token, head = torch.tensor([0, 11, 22]), Head(weight_VD=weight)
-    found = tiled(token_statistics, student, token, head, teacher_ND=teacher, vocab_tile=4)
-    agrees(found, naive(student, token, head, teacher), atol=1e-4)
-
-
 def large(dtype=torch.float32):
     """Forty distributions over 50,000 tokens, from open to near certain, and teachers near and far."""
     g = seeded(3)

@@ -62,7 +62,7 @@ class FixedSpans:
         span_id = self._spans(signals)
         weight = torch.ones_like(mask, dtype=advantage_B.dtype)
         if self.strength > 0:
-            divergence = torch.where(mask, signals.get("divergence"), 0.0)
+            divergence = signals.get("divergence")
             mean = masked_mean(divergence, mask)
             share = _span_means(divergence, span_id) / torch.where(mean > 0, mean, 1.0)
             # 1 + strength * (share - 1): exactly 1 where there is no divergence to share out.
@@ -80,7 +80,7 @@ class FixedSpans:
 
 
 def _span_means(x: Float[Tensor, "B T"], span_id: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """The mean of ``x`` over the span of each token; ``x`` is 0 outside the spans."""
+    """The mean of ``x`` over the span of each token; anything outside the spans."""
     # The tokens outside share a bin at the end.
     bin_of = torch.where(span_id >= 0, span_id, span_id.shape[-1])
     empty = x.new_zeros(x.shape[0], x.shape[-1] + 1)
