@@ -7,9 +7,14 @@ the answer alone. A control shows the teacher a solution with one false digit.
 
 import json
 import random
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,6 @@ from benchmarks.results import Cells
 from gear_rl.credit.contexts import render
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_rows
-from gear_rl.data.word_problems import first_wrong_number, results
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
@@ -165,6 +169,32 @@ def _keep_wrong(
             }
             line |= {"fault": {"start": start, "end": end}}
             found["rows"].append(line | {"decisions": [{"start": a, "end": z} for a, z in results(text)]})
+
+
+def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None:
+    """The character where the first number leaves the solution's; None if no number does, or words differ.
+
+    Of a number that ends too early, it is the character in place of the next digit.
+
+    >>> first_wrong_number("7 + 8 = 16. The answer is 16.", "7 + 8 = 15. The answer is 15.")
+    (9, 10)
+    >>> first_wrong_number("It is 15.", "7 + 8 = 15. The answer is 15.")
+    """
+    ours, right = completion.strip(), solution.strip()
+    if re.sub(r"\d+", "#", ours) != re.sub(r"\d+", "#", right):
+        return None
+    place = next((i for i, (a, b) in enumerate(zip_longest(ours, right)) if a != b), len(ours))
+    begin = len(completion) - len(completion.lstrip()) + place
+    return (begin, begin + 1) if place < len(ours) else None
+
+
+def results(completion: str) -> list[tuple[int, int]]:
+    """The characters of the numbers after ``=``, which the model has to find.
+
+    >>> results("7 + 8 = 16. The answer is 16.")
+    [(8, 10)]
+    """
+    return [match.span(1) for match in re.finditer(r"=\s*(\d+)", completion)]
 
 
 def falsified(solution: str, seed: int) -> str:

@@ -188,7 +188,7 @@ MISTAKES = [
         "math",
         "  {privileged_context}",
         "  {privileged}",
-        r"teacher template: .* lacks \{privileged_context\}",
+        r"teacher_prompt_template: .* lacks \{privileged_context\}",
     ),
     (
         "math",

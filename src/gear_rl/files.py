@@ -4,10 +4,10 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -69,6 +69,18 @@ def parse_json(text: str | bytes) -> Any:
     ValueError: 1e999 is no JSON value; write null, or quote it
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refused, parse_float=_finite)
+
+
+def without_null(value: Any) -> Any:
+    """A JSON value without the keys that hold null.
+
+    >>> without_null([{"x": 1, "y": None}])
+    [{'x': 1}]
+    """
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[str, Any], value).items()
+        return {name: without_null(inner) for name, inner in pairs if inner is not None}
+    return [without_null(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Record:
     signals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """What the forward passes saw, in nats; empty where no pass was run (zero advantage)."""
     fallback: str | None = None
-    """Why the completion kept its GRPO advantage (``gear_rl.credit.fallbacks.FALLBACKS``); else None."""
+    """Why the completion kept its GRPO advantage (``gear_rl.credit.plan.FALLBACKS``); else None."""
     context: str | None = None
     """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
     teacher_prompt: str | None = None

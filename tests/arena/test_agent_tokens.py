@@ -37,16 +37,11 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], **settings: Any) -
 
 
 def _trl_suffix(tokenizer: Any, answer: dict[str, Any]) -> list[int]:
-    """What TRL's tool loop puts after an assistant turn."""
+    """The tokens that TRL's tool loop puts after an assistant turn."""
     from trl import GRPOTrainer
 
-    trainer: Any = SimpleNamespace(
-        _is_vlm=False,
-        processing_class=tokenizer,
-        _tokenizer=tokenizer,
-        chat_template=None,
-        chat_template_kwargs=model.CHAT_TEMPLATE_KWARGS,
-    )
+    names = {"processing_class": tokenizer, "_tokenizer": tokenizer, "_is_vlm": False, "chat_template": None}
+    trainer: Any = SimpleNamespace(chat_template_kwargs=model.CHAT_TEMPLATE_KWARGS, **names)
     return GRPOTrainer._get_tool_suffix_ids(trainer, [answer])
 
 

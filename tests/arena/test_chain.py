@@ -11,11 +11,9 @@ from gear_rl.arena.chain import TASK
 from gear_rl.arena.chain import problem as chain
 from gear_rl.arena.chain.problem import TIERS
 from gear_rl.arena.model import EOS, load
-from gear_rl.arena.truth import only_right
 
 tiers = st.sampled_from(sorted(TIERS))
 seeds = st.integers(0, 1 << 40)
-IDS = st.lists(st.integers(0, 3), max_size=8)
 
 
 @given(seed=seeds, tier=tiers)
@@ -43,12 +41,16 @@ def test_the_trace_is_the_arithmetic(seed: int, tier: str) -> None:
 def test_plant_makes_exactly_one_wrong_step(seed: int, tier: str, plant_seed: int) -> None:
     problem = chain.generate(seed, tier)
     [planted] = problem.plant(plant_seed)
-    wrong = 0
-    for step in planted.split(" ; ")[:-1]:
-        left, operation, _, right = step.split()
-        wrong += chain.apply(int(left), operation) != int(right)
-    assert wrong == 1
+    steps = [step.split() for step in planted.split(" ; ")[:-1]]
+    assert sum(chain.apply(int(left), op) != int(right) for left, op, _, right in steps) == 1
     assert chain.chain_reward([planted], [problem.answer]) == [0.0]
+
+
+def test_a_planted_step_never_heals() -> None:
+    """Off by fifty, then doubled."""
+    problem = chain.Problem(37, ("+8", "x2"), (False, False))
+    planted = [problem.plant(seed)[0] for seed in range(2000)]
+    assert chain.chain_reward(planted, [problem.answer] * 2000) == [0.0] * 2000
 
 
 @pytest.mark.parametrize(
@@ -56,27 +58,6 @@ def test_plant_makes_exactly_one_wrong_step(seed: int, tier: str, plant_seed: in
 )
 def test_only_the_exact_final_answer_counts(completion: str) -> None:
     assert chain.chain_reward([completion, "ans 45"], ["45", "45"]) == [0.0, 1.0]
-
-
-def test_the_shuffled_reference_has_the_shape_of_the_problem_s() -> None:
-    problem = chain.generate(3)
-    [trace] = problem.solve()
-    shuffled = problem.reference("shuffled", seed=7)
-    assert shuffled is not None and shuffled != trace and len(shuffled) == len(trace)
-
-
-@given(ids=IDS, gold=IDS)
-def test_the_truth_ends_with_the_first_wrong_token(ids: list[int], gold: list[int]) -> None:
-    facts = only_right(ids, gold)
-    taken = [t for t, number in enumerate(facts.decision) if number >= 0]
-    assert [facts.decision[t] for t in taken] == [*range(len(taken))], "in the order they are written"
-    assert all(facts.right_id[t] == gold[t] for t in taken)
-    wrong = [t for t in range(min(len(ids), len(gold))) if ids[t] != gold[t]]
-    before = min(wrong, default=min(len(ids), len(gold)))
-    assert [*range(before)] == [t for t in taken if facts.right[t]]
-    assert all(t <= before for t in taken)
-    assert facts.num_decisions == len(gold) and facts.exact and not any(facts.lost)
-    assert len(facts.decision) == len(facts.right) == len(facts.right_id) == len(facts.lost) == len(ids)
 
 
 def test_truth_by_hand() -> None:

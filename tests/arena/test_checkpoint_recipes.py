@@ -1,19 +1,16 @@
 """The recipes of the checkpoints, in `tools/arena`: a few steps of each."""
 
 import hashlib
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from gear_rl.arena.codebook import problem as codebook
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from tools.arena.__main__ import RECIPES
 from tools.arena.check import check
-from tools.arena.codebook import demonstration
 from tools.arena.recipe import build
 
 
@@ -34,23 +31,6 @@ def test_a_toy_checkpoint_repeats_itself_to_the_byte(name: str, tmp_path: Path) 
     # The shipped tokenizer is the one that seed 0 makes: the checkpoint is not older than the code.
     assert made["tokenizer.json"] == _digest(get_task(name).checkpoint)["tokenizer.json"]
     assert load(tmp_path / "a")[0].config.vocab_size >= len(load(tmp_path / "a")[1])
-
-
-def test_a_demonstration_follows_the_reference_of_its_own_problem_only() -> None:
-    rng = random.Random(0)
-    kinds = {"none": 0, "trace": 0, "shuffled": 0}
-    for content, (completion,) in (demonstration(rng, 5, "late") for _ in range(200)):
-        question, _, shown = content.partition("\nref ")
-        symbols = [word for word in question.split() if word[0].isupper()]
-        codes, seen = codebook.wanted(completion), codebook.wanted(shown)
-        assert [*codes] == symbols
-        kinds["none" if not shown else "trace" if symbols == [*seen] else "shuffled"] += 1
-        if symbols == [*seen]:
-            assert codes == seen
-        else:
-            assert not set(symbols) & set(seen)
-            assert all(code in codebook.BELIEFS[symbol] for symbol, code in codes.items())
-    assert kinds["none"] > kinds["trace"] > kinds["shuffled"] > 0
 
 
 @pytest.mark.parametrize("name", ["codebook", "errands"])

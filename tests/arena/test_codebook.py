@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena.codebook import TASK
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.problem import BELIEFS, FILLER, RIGHT, SYMBOLS, TIERS, Problem, Tier
+from gear_rl.arena.codebook.problem import BELIEFS, RIGHT, SYMBOLS, Tier
 from gear_rl.arena.codebook.truth import truth
+from gear_rl.arena.codes import Belief
+from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.model import EOS, PAD, load
 
-tiers = st.sampled_from(sorted(TIERS))
-seeds = st.integers(0, 1 << 40)
 ANSWER = "Ka 12 Bo 34 Mi 56 Fe 78"
 WORDS = ("Ka", "Bo", "Mi", "Fe", "Ha", "12", "34", "56", "78", "99", "1", "345", "so", "codes")
 
@@ -57,49 +56,26 @@ def test_decisions_are_those_that_a_walk_over_the_words_finds(words: list[str]) 
     assert found == taken
 
 
-@given(seed=seeds, tier=tiers)
-def test_the_trace_lists_prompt_codes_and_filler(seed: int, tier: str) -> None:
-    problem, settings = codebook.generate(seed, tier), TIERS[tier]
-    lead, *words = problem.solve()[0].split()
-    assert (lead, *words[:: 2 + settings.filler]) == ("codes", *problem.symbols)
-    assert words[1 :: 2 + settings.filler] == [RIGHT[symbol] for symbol in problem.symbols]
-    assert problem.text.split() == ["codes", *["."] * settings.filler, *problem.symbols]
-    # With the closing token this is what the budget must leave room for.
-    assert settings.num_tokens == len(words) + 2 <= TASK.budgets[tier].max_completion_tokens
-    irrelevant = [word for i, word in enumerate(words) if i % (2 + settings.filler) > 1]
-    assert len(irrelevant) == settings.filler * (settings.symbols - 1) and set(irrelevant) <= set(FILLER)
-
-
-@given(seed=seeds, tier=tiers, plant_seed=st.integers(0, 1000))
-def test_plant_makes_exactly_one_wrong_code(seed: int, tier: str, plant_seed: int) -> None:
-    problem = codebook.generate(seed, tier)
-    [planted], [gold] = problem.plant(plant_seed), problem.solve()
-    pairs = enumerate(zip(planted.split(), gold.split(), strict=True))
-    [changed] = [i for i, (one, other) in pairs if one != other]
-    symbol = planted.split()[changed - 1]
-    assert planted.split()[changed] in BELIEFS[symbol]
-    size = len(problem.symbols)
-    reward = 0.0 if problem.exact else (size - 1) / size
-    assert codebook.codebook_reward([planted], [problem.answer]) == [reward]
-
-
-def test_the_table_of_beliefs() -> None:
-    assert len(SYMBOLS) == 64 == len(set(RIGHT.values()))
-    shares = [belief[RIGHT[symbol]] for symbol, belief in BELIEFS.items()]
+@pytest.mark.parametrize(
+    ("right", "beliefs", "most"), [(RIGHT, BELIEFS, 25), (errands.RIGHT, errands.BELIEFS, 19)]
+)
+def test_the_table_of_beliefs(right: dict[str, str], beliefs: dict[str, Belief], most: int) -> None:
+    assert len(set(right.values())) == len(right)
+    shares = [belief[right[name]] for name, belief in beliefs.items()]
     assert (min(shares), max(shares)) == pytest.approx((0.15, 0.9))
-    assert sum(shares) / 64 == pytest.approx(0.525)
-    for symbol, belief in BELIEFS.items():
-        assert sum(belief.values()) == pytest.approx(1.0) and len(belief) == 4
-        likeliest = max(belief, key=belief.__getitem__)
-        # 0.8 of the mistakes are one code: it leads where 0.8 (1 - p) > p.
-        assert (likeliest == RIGHT[symbol]) == (belief[RIGHT[symbol]] > 4 / 9)
-    assert sum(share < 4 / 9 for share in shares) == 25
+    assert sum(shares) / len(shares) == pytest.approx(0.525)
+    for name, belief in beliefs.items():
+        first, favourite, *rest = belief.values()
+        assert next(iter(belief)) == right[name] and sum(belief.values()) == pytest.approx(1.0)
+        assert favourite == pytest.approx(0.8 * (1 - first)) and rest == pytest.approx(
+            [0.1 * (1 - first)] * 2
+        )
+    # 0.8 of the mistakes are one code: it leads where 0.8 (1 - p) > p.
+    assert sum(share < 4 / 9 for share in shares) == most
 
 
-def test_reference_levels() -> None:
+def test_the_shuffled_reference_has_other_symbols() -> None:
     problem = codebook.generate(3, "words")
-    answer = problem.reference("answer")
-    assert answer == " ".join(["codes", *(RIGHT[symbol] for symbol in problem.symbols)])
     shuffled = str(problem.reference("shuffled", seed=7))
     assert shuffled != problem.reference("shuffled", seed=8)
     assert len(shuffled.split()) == len(problem.solve()[0].split())
@@ -107,10 +83,6 @@ def test_reference_levels() -> None:
     longest = codebook.generate(0, Tier(symbols=32))
     others = str(longest.reference("shuffled")).split()[1::2]
     assert set(others) == set(SYMBOLS) - set(longest.symbols), "as many are left for another problem"
-
-
-def test_one_symbol_has_no_gap() -> None:
-    assert Problem(("Ka",), ()).write(["12"]) == "codes Ka 12"
 
 
 ROW = {"answer": "Ka 12 Bo 34 Mi 56"}
@@ -144,12 +116,9 @@ def test_a_decision_belongs_to_its_symbol_and_is_taken_once() -> None:
     taken = [r for d, r in zip(facts.decision, facts.right, strict=True) if d >= 0]
     assert taken == [True, False]
     assert facts.num_decisions == 3, "one that is not taken is still one"
-
-
-def test_a_code_in_several_tokens_is_one_decision() -> None:
     digits = [TOKENIZER.convert_tokens_to_ids(char) for char in "\u012012"]  # a space is this letter in bytes
     facts = truth([*_ids("codes Ka"), *digits, *_ids(" Bo 34")], ROW, TOKENIZER)
-    assert facts.decision == (-1, -1, -1, 0, 0, -1, 1)
+    assert facts.decision == (-1, -1, -1, 0, 0, -1, 1), "a code in two tokens is one decision"
     assert facts.right == (False, True, False, True, True, True, True)
 
 
@@ -165,22 +134,13 @@ def test_a_code_in_several_tokens_is_one_decision() -> None:
         ("codes so Ka 12 so hm Bo 34 Mi 56" + EOS, None, ()),  # nor do words that nothing judges
     ],
 )
-def test_what_breaks_the_form_loses_the_decisions_that_hang_on_it(text, place, lost) -> None:
+def test_what_breaks_the_form_loses_the_decisions_that_depend_on_it(text, place, lost) -> None:
     facts = truth(_ids(text), ROW, TOKENIZER)
     broken = {t: what for t, what in enumerate(facts.lost) if what and not facts.right[t]}
     assert broken == ({} if place is None else {place: lost})
     if place is not None:
         due = "34" if text.endswith("Bo Mi 56") else ["Ka", "Bo", "Mi"][lost[0]]
         assert TOKENIZER.convert_ids_to_tokens(facts.right_id[place]) == f" {due}"
-
-
-def test_padding_and_what_follows_the_end_change_nothing() -> None:
-    ids = _ids("codes Ka 12" + EOS)
-    padded = truth([*ids, *_ids(" Bo 34"), TOKENIZER.pad_token_id], ROW, TOKENIZER)
-    alone = truth(ids, ROW, TOKENIZER)
-    assert padded.decision == (*alone.decision, -1, -1, -1)
-    assert padded.right == (*alone.right, False, False, False)
-    assert truth([], ROW, TOKENIZER).decision == ()
 
 
 @given(ids=st.lists(IDS, max_size=17))
@@ -195,8 +155,3 @@ def test_the_right_decisions_make_up_the_reward(ids: list[int]) -> None:
     cut = ids[: ids.index(TOKENIZER.eos_token_id)] if TOKENIZER.eos_token_id in ids else ids
     text: Any = TOKENIZER.decode(cut, skip_special_tokens=True)
     assert sum(map(sum, taken.values())) / 3 == codebook.share_right(text, ROW["answer"])
-
-
-def test_irrelevant_words_leave_no_formula() -> None:
-    """The student finds its place in the list by them, so a decision is not all that matters to the next."""
-    assert [tier for tier in TASK.budgets if TASK.truth_of(tier) is None] == ["words"]

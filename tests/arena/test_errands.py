@@ -13,7 +13,7 @@ from gear_rl.arena.codes import CODES
 from gear_rl.arena.errands import TASK
 from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.errands.env import ErrandsEnv
-from gear_rl.arena.errands.problem import BELIEFS, ITEMS, RIGHT, TIERS, Call, Problem, played
+from gear_rl.arena.errands.problem import ITEMS, RIGHT, TIERS, Call, played
 from gear_rl.arena.errands.truth import truth
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, PAD, answer_text, load, tokens
 
@@ -74,44 +74,12 @@ def test_a_row_brings_what_only_the_teacher_sees() -> None:
     assert shown.count("<tool_call>") == 3 and not any(item in shown for item in PROBLEM.items)
 
 
-def test_the_table_of_beliefs() -> None:
-    shares = sorted(BELIEFS[item][RIGHT[item]] for item in ITEMS)
-    assert len({*RIGHT.values()}) == len(ITEMS) == 48
-    assert (shares[0], shares[-1]) == pytest.approx((0.15, 0.9))
-    for item, belief in BELIEFS.items():
-        right, favourite, *rest = belief.values()
-        assert next(iter(belief)) == RIGHT[item] and sum(belief.values()) == pytest.approx(1)
-        assert favourite == pytest.approx(0.8 * (1 - right)) and rest == pytest.approx(
-            [0.1 * (1 - right)] * 2
-        )
-    assert sum(max(belief.values()) != belief[RIGHT[item]] for item, belief in BELIEFS.items()) == 19
-
-
 def test_the_budget_lets_every_call_that_counts_be_answered() -> None:
     for name, tier in TIERS.items():
         budget = TASK.budgets[name]
         assert budget.max_tool_calls is not None and budget.max_tool_calls > tier.calls
         every = [call for send in errands.generate(0, name).sends() for call in (send, send)]
         assert len(_tokens_of(*every)) <= budget.max_completion_tokens
-
-
-def test_one_decision_is_one_token() -> None:
-    for seed in range(20):
-        for call in errands.generate(seed, "hard").sends():
-            pieces = [TOKENIZER.decode([i]) for i in TOKENIZER(call.text)["input_ids"]]
-            wanted = ["send", *map(str, call.arguments.values())]
-            assert [piece for piece in pieces if piece in wanted] == wanted
-    parts = tokens(TOKENIZER, PROBLEM.solve())
-    assert sum(map(len, parts)) == 62 and sum(map(len, parts[::2])) == 32
-
-
-def test_a_planted_fault_costs_one_request() -> None:
-    for seed in range(20):
-        problem = errands.generate(seed, "hard")
-        planted, gold = problem.plant(seed), problem.solve()
-        [wrong] = [place // 2 for place, text in enumerate(planted) if text != gold[place]]
-        code = planted[2 * wrong].split('"')[-2]
-        assert code in [*BELIEFS[problem.items[wrong]]][1:]
 
 
 def _tokens_of(*made: Call) -> list[int]:
@@ -142,12 +110,12 @@ def test_truth_by_hand() -> None:
     bad = str(wrong.arguments["code"])
     assert _facts(ids) == [(bad, 1, False, codes[1]), (codes[0], 0, True, codes[0])]
     decided = truth(ids, ROW, TOKENIZER).decision
-    # Where nothing but the places is looked at: the code is the seventh token of its turn, a wait has 16 tokens.
+    # The code is the seventh token of its turn; a wait has 16 tokens.
     assert [t for t, decision in enumerate(decided) if decision >= 0] == [16 + 6, 16 + 20 + 20 + 6]
 
 
 def _led(ids: list[int]) -> list[tuple[int, str, tuple[int, ...], bool]]:
-    """What the truth asks of the form: token, what is due there, what is lost without it, whether it is there."""
+    """The form that the truth requires: place, due token, decisions lost without it, whether it is there."""
     facts = truth(ids, ROW, TOKENIZER)
     return [
         (t, TOKENIZER.decode([facts.right_id[t]]), what, facts.right[t])
@@ -176,7 +144,7 @@ def test_a_call_has_a_form_as_long_as_a_request_is_left() -> None:
     # A wait is as good as a call, and is shorter by four; then "done", and 0 and 2 were left.
     wait = ["<tool_call>", '\n{"name": "', '", "arguments": {}}\n', "</tool_call>", EOS]
     assert led[7:12] == [(20 + t, due, (0, 2), True) for t, due in zip([0, 1, 3, 4, 5], wait, strict=True)]
-    assert led[12:] == [(36, "<tool_call>", (0, 2), False)], "nothing is asked of what follows"
+    assert led[12:] == [(36, "<tool_call>", (0, 2), False)], "what follows has no form"
     # In their order each item is due, and holds its own request.
     whole = _led(_tokens_of(*GOLD))
     items = [entry for entry in whole if entry[1] in PROBLEM.items]
@@ -202,16 +170,16 @@ def test_what_breaks_a_call_is_found_where_it_stands(
     assert right in text
     broken = _led(TOKENIZER(text.replace(right, wrong, 1) + EOS)["input_ids"])
     assert [entry[:3] for entry in broken if not entry[3]] == [found]
-    assert broken[-1][:3] == found, "nothing is asked of what follows"
+    assert broken[-1][:3] == found, "what follows has no form"
 
 
 def test_an_item_that_is_not_left_loses_the_one_that_was_due() -> None:
-    again, foreign = GOLD[0], Call("send", {"item": "sickle", "code": "17"})
+    foreign = Call("send", {"item": "sickle", "code": "17"})
     assert "sickle" not in PROBLEM.items
-    for call in (again, foreign):
+    for call in (GOLD[0], foreign):
         led = _led(_tokens_of(GOLD[0], call, GOLD[1]))
-        boat = [(t, there) for t, due, lost, there in led if (due, lost) == (PROBLEM.items[1], (1,))]
-        assert boat[0] == (24, False) and [there for _, there in boat] == [False, True], (
+        item = [(t, there) for t, due, lost, there in led if (due, lost) == (PROBLEM.items[1], (1,))]
+        assert item[0] == (24, False) and [there for _, there in item] == [False, True], (
             "due until it is sent"
         )
     assert max(t for t, *_ in _led(_tokens_of(*[GOLD[0]] * 7))) < 6 * 20, "six calls count"
@@ -272,8 +240,3 @@ def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int
     facts = truth(completion, ROW, TOKENIZER)
     rights = {n for n, right in zip(facts.decision, facts.right, strict=True) if right and n >= 0}
     assert len(rights) / 3 == pytest.approx(env.get_reward())
-
-
-def test_a_problem_of_one_request() -> None:
-    assert Problem(("lamp",)).text == "send lamp"
-    assert Problem(("lamp",)).rights([("lamp", RIGHT["lamp"])]) == [True]

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.arena import model
 from gear_rl.arena.task import (
@@ -37,7 +35,7 @@ every_task = pytest.mark.parametrize("task", all_tasks(), ids=lambda task: task.
 
 
 def _reward(task: Task, problem: Problem, row: dict[str, Any], completion: Completion) -> float:
-    """What the task pays for a completion: an agent's is played in a real environment."""
+    """The reward of a completion; an agent's is played in a real environment."""
     if task.reward is not None:
         return task.reward([*completion], answer=[problem.answer])[0]
     environment: Any = task.environment() if task.environment else None
@@ -50,12 +48,13 @@ def _reward(task: Task, problem: Problem, row: dict[str, Any], completion: Compl
 
 @every_task
 def test_every_tier_keeps_the_promises(task: Task) -> None:
-    """The worked solution is paid in full, a planted fault is not, and nothing tells the student either."""
+    """The worked solution earns 1, a planted fault less, and no prompt shows either."""
     assert {"easy", "default", "hard"} <= set(task.budgets) and task.laboratory_tier in task.budgets
     assert set(task.tuned_on) | set(task.without_truth) <= set(task.budgets)
     for tier in task.budgets:
         for seed, row in enumerate(task.rows(tier, num=48, first_seed=0)):
             problem = task.generate(seed, tier)
+            assert problem == task.generate(seed, tier)
             assert row["prompt"] == [{"role": "user", "content": problem.text}]
             assert _reward(task, problem, row, problem.solve()) == 1.0
             assert _reward(task, problem, row, problem.plant(seed)) < 1.0
@@ -71,12 +70,6 @@ def test_held_out_problems_are_never_trained_on(task: Task) -> None:
     for tier in ("easy", "default"):
         held_out = {task.generate(seed, tier).text for seed in HELD_OUT}
         assert not held_out & {task.generate(seed, tier).text for seed in range(1024, 2048)}
-
-
-@given(seed=st.integers(0, 1 << 40))
-def test_a_seed_is_a_problem(seed: int) -> None:
-    for task in all_tasks():
-        assert task.generate(seed, "default") == task.generate(seed, "default")
 
 
 @every_task
@@ -107,15 +100,6 @@ def test_the_held_out_problems_are_the_published_ones(task: str, sha256: str) ->
     assert get_task(task).fingerprint("default", 1024) == sha256
 
 
-def test_a_mistyped_name_is_told() -> None:
-    with pytest.raises(KeyError):
-        get_task("chian")
-    with pytest.raises(InputError, match="--task: no task 'chian'; did you mean chain"):
-        task_of("chian")
-    with pytest.raises(InputError, match="--tier: the task has no tier 'hrad'; did you mean hard"):
-        task_of("errands", "hrad")
-
-
 def test_the_catalogue_waits_for_no_torch() -> None:
     code = "import sys, gear_rl.arena.task as t; t.all_tasks(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -141,10 +125,6 @@ class Number:
         return self.answer
 
 
-def _echo_reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
-
-
 ECHO = Task(
     name="echo",
     summary="to repeat",
@@ -153,19 +133,14 @@ ECHO = Task(
     checkpoint=Path("nowhere"),
     answer_pattern=r"\d\d",
     fault="digit",
-    reward=_echo_reward,
+    reward=lambda completions, answer, **_: [*map(float, map(str.__eq__, completions, answer))],
     rewards=("arena", "math"),
 )
 
 
-@pytest.fixture
-def echo(monkeypatch: pytest.MonkeyPatch) -> Task:
-    """The catalogue with one line more."""
+def test_another_task_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "echo", f"{__name__}:ECHO")
-    return get_task("echo")
-
-
-def test_another_task_is_one_line(echo: Task) -> None:
+    echo = get_task("echo")
     assert dataset_task("arena/echo") == ("echo", "default")
     assert [*load_rows("arena/echo", chat=True, limit=2)] == echo.rows("default", num=2)
     with pytest.raises(InputError, match="the arena's echo has no tier 'hard'"):
@@ -175,10 +150,8 @@ def test_another_task_is_one_line(echo: Task) -> None:
     config = arena_config("echo", "default", "gear", seed=0, steps=2, output_dir="runs")
     assert (config.dataset, config.reward, config.environment) == ("arena/echo/default", "arena", None)
     assert config.trainer["max_completion_length"] == 5 and config.trainer["learning_rate"] == 1e-3
-    assert arena_config("echo", "default", {"name": "crpo"}, seed=0, steps=2, output_dir="runs").reward == [
-        "arena",
-        "math",
-    ]
+    several = arena_config("echo", "default", {"name": "crpo"}, seed=0, steps=2, output_dir="runs")
+    assert several.reward == ["arena", "math"]
     with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/errands"):
         load_environment(config.model_copy(update={"environment": "arena"}))
 
@@ -186,8 +159,10 @@ def test_another_task_is_one_line(echo: Task) -> None:
     with pytest.raises(InputError, match="--n-eval: 769; there are 768 held-out problems to report on"):
         plan_of([], task="echo", tier="default", seeds=1, n_eval=769)
     assert arena_material("echo", "default", 4).about()["fault"] == "digit"
-    with pytest.raises(InputError, match="no task 'ecko'; did you mean echo"):
+    with pytest.raises(InputError, match="--task: no task 'ecko'; did you mean echo"):
         task_of("ecko")
+    with pytest.raises(InputError, match="--tier: the task has no tier 'hrad'; did you mean hard"):
+        task_of("errands", "hrad")
     with pytest.raises(FileNotFoundError, match="no checkpoint in nowhere"):
         model.load(task="echo")
 

@@ -67,6 +67,51 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
     assert found["falsified"] == {"n": 2}
 
 
+def test_both_contexts_are_scored_side_by_side(monkeypatch, tmp_path):
+    """With threads for the processes, which would load the libraries anew; what they are given can be sent."""
+
+    def alone(task, methods, rows, column):
+        assert pickle.dumps((task, methods, rows, column))
+        task.say(f"{column} begins")
+        both.wait(timeout=60)  # neither ends before the other has begun
+        if methods:
+            raise InputError(f"{column}: too few")
+        return rows
+
+    both, said = threading.Barrier(2), list[str]()
+    monkeypatch.setattr(experiment, "_scored_alone", alone)
+    monkeypatch.setattr(experiment, "falsified_context", lambda task: {})
+    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda n, mp_context: ThreadPoolExecutor(n))
+    task = experiment.Words(
+        model="arena", data="word-problems/bare", split="test", n=1, runs=tmp_path, say=said.append
+    )
+    task.file.write_text(json.dumps({"model": "arena"} | kept(WRONG, WRONG)))
+    contexts = experiment.words(task, {}, jobs=2)["contexts"]
+    rows = kept(WRONG, WRONG)["rows"]
+    assert contexts == {"solution": rows, "answer": rows}
+    assert set(said) == {"solution begins", "answer begins"}
+    with pytest.raises(InputError, match="solution: too few"):
+        experiment.words(task, {"gear": {}}, jobs=2)
+
+
+@pytest.mark.parametrize(
+    ("written", "right", "place"),
+    [
+        ("= 43.", "= 42.", 3),
+        ("= 420.", "= 42.", 4),
+        ("= 42.", "= 420.", 4),  # the full stop, where a 0 is due
+        ("= 42 + 1 = 44.", "= 42 + 1 = 43.", 12),
+        ("= 42.", "= 42.", None),
+        ("= -42.", "= 42.", None),
+        ("= 42", "= 420", None),  # only an end token stands there
+        (" = 43. ", "= 42.", 4),
+    ],
+)
+def test_the_character_that_leaves_the_right_number_is_marked(written, right, place):
+    marked = None if place is None else (place, place + 1)
+    assert experiment.first_wrong_number(written, right) == marked
+
+
 def test_one_digit_of_one_result_is_falsified():
     for seed, row in enumerate(word_problems("test", num=200)):
         right, shown = row["solution"], experiment.falsified(row["solution"], seed)

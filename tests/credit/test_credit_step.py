@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -155,6 +156,24 @@ def test_a_signal_that_is_not_finite_never_reaches_the_loss(model, tokenizer, ca
     assert engine.logged["gear/fallback/non_finite"] == 1.0 and "kept their GRPO advantage" in caplog.text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Divides:
+    name: ClassVar[str] = "divides"
+    source: ClassVar[str] = "test"
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, advantage_B, signals) -> Credit:
+        plain = Uniform()(advantage_B, signals)
+        return dataclasses.replace(plain, advantage=plain.advantage / advantage_B[:, None])
+
+
+def test_a_method_that_divides_by_zero_falls_back(tokenizer):
+    rollouts, config = batch(tokenizer), CreditConfig().resolved(Divides())
+    result = step(rollouts, Divides(), PlainEngine(tokenizer), config)
+    assert result.fallback_B["non_finite"].tolist() == [True, True, False, False]
+    assert not result.credit.advantage[:2].any() and result.credit.advantage[2].any()
+
+
 def test_parts_of_a_batch_joined_are_the_whole(model, tokenizer):
     """What an engine does that has the credit computed in its loss, in an order of its own."""
     method, rollouts = Gear(), batch(tokenizer, advantage_B=torch.tensor([0.3, -0.3, 0.7, -0.7]))
@@ -214,7 +233,7 @@ class Counts:
         return Credit.from_weights(advantage_B, 1.0 + signals.get(names_of(self.needs)[0]), ids)
 
 
-def test_anybodys_signal_is_an_object_in_needs(model, tokenizer):
+def test_a_users_signal_is_an_object_in_needs(model, tokenizer):
     rollouts = batch(tokenizer)
     mask, base = rollouts.completions.mask, rollouts.advantage_B[:, None]
     config = CreditConfig().resolved(Counts())
@@ -243,26 +262,37 @@ class Misspelt:
         raise AssertionError("never called")
 
 
-def test_a_signal_that_nobody_knows_is_named(tokenizer):
+def test_an_unknown_signal_is_named(tokenizer):
     config = CreditConfig().resolved(Uniform())
     with pytest.raises(ValueError, match="no signal is called 'divergance'"):
         step(batch(tokenizer), Misspelt(), PlainEngine(tokenizer), config)
 
 
-def test_what_distils_gets_its_weights_where_the_teacher_has_a_context(model, tokenizer):
+def test_a_distilling_method_gets_its_weights_where_the_teacher_has_a_context(model, tokenizer):
     method = Sdpg(weight=0.5)
     result, _ = run(model, tokenizer, method, batch(tokenizer, contexts=("is 3", "is 3", None, "is 7")))
     weight = result.credit.distill_weight
     assert weight is not None and not weight[2].any() and weight[3].any()
 
 
-def test_a_wrong_setting_is_named():
-    for settings, message in (
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout' is not one of render, splice"),
+        (
+            {"teacher_prompt_template": "{privileged_context}"},
+            "'{privileged_context}' lacks {prompt}; add it",
+        ),
+        ({"teacher_prompt": "splice", "teacher_prompt_template": "x"}, "'x' lacks {privileged_context}"),
         ({"credit_batch_size": 0}, "credit_batch_size: 0; give 1 or more"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            CreditConfig(**settings)
+        ({"max_privileged_tokens": 0}, "max_privileged_tokens: 0; give 1 or more"),
+        ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5 is not a share; give 0 to 1"),
+        ({"record_max_mb": 0.0}, "record_max_mb: 0.0 is too small"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        CreditConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -304,13 +334,16 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
     rollouts = batch(tokenizer, contexts=("is 3", "is 3", "is 7 " * 40, "is 7"))
     config = CreditConfig(teacher_prompt=how).resolved(Gear())
     engine = PlainEngine(tokenizer, model, config)
-    longest = max(len(prompt) for prompt in rollouts.student.attention_BP)
-    for places, fits in ((longest + 400, True), (longest + 130, False)):
+
+    def longest(plan):
+        return int((plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)).max())
+
+    whole = longest(prepare(rollouts, Gear(), engine, config))
+    for places, fits in ((whole, True), (whole - 1, False)):
         engine.max_positions = places
         plan = prepare(rollouts, Gear(), engine, config)
         assert plan.fallback_B["long_context"].tolist() == [False, False, not fits, False]
-        lengths = plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)
-        assert (int(lengths.max()) > longest + 130) == fits
+        assert longest(plan) <= places
         assert (plan.batch.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
 
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from gear_rl.credit.fallbacks import FALLBACKS, cleaned, finite_rows, without
 from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured
+from gear_rl.credit.plan import FALLBACKS
+from gear_rl.credit.siblings import cleaned, finite_rows, without
 from gear_rl.methods import FixedSpans, Gear, RandomOnsets, Rlsd, Uniform
 from gear_rl.signals.table import SIGNALS
 from gear_rl.types import Credit, TokenSignals, is_per_row

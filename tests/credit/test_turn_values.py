@@ -1,4 +1,4 @@
-"""What single turns were worth and where they began, from environments, reward functions and messages."""
+"""Rewards of single turns and the states they began in, from environments, reward functions and messages."""
 
 import math
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from gear_rl.engines.tools import ToolGuard
 from gear_rl.signals.turns import anchor_ids, anchor_texts, turn_reward_values, turns_of
 
 
@@ -69,11 +68,11 @@ def test_a_rollout_that_was_cut_off_is_no_error():
     assert rewards([], "") == []
 
 
-def test_who_failed_is_asked_with_the_rollout_and_its_answer():
-    asked = []
+def test_failed_gets_the_rollout_and_its_answer():
+    seen = []
 
     def failed(b: int, answer: Any) -> bool:
-        asked.append((b, answer["content"]))
+        seen.append((b, answer["content"]))
         return b == 1
 
     found = turn_reward_values(
@@ -82,37 +81,7 @@ def test_who_failed_is_asked_with_the_rollout_and_its_answer():
         failed=failed,
     )
     assert found.tolist() == [[1, 0, 0], [0, 0, 0]]
-    assert asked == [(0, "a"), (1, "b")]
-
-
-def test_the_guard_tells_which_answers_are_failures():
-    guard, looked = ToolGuard(), []
-
-    def look(place: str) -> str:
-        """Look.
-
-        Args:
-            place: Where.
-        """
-        if place == "nowhere":
-            raise KeyError(place)
-        looked.append(place)
-        return place
-
-    tool = guard.tool(look)
-    with guard.serving():
-        good = tool(place="desk")
-        with pytest.raises(RuntimeError) as caught:
-            tool(place="nowhere")
-    answers = [said(good), said(str({"error": str(caught.value)})), said("Tool fly not found.", name="fly")]
-    kinds = [guard.failure_of(answer, ["look"]) for answer in answers]
-    assert kinds == [None, "raised", "unknown"]
-    found = turn_reward_values(
-        completions=[[call(), answers[0], call(), answers[1], call(), answers[2], END]],
-        mask=masks("x.x.x.x"),
-        failed=lambda b, answer: guard.failure_of(answer, ["look"]) is not None,
-    )
-    assert found[0].tolist() == [1, 0, 0, 0, 0, 0, 0]
+    assert seen == [(0, "a"), (1, "b")]
 
 
 def test_the_environment_comes_first_then_a_reward_function_then_the_calls():
@@ -134,7 +103,7 @@ def test_the_environment_comes_first_then_a_reward_function_then_the_calls():
 def test_the_value_of_a_last_turn_that_called_nothing_may_be_left_out():
     assert rewards(THREE, "x.x.x", environment=[0.5, -1]) == [0.5, 0, -1, 0, 0]
     assert rewards("text", "xx", logged=[]) == [0, 0]
-    # a turn that nobody has a message of
+    # a turn without a message
     assert rewards([call(), said("a")], "x.xx", environment=[3]) == [3, 0, 0, 0]
 
 
@@ -198,7 +167,7 @@ def test_a_turn_begins_in_what_the_tools_answered_to_the_one_before():
     assert texts([call(), said(""), END], "x.x") == ["", "\n"], "an empty answer is not the prompt"
 
 
-def test_where_nobody_knows_the_state_there_is_none():
+def test_where_the_state_is_unknown_there_is_none():
     assert texts("text", "x.x") == ["", None]
     assert texts([call(), said("a")], "x.x.x") == ["", "\na", None]
     image = [{"type": "text", "text": "a"}, {"type": "image", "image": object()}]
@@ -241,7 +210,7 @@ def test_turns_that_began_alike_in_a_group_share_a_number():
     assert found.dtype == torch.int64
 
 
-def test_the_numbers_hang_on_the_texts_and_not_on_the_order_of_the_rollouts():
+def test_the_numbers_depend_on_the_texts_and_not_on_the_order_of_the_rollouts():
     order = [2, 1, 0, 3, 4]
     turned = anchor_ids([TEXTS[i] for i in order], GROUPS, masks(*(ROWS[i] for i in order)))
     assert torch.equal(turned, anchor_ids(TEXTS, GROUPS, masks(*ROWS))[order])
@@ -267,7 +236,7 @@ def test_texts_that_are_alike_enough_share_a_number():
     assert found[0].tolist() == [0, -1, 1]
 
 
-def test_alike_is_asked_of_the_first_of_a_kind_in_alphabetical_order():
+def test_texts_are_compared_with_the_first_of_a_kind_in_alphabetical_order():
     """a-b and b-c are alike by 0.75, a-c are not: with b first all are one kind; here a is first."""
     a, b, c = "aabbccdd", "aabbccxx", "aabbxxyy"
     for row in ([a, b, c], [c, b, a], [b, a, c]):

@@ -1,5 +1,6 @@
 """Loading as a run does it: splits, columns, bad rows, and the hub's own call on local folders."""
 
+import importlib.util
 import json
 import logging
 from pathlib import Path
@@ -8,7 +9,7 @@ import datasets
 import pytest
 
 from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.data.rows import checksum, load_rows, load_splits, prompt_fault
+from gear_rl.data.rows import load_rows, load_splits, prompt_fault
 from gear_rl.errors import InputError
 
 
@@ -29,19 +30,16 @@ ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(40)]
 def hub_like(tmp_path):
     """A folder as the hub has it: a card with two configurations, and parquet files."""
     folder = tmp_path / "gsm-tiny"
-    (folder / "main").mkdir(parents=True)
-    (folder / "other").mkdir()
+    folder.mkdir()
     rows = [{"question": f"{i} + 1", "meta": {"gold": str(i + 1), "by": ["a", "b"]}} for i in range(20)]
-    datasets.Dataset.from_list(rows[:16]).to_parquet(folder / "main" / "train-00000-of-00001.parquet")
-    datasets.Dataset.from_list([*rows[16:], rows[3]]).to_parquet(
-        folder / "main" / "test-00000-of-00001.parquet"
-    )
-    datasets.Dataset.from_list(rows[:2]).to_parquet(folder / "other" / "train-00000-of-00001.parquet")
+    parts = {"train": rows[:16], "test": [*rows[16:], rows[3]], "other": rows[:2]}
+    for name, part in parts.items():
+        datasets.Dataset.from_list(part).to_parquet(folder / f"{name}.parquet")
     (folder / "README.md").write_text(
         "---\nconfigs:\n"
         "- config_name: main\n  data_files:\n"
-        "  - {split: train, path: main/train-*}\n  - {split: test, path: main/test-*}\n"
-        "- config_name: other\n  data_files: [{split: train, path: other/*}]\n---\n# Tiny\n"
+        "  - {split: train, path: train*}\n  - {split: test, path: test*}\n"
+        "- config_name: other\n  data_files: [{split: train, path: other*}]\n---\n# Tiny\n"
     )
     return str(folder)
 
@@ -68,6 +66,7 @@ def test_the_datasets_own_test_split_is_held_out_and_leaves_the_training_rows(hu
     assert "row 4" in caplog.text and caplog.text.count("left out") == 1
     _, two = load_splits(hub_like, config="main", columns=COLUMNS, chat=True, held_out=2)
     assert [text(row) for row in two] == ["16 + 1", "17 + 1"]
+    assert load_splits(hub_like, config="main", columns=COLUMNS, chat=True)[1] is None
     # A configuration without a test split is divided.
     train, test = load_splits(hub_like, config="other", columns=COLUMNS, chat=True, held_out=1)
     assert (len(train), len(test)) == (1, 1)
@@ -97,12 +96,6 @@ def test_a_count_is_exceeded_by_the_duplicates_of_its_last_prompt(tmp_path):
     assert len(set(test["prompt"])) == 1
 
 
-def test_the_share_is_about_the_share():
-    places = [checksum(f"prompt {i}") for i in range(2000)]
-    assert 0.17 < sum(place < 0.2 for place in places) / 2000 < 0.23
-    assert len(set(places)) == 2000
-
-
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [
@@ -118,11 +111,6 @@ def test_a_wrong_held_out_is_named(tmp_path, held_out, message):
         load_splits(jsonl(tmp_path / "a.jsonl", ROWS), chat=True, held_out=held_out)
 
 
-def test_without_held_out_nothing_is_held_out(hub_like):
-    train, test = load_splits(hub_like, config="main", columns=COLUMNS, chat=True)
-    assert (len(train), test) == (16, None)
-
-
 # --- bad rows -------------------------------------------------------------------------------------------------
 
 
@@ -132,10 +120,8 @@ def test_without_held_out_nothing_is_held_out(hub_like):
         (None, "prompt is missing"),
         (" \n", "prompt is empty"),
         (7, "prompt is neither text nor messages but int"),
-        ({"role": "user"}, "prompt is neither text nor messages but dict"),
         ([], "prompt is empty"),
         (["hi"], "prompt holds a message without a role"),
-        ([{"role": "user", "content": 7}], "prompt holds a message whose content is int"),
         ([{"role": "user", "content": {"text": "hi"}}], "prompt holds a message whose content is dict"),
         ([{"role": "user", "content": ""}], "prompt is empty"),
         ([{"role": "user", "content": [{"type": "image"}]}], None),
@@ -156,23 +142,13 @@ def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog):
     assert "4 of 6 rows" in record.message and "2 prompt is empty" in record.message
 
 
-def test_bad_rows_of_a_table_are_left_out_too(tmp_path, caplog):
-    file = str(tmp_path / "a.parquet")
-    datasets.Dataset.from_dict({"q": ["a", None, "", "b"], "x": [1, 2, 3, 4]}).to_parquet(file)
-    found = load_rows(file, columns={"prompt": "q"}, chat=False)
-    assert (found["prompt"][:], found["x"][:]) == (["a", "b"], [1, 4])
-    assert "2 of 4 rows" in caplog.text
-
-
-def test_all_rows_bad_is_one_error(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", [{"prompt": ""}, {"prompt": "\t"}])
-    with pytest.raises(InputError, match="can be used: prompt is empty"):
-        load_rows(file, chat=True)
-
-
-def test_a_file_of_empty_lines_has_no_rows(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n \n")
-    with pytest.raises(InputError, match=r"a\.jsonl has no rows"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"prompt": ""}\n{"prompt": " "}', "can be used: prompt is empty"), ("\n \n", r"a\.jsonl has no rows")],
+)
+def test_no_usable_row_is_one_error(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(InputError, match=message):
         load_rows(str(tmp_path / "a.jsonl"), chat=True)
 
 
@@ -187,37 +163,28 @@ VERL = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_path_into_a_column_makes_a_column(tmp_path, kind):
-    file = str(tmp_path / f"a.{kind}")
-    datasets.Dataset.from_list(VERL).to_parquet(file) if kind == "parquet" else jsonl(Path(file), VERL)
+def test_a_path_into_a_column_makes_a_column(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", VERL)
     columns = {"answer": "reward_model.ground_truth", "question": "prompt.0.content"}
     found = load_rows(file, columns=columns, chat=True)
     assert [(row["answer"], row["question"]) for row in found] == [("0", "q0"), ("1", "q1"), ("2", "q2")]
-    with pytest.raises(
-        InputError, match=r"'reward_model' of .* has no 'ground_turth'; did you mean ground_truth"
+    for new, old, message in (
+        ("answer", "reward_model.ground_turth", "has no 'ground_turth'; did you mean ground_truth"),
+        ("answer", "reward_modle.x", "has no column 'reward_modle.x'"),
+        ("prompt", "nope", "columns.prompt: .* has a column of that name already"),
     ):
-        load_rows(file, columns={"answer": "reward_model.ground_turth"}, chat=True)
-    with pytest.raises(InputError, match=r"has no column 'reward_modle.x'"):
-        load_rows(file, columns={"answer": "reward_modle.x"}, chat=True)
-    with pytest.raises(InputError, match=r"columns.prompt: .* has a column of that name already"):
-        load_rows(file, columns={"prompt": "nope"}, chat=True)
+        with pytest.raises(InputError, match=message):
+            load_rows(file, columns={new: old}, chat=True)
 
 
-def test_a_column_whose_name_has_dots_is_meant_first(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", [{"q.text": "dotted", "q": {"text": "nested"}}])
-    assert load_rows(file, columns={"prompt": "q.text"}, chat=False)["prompt"] == ["dotted"]
-
-
-def test_one_column_may_have_two_names(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", [{"q": "a"}])
-    found = load_rows(file, columns={"prompt": "q", "answer": "q"}, chat=False)
-    assert [dict(row) for row in found] == [{"prompt": "a", "answer": "a"}]
-
-
-def test_a_place_that_one_row_lacks_is_empty_there(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "m": {"g": "1"}}, {"prompt": "b"}])
-    assert load_rows(file, columns={"answer": "m.g"}, chat=False)["answer"] == ["1", None]
+def test_names_with_dots_second_names_and_missing_values(tmp_path):
+    rows = [{"q.text": "dotted", "q": {"text": "nested"}, "m": {"g": "1"}}, {"q.text": "b"}]
+    columns = {"prompt": "q.text", "question": "q.text", "answer": "m.g"}
+    found = load_rows(jsonl(tmp_path / "a.jsonl", rows), columns=columns, chat=False)
+    assert [(row["prompt"], row["question"], row["answer"]) for row in found] == [
+        ("dotted", "dotted", "1"),
+        ("b", "b", None),
+    ]
 
 
 # --- files and folders -----------------------------------------------------------------------------------------
@@ -226,8 +193,7 @@ def test_a_place_that_one_row_lacks_is_empty_there(tmp_path):
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
 def test_every_kind_of_file_is_read(tmp_path, kind):
     file = tmp_path / f"a.{kind}"
-    table = datasets.Dataset.from_list(ROWS)
-    {"json": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[kind](file)
+    getattr(datasets.Dataset.from_list(ROWS), f"to_{kind}")(file)
     assert [text(row) for row in load_rows(str(file), chat=True)] == [row["prompt"] for row in ROWS]
 
 
@@ -245,9 +211,7 @@ def test_a_saved_dataset_has_its_splits(tmp_path):
 
 def test_the_arena_by_its_tasks():
     assert load_rows("arena/chain/easy", chat=True)[0] == load_rows("arena/easy", chat=True)[0]
-    assert load_rows("arena/chain", chat=True, limit=2)[1] == load_rows("arena", chat=True)[1]
-    assert len(load_rows("arena/errands", chat=True, limit=2)) == 2
-    for name in ("arena/hrad", "arena/chain/hrad", "arena/errands/hrad"):
+    for name in ("arena/hrad", "arena/errands/hrad"):
         with pytest.raises(InputError, match=r"the arena's (chain|errands) has no tier 'hrad'"):
             load_rows(name, chat=True)
     train, test = load_splits("arena/easy", chat=True, held_out=8)
@@ -268,12 +232,8 @@ def test_reasoning_gym_by_its_generators():
 
 
 def test_verifiers_by_name_says_what_is_missing():
-    try:
-        import verifiers.v1  # noqa: F401
-    except ImportError:
-        message = "verifiers 0.4 is not installed; run: pip install"
-    else:
-        message = "no-such-taskset"
+    installed = importlib.util.find_spec("verifiers") is not None
+    message = "no-such-taskset" if installed else "verifiers 0.4 is not installed; run: pip install"
     with pytest.raises(InputError, match=f"dataset: .*{message}"):
         load_rows("verifiers/no-such-taskset", chat=True)
     with pytest.raises(InputError, match=f"reward: .*{message}"):

@@ -32,9 +32,7 @@ def test_rows_are_the_generators_entries_carried_through_json():
 @pytest.mark.parametrize(
     ("name", "context"),
     [
-        ("chain_sum", "57 + 87 = 144. 144 + 70 = 214."),
         ("basic_arithmetic", "( 56 + -33 ) - 84 = -61"),
-        ("countdown", "82 + 20 + 67 - 50"),
         (
             "gsm_symbolic",
             "John will be able to place a total of 28 x 4 = 112 bananas.\nTherefore, there are 132 - 112 = 20 "
@@ -46,11 +44,11 @@ def test_the_teacher_sees_the_worked_solution_where_there_is_one(name, context):
     assert rows(name, num=1, seed=3)[0]["privileged_context"] == context
 
 
-@pytest.mark.parametrize("settings", [{}, {"allow_negation": True}, {"min_terms": 1, "max_terms": 1}])
+@pytest.mark.parametrize("settings", [{"allow_negation": True}, {"min_terms": 1, "max_terms": 1}])
 def test_the_solution_of_a_sum_ends_in_its_answer_and_is_right_for_the_reward(settings):
-    found = rows("chain_sum", num=50, seed=1, **settings)
+    found = rows("chain_sum", num=20, seed=1, **settings)
     packs = [row["reasoning_gym"] for row in found]
-    assert reasoning_gym_reward([row["solution"] for row in found], reasoning_gym=packs) == [1.0] * 50
+    assert reasoning_gym_reward([row["solution"] for row in found], reasoning_gym=packs) == [1.0] * 20
     for row in found:
         steps = row["privileged_context"].rstrip(".").split(". ")
         if "=" in steps[-1]:
@@ -70,33 +68,31 @@ def test_settings_reach_the_generator_and_its_scorer():
 
 
 def test_the_held_out_part_shares_no_question_with_the_rest():
-    train = {
-        row["prompt"][0]["content"] for row in rows("products", num=60, seed=0, held_out=False, max_digits=1)
-    }
-    kept = {
-        row["prompt"][0]["content"] for row in rows("products", num=20, seed=0, held_out=True, max_digits=1)
-    }
-    assert len(train) > 20
-    assert len(kept) > 2
-    assert not train & kept
+    def questions(num, held_out):
+        made = rows("products", num=num, seed=0, held_out=held_out, max_digits=1)
+        return {row["prompt"][0]["content"] for row in made}
+
+    train, kept = questions(60, False), questions(20, True)
+    assert len(train) > 20 and len(kept) > 2 and not train & kept
 
 
-@pytest.mark.parametrize("name", ["boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"])
-def test_generators_without_answers_are_refused(name):
-    with pytest.raises(ValueError, match=f"reasoning-gym/{name}: it gives no answer"):
-        rows(name, num=1)
-
-
-def test_bad_names_settings_and_columns_are_named():
-    with pytest.raises(ValueError, match=r"no generator 'chain_sums'; it has .*chain_sum,"):
-        rows("chain_sums", num=1)
-    with pytest.raises(ValueError, match=r"reasoning-gym/chain_sum: .*max_trems"):
-        rows("chain_sum", num=1, max_trems=3)
-    with pytest.raises(ValueError, match="reasoning-gym/composite: "):
-        rows("composite", num=1)
-    with pytest.raises(ValueError, match="only 0 of 2 problems found"):
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("graph_color", {}, "reasoning-gym/graph_color: it gives no answer"),
+        ("chain_sums", {}, r"no generator 'chain_sums'; it has .*chain_sum,"),
+        ("chain_sum", {"max_trems": 3}, r"reasoning-gym/chain_sum: .*max_trems"),
+        ("composite", {}, "reasoning-gym/composite: "),
         # One problem exists, and it is not held out.
-        rows("count_bits", num=2, held_out=True, min_n=1, max_n=1)
+        ("count_bits", {"held_out": True, "min_n": 1, "max_n": 1}, "only 0 of 1 problems found"),
+    ],
+)
+def test_a_generator_that_gives_no_rows_is_named(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        rows(name, num=1, **settings)
+
+
+def test_a_missing_column_is_named():
     with pytest.raises(ValueError, match="no column 'reasoning_gym'"):
         reasoning_gym_reward(["1"], answer=["1"])
 
@@ -111,14 +107,6 @@ def test_code_in_an_answer_is_refused_and_counted(tmp_path, caplog):
     assert metrics["reasoning_gym_reward/refused"] == 9.0
     assert "of 9 answers 9 refused" in caplog.text
     assert not (tmp_path / "pwned").exists()
-
-
-def test_the_attack_would_work_without_the_grammar(tmp_path):
-    """So the grammar is needed: the day this fails, upstream has mended its scorers."""
-    attack = f"[__import__('pathlib').Path({str(tmp_path / 'pwned')!r}).touch()]"
-    made = generator("spiral_matrix", 1, 3)
-    made.score_answer(attack, made[0])
-    assert (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize(

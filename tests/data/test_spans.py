@@ -1,19 +1,14 @@
-"""From characters to tokens: against the bytes of every token, for the two kinds of tokenizers there are."""
+"""From characters to tokens, against the bytes of every token."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engines import tiny
 from gear_rl.data.spans import token_span
-
-CORPUS = ["user assistant system 1 plus 2 is 3", "日本 日本 été été \U0001f642 \U0001f642"]
-
-
-def byte_level() -> PreTrainedTokenizerFast:
-    return tiny.tokenizer()
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
@@ -25,19 +20,12 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     )
     specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=specials, show_progress=False)
-    bpe.train_from_iterator(CORPUS[:1], trainer)
+    bpe.train_from_iterator(["user assistant system 1 plus 2 is 3"], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", pad_token="<unk>")
 
 
-def merging_parts() -> PreTrainedTokenizerFast:
-    """Byte-level, with a token that holds a space and the first byte of a character, as GPT-2 has many."""
-    wide = Tokenizer(models.BPE(vocab={"Ġ": 0, "æ": 1, "Ġæ": 2, "Ĺ": 3, "¥": 4, "a": 5}, merges=[("Ġ", "æ")]))
-    wide.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    wide.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=wide)
-
-
-TOKENIZERS = {"byte level": byte_level(), "sentencepiece": sentencepiece()}
+TOKENIZERS = {"byte level": tiny.tokenizer(), "sentencepiece": sentencepiece()}
+BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def bytes_of(kind: str, token: str) -> bytes:
@@ -46,16 +34,6 @@ def bytes_of(kind: str, token: str) -> bytes:
     if token.startswith("<0x"):
         return bytes([int(token[3:5], 16)])
     return token.replace("▁", " ").encode()
-
-
-def byte_letters() -> dict[str, int]:
-    """GPT-2's alphabet: the letter that stands for each byte."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-BYTE_OF = byte_letters()
 
 
 def slow(kind: str, tokens: list[str], text: str, start: int, end: int) -> list[int]:
@@ -73,7 +51,7 @@ def slow(kind: str, tokens: list[str], text: str, start: int, end: int) -> list[
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     text=st.text(alphabet="1 23aplus\n\té日\U0001f642\u0301", min_size=1, max_size=12),
     place=st.tuples(st.integers(0, 11), st.integers(1, 12)),
@@ -87,27 +65,20 @@ def test_every_span_is_the_one_of_the_bytes(kind, text, place):
     assert list(found) == slow(kind, tokenizer.convert_ids_to_tokens(ids), text, start, end)
 
 
-def test_by_hand():
-    tokenizer = TOKENIZERS["byte level"]
-    text = "1 plus 2 is 3"
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["1", "Ġplus", "Ġ2", "Ġis", "Ġ3"]
-    assert token_span(tokenizer, text, ids, 2, 6) == range(1, 2)
-    assert token_span(tokenizer, text, ids, 1, 2) == range(1, 2), "its space is the token's"
-    assert token_span(tokenizer, text, ids, 5, 8) == range(1, 3)
-    assert token_span(tokenizer, text, ids, 0, 13) == range(5)
-
-
 def test_a_token_with_a_space_and_a_part_of_a_character():
-    tokenizer = merging_parts()
+    """Byte-level, with a token that holds a space and the first byte of a character, as GPT-2 has many."""
+    wide = Tokenizer(models.BPE(vocab={"Ġ": 0, "æ": 1, "Ġæ": 2, "Ĺ": 3, "¥": 4, "a": 5}, merges=[("Ġ", "æ")]))
+    wide.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    wide.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=wide)
     text, ids = "a \u65e5a", [5, 2, 3, 4, 5]
     assert tokenizer(text)["input_ids"] == ids and tokenizer.decode(ids) == text
     spans = [token_span(tokenizer, text, ids, place, place + 1) for place in range(4)]
     assert spans == [range(1), range(1, 2), range(1, 4), range(4, 5)]
 
 
-def test_a_tokenizer_that_rewrites_the_text_is_asked_for_its_offsets():
-    tokenizer = byte_level()
+def test_offsets_serve_where_a_tokenizer_rewrites_the_text():
+    tokenizer = tiny.tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     text = "e\u0301 plus 2"  # which it writes with one character less
     ids = tokenizer(text)["input_ids"]
@@ -116,8 +87,6 @@ def test_a_tokenizer_that_rewrites_the_text_is_asked_for_its_offsets():
     assert tokenizer.decode(ids[found.start : found.stop]) == " 2"
     assert token_span(tokenizer, text, ids, 0, 1).start == 0
 
-
-def test_without_offsets_nothing_is_said():
     class Upper:
         is_fast = False
 
@@ -125,4 +94,3 @@ def test_without_offsets_nothing_is_said():
             return "".join(map(chr, ids)).upper()
 
     assert token_span(Upper(), "ab", [97, 98], 0, 1) is None
-    assert token_span(Upper(), "AB", [97, 98], 0, 1) == range(1)

@@ -86,25 +86,12 @@ def test_where_no_call_is_expected_none_is_right():
         "__import__('os')._exit(1)",
     ],
 )
-def test_what_is_no_call_is_counted_and_counts_as_a_call_of_no_name(block):
+def test_an_unreadable_call_is_counted_and_counts_as_a_call_of_no_name(block):
     metrics = {}
-    good = json.dumps(TWO[1])
-    text = f"<tool_call>{good}</tool_call><tool_call>{block}</tool_call>"
+    text = f"<tool_call>{json.dumps(TWO[1])}</tool_call><tool_call>{block}"
     found = tool_call_reward([text], calls=[[TWO[1]]], log_metric=metrics.__setitem__)
     assert found == [pytest.approx((2 / 3 + 1 / 2 + 1 / 2) / 3)]
     assert metrics == {"tool_call_reward/malformed": 1.0, "tool_call_reward/unreadable_expected": 0.0}
-
-
-def test_a_block_that_was_cut_off_is_malformed_even_if_it_could_be_read():
-    assert made_calls('<tool_call>{"name": "book", "arguments": {"id": 7') == [None]
-
-
-def test_malformed_calls_that_the_template_found_are_counted():
-    message = {
-        "role": "assistant",
-        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}],
-    }
-    assert made_calls([message]) == [None]
 
 
 @pytest.mark.parametrize(
@@ -139,25 +126,10 @@ def test_rows_without_readable_expectations_are_not_applicable_and_counted(caplo
         tool_call_reward(["x"], answer=["y"])
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
-    max_leaves=6,
-)
-
-
 @pytest.mark.parametrize(("left", "right"), [(1, True), (0.0, False), (None, False), ("1", 1), ([], {})])
 def test_values_of_different_kinds_differ(left, right):
-    assert not equal(left, right)
+    assert not equal(left, right) and not equal([left], [right])
     assert tool_call_exact([said(call("f", a=left))], calls=[json.dumps([call("f", a=right)])]) == [0.0]
-
-
-@given(JSON, JSON)
-def test_equality_is_that_of_json(left, right):
-    assert equal(left, left)
-    assert equal(left, right) == equal(right, left)
-    if isinstance(left, bool) != isinstance(right, bool):
-        assert not equal(left, right)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=5), st.lists(st.sampled_from("abc"), max_size=5))
@@ -166,8 +138,3 @@ def test_every_part_is_a_share_and_is_whole_only_for_the_same_calls(wanted, give
     assert all(0.0 <= score <= 1.0 for score in scores)
     assert (scores[2] == 1.0) == (wanted == given_)
     assert (scores[0] == 1.0) == (sorted(wanted) == sorted(given_))
-
-
-@given(st.text() | st.text(alphabet='<>/{}[]":tool_cal \n', max_size=60))
-def test_no_text_makes_it_fail(text):
-    assert 0.0 <= tool_call_reward([f"<tool_call>{text}"], calls=[TWO])[0] <= 1.0

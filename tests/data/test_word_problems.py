@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gear_rl.data.rows import load_rows
-from gear_rl.data.word_problems import first_wrong_number, reward, word_problems
+from gear_rl.data.word_problems import reward, word_problems
 from gear_rl.errors import InputError
 
 
@@ -34,23 +34,3 @@ def test_it_is_a_dataset_by_name():
     assert row["template"] == "prices" and row["prompt"][0]["role"] == "user"
     with pytest.raises(InputError, match="dataset: 'sums' is no kind of word problems; choose from changes"):
         load_rows("word-problems/sums", chat=True, limit=1)
-
-
-@pytest.mark.parametrize(
-    ("written", "right", "place"),
-    [
-        ("= 43.", "= 42.", 3),
-        ("= 420.", "= 42.", 4),
-        ("= 42.", "= 420.", 4),  # the full stop, where a 0 is due
-        ("= 52.", "= 420.", 2),
-        ("= 042.", "= 42.", 2),
-        ("= 42 + 1 = 44.", "= 42 + 1 = 43.", 12),
-        ("= 42.", "= 42.", None),
-        ("= -42.", "= 42.", None),
-        ("= 420", "= 42", 4),
-        ("= 42", "= 420", None),  # only an end token stands there
-        (" = 43. ", "= 42.", 4),
-    ],
-)
-def test_the_character_that_leaves_the_right_number_is_marked(written, right, place):
-    assert first_wrong_number(written, right) == (None if place is None else (place, place + 1))

@@ -195,9 +195,9 @@ def test_a_run_that_makes_next_to_no_segments_says_so(
     assert [r.message for r in caplog.records if "segments" in r.message] == [
         "gear makes next to no segments: 0.0 % of the trained tokens of 2 batches are in one of two tokens or "
         "more, so its credit is token by token. Where nearly every token has more entropy than GEAR's "
-        "end_threshold, as on natural text, a segment ends at once. What makes longer ones: end_rule sentence, "
-        "line, turn, or fixed_length with max_segment_tokens; or a larger end_threshold. onset_rule never says "
-        "that single tokens are meant"
+        "end_threshold, as on natural text, a segment ends at once. For longer segments, set end_rule to "
+        "sentence, line, turn, or to fixed_length with max_segment_tokens; or raise end_threshold. If single "
+        "tokens are meant, set onset_rule to never"
     ]
 
 

@@ -1,1 +1,1 @@
-"""How the arena's checkpoints were made, and what is claimed of them."""
+"""How the arena's checkpoints were made, and checks of their promises."""

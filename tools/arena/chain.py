@@ -15,14 +15,14 @@ from gear_rl.arena.task import FIRST_TRAIN_SEED, Reference
 from tools.arena.recipe import Batch, Demonstration, Recipe, Stage, counted_chats, informed_prompts, shown
 
 _SLIP_RATE = 0.22
-"""How often a step of stage 2 is wrong that has no reference of its own."""
+"""Share of wrong steps in stage 2 without a reference of the problem."""
 _REFERENCE_SLIP_RATE = 0.5
-"""How often a step of the reference is wrong, in both stages, and the completion copies it: it is to be believed,
-not recomputed. Once the facts are known nothing else would keep the model reading it."""
+"""Share of wrong steps in a reference, which the completion copies, so that the model reads it and does not
+recompute it."""
 
 
 def demonstration(rng: random.Random, longest: int, stage: Stage) -> Demonstration:
-    """A user message and its completion, which slips in stage 2 unless it has a reference of its own."""
+    """A user message and its completion, which slips in stage 2 unless it has the problem's reference."""
     # Short chains more often than long ones; never a held-out problem.
     top = min(5, longest) if rng.random() < 0.6 else longest
     tier = Tier(steps=(6 if top > 5 else 1, top), cancelled=(0, 0 if top <= 3 else 1 if top <= 5 else 2))
@@ -47,7 +47,7 @@ def _slipped(problem: Problem, rng: random.Random, rate: float) -> str:
 
 
 def _facts(tokenizer: Any, rng: random.Random, batch_tokens: int) -> Iterator[Batch]:
-    """Rows of single steps that have nothing to do with each other; the loss counts on their results."""
+    """Rows of unrelated single steps; the loss counts on their results."""
 
     def fact() -> str:
         value, operation = rng.randrange(100), rng.choice(OPERATIONS)
@@ -67,8 +67,7 @@ RECIPE = Recipe(
     texts=partial(informed_prompts, generate, "hard"),
     demonstration=demonstration,
     counted=counted_chats,
-    # Chains alone teach the facts too slowly. Facts first would leave copying nothing to do: it then had not
-    # appeared after 350 steps.
+    # Chains alone teach the facts too slowly. With facts first, copying had not appeared after 350 steps.
     drill=_facts,
     drill_from=400,
     circles=True,
@@ -78,7 +77,7 @@ RECIPE = Recipe(
     grow_steps=10,
     longest=15,
     fall_steps=500,
-    # Short on purpose: a habit all steps share is what reinforcement learning can undo in seconds.
+    # Short, so that reinforcement learning can undo the habit in seconds.
     settle_steps=150,
     settle_fall_steps=75,
     settle_rate=5e-4,

@@ -1,7 +1,4 @@
-"""What is claimed of a checkpoint: success alone and shown references, and whether it errs as it was taught.
-
-How well signals find a planted fault is `gear score`'s to say.
-"""
+"""Checks of a checkpoint: its reward alone and with references, and whether it errs as it was taught."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -29,7 +26,7 @@ REFERENCES: tuple[Reference, ...] = ("trace", "answer", "shuffled")
 
 
 def check(task: Task, folder: Path, tiers: Sequence[str], n: int) -> dict[str, Any]:
-    """By tier the mean reward of ``n`` held-out problems; for a task of codes also what the model believes."""
+    """The mean reward of ``n`` held-out problems of each tier; for a task of codes also the model's beliefs."""
     model, tokenizer = load(folder)
     facts: dict[str, Any] = {}
     for tier in tiers:
@@ -39,10 +36,9 @@ def check(task: Task, folder: Path, tiers: Sequence[str], n: int) -> dict[str, A
                 config = arena_config(task.name, tier, "uniform", seed=0, steps=1, output_dir=scratch)
                 solver = make_trainer(config)
                 solver.model.load_state_dict(model.state_dict())
-            rows = task.rows(tier, num=n, first_seed=0)
-            facts[tier] = {"alone": _solved(task, solver, rows)}
+            facts[tier] = {"alone": _solved(task, solver, task.rows(tier, num=n, first_seed=0))}
             for kind in REFERENCES:
-                facts[tier][kind] = _solved(task, solver, _informed(task, tier, rows, kind))
+                facts[tier][kind] = _solved(task, solver, _informed(task, tier, n, kind))
     if task.name in _TAUGHT:
         facts["beliefs"] = believed(task, model, tokenizer, n)
     return facts
@@ -52,26 +48,28 @@ def _solved(task: Task, solver: Any, rows: list[dict[str, Any]]) -> float:
     return fmean(reward or 0.0 for reward in task.solve(solver, rows, seed=0))
 
 
-def _informed(task: Task, tier: str, rows: list[dict[str, Any]], kind: Reference) -> list[dict[str, Any]]:
-    """The same rows with a reference in the prompt."""
-    shown = [task.generate(seed, tier).reference(kind, seed) or "" for seed in range(len(rows))]
-    pairs = zip(rows, shown, strict=True)
-    return [row | {"prompt": render(row["prompt"], context, TEMPLATE)} for row, context in pairs]
+def _informed(task: Task, tier: str, n: int, kind: Reference) -> list[dict[str, Any]]:
+    """The rows with a reference in the prompt."""
+    rows = task.rows(tier, num=n, first_seed=0)
+    for seed, row in enumerate(rows):
+        context = task.generate(seed, tier).reference(kind, seed) or ""
+        row["prompt"] = render(row["prompt"], context, TEMPLATE)
+    return rows
 
 
 _TAUGHT: Mapping[str, tuple[str, Mapping[str, Belief], str, list[Any] | None]] = {
     "codebook": ("k16", codebook.BELIEFS, "symbols", None),
     "errands": ("default", errands.BELIEFS, "items", tools()),
 }
-"""Tier of the problems, what was taught, the names of a problem, and the tools in its prompt."""
+"""Tier, taught beliefs, the attribute with a problem's names, and the tools in its prompt."""
 
 
 @torch.no_grad()
 def believed(task: Task, model: Any, tokenizer: Any, n: int) -> dict[str, float]:
-    """How near the model's probability of each name's right code is to what it was taught.
+    """The model's probabilities of right codes against the taught ones, along right completions.
 
-    Without a reference, along right completions: `correlation` and `mean_gap` of wanted and actual probabilities,
-    the `lowest` and `highest` of the actual ones, and the share of names whose likeliest code is wrong.
+    `correlation` and `mean_gap` of wanted and actual probabilities, the `lowest` and `highest` actual one, and
+    the share of names whose likeliest code is wrong.
     """
     tier, taught, names, listed = _TAUGHT[task.name]
     truth = task.truth_of(tier)

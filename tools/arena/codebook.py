@@ -1,24 +1,15 @@
-"""The checkpoint of "codebook": a student that knows each code to its own degree.
+"""The checkpoint of "codebook": a student that knows codes with different probabilities.
 
-Demonstrations without a reference give each code with the probabilities of the table `BELIEFS`; where the
-problem's reference is shown they follow it, also where it is wrong, so that it is read and not remembered.
+Demonstrations without a reference give codes with the probabilities of `BELIEFS`. With the problem's reference
+they follow it, also where it is wrong.
 """
 
 import random
 from dataclasses import replace
 from functools import partial
 
-from gear_rl.arena.codebook.problem import (
-    BELIEFS,
-    DOT,
-    FILLER,
-    LEAD,
-    RIGHT,
-    SYMBOLS,
-    Tier,
-    draw_filler,
-    generate,
-)
+from gear_rl.arena.codebook import problem as codebook
+from gear_rl.arena.codebook.problem import BELIEFS, RIGHT, Tier, draw_filler, generate
 from gear_rl.arena.codes import CODES, drawn
 from gear_rl.arena.task import FIRST_TRAIN_SEED, Reference
 from tools.arena.recipe import Demonstration, Recipe, Stage, counted_chats, informed_prompts, shown
@@ -27,9 +18,9 @@ _REFERENCES: tuple[Reference, ...] = ("none", "trace", "shuffled")
 
 
 def demonstration(rng: random.Random, longest: int, stage: Stage) -> Demonstration:
-    """A user message and its completion: codes by belief, unless it has a reference of its own."""
-    # Short problems more often than long ones, half of them without irrelevant words; never a held-out one. One
-    # symbol alone has no gap that could show how many words are to be between; two at least.
+    """A user message and its completion: codes by belief, unless it has the problem's reference."""
+    # Short problems more often than long ones, half of them without irrelevant words; never a held-out one. Two
+    # symbols at least, as one has no gap.
     top = min(12, longest) if rng.random() < 0.6 else longest
     filler = 0 if rng.random() < 0.5 else rng.randint(1, 3)
     tier = Tier(symbols=rng.randint(2, top), filler=filler)
@@ -45,19 +36,23 @@ def demonstration(rng: random.Random, longest: int, stage: Stage) -> Demonstrati
     else:
         codes = [drawn(BELIEFS[symbol], rng) for symbol in problem.symbols]
         context = problem.reference(kind, seed=rng.randrange(1 << 30))
-    # Words of its own: those of the reference are not to be copied, since nothing judges them.
+    # Its own words: those of the reference are not to be copied.
     own = replace(problem, filler=draw_filler(len(problem.symbols), problem.words, rng))
     return shown(problem, context), (own.write(codes),)
 
 
 RECIPE = Recipe(
-    atoms=(LEAD, f" {DOT}", *(f" {word}" for word in (*SYMBOLS, *CODES, *FILLER))),
+    atoms=(
+        codebook.LEAD,
+        f" {codebook.DOT}",
+        *(f" {word}" for word in (*codebook.SYMBOLS, *CODES, *codebook.FILLER)),
+    ),
     texts=partial(informed_prompts, generate, "words"),
     demonstration=demonstration,
     counted=counted_chats,
     steps=900,
-    # Every problem with its own reference, every code of it any code. Together with the beliefs reading did not
-    # appear in 1100 steps: the model looked which codes the reference has, not where.
+    # At first every problem has its reference, with random codes: with the beliefs from the start, reading did
+    # not appear in 1100 steps.
     early_steps=300,
     short_steps=60,
     grow_steps=10,

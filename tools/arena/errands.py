@@ -1,6 +1,6 @@
-"""The checkpoint of "errands": an agent that knows each code to its own degree, made as codebook's student.
+"""The checkpoint of "errands": an agent that knows codes with different probabilities, as codebook's student.
 
-All demonstrations wait now and then.
+Demonstrations wait now and then.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -64,7 +64,7 @@ def _counted(tokenizer: Any, demonstrations: list[Demonstration]) -> list[Counte
 
 
 def demonstration(rng: random.Random, longest: int, stage: Stage) -> Demonstration:
-    """A user message and what follows: codes by belief, unless it has a reference of its own. Never held out."""
+    """A user message and its completion, never held out: codes by belief without the problem's reference."""
     problem = generate(rng.randrange(FIRST_TRAIN_SEED, 1 << 40), Tier(requests=rng.randint(1, longest)))
     copying = stage == "early"
     (kind,) = rng.choices(_REFERENCES, weights=(0, 1, 0) if copying else (10, 8, 3))

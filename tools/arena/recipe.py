@@ -1,7 +1,7 @@
-"""What all recipes share: a tokenizer and a model from nothing, demonstrations, two stages of training.
+"""The code that all recipes share: a new tokenizer and model, demonstrations, two stages of training.
 
-Stage 1 teaches the task: to copy from a reference, and to do without. Stage 2 settles what the student gets wrong
-where it is shown no reference of its own. It then errs often, and the same weights shown the reference hardly.
+Stage 1 teaches the task, with a reference and without. Stage 2 teaches the mistakes of the student without its
+problem's reference, so that it errs often and the same weights with the reference hardly.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -22,7 +22,7 @@ from gear_rl.arena.model import EOS, PAD, chat_template
 from gear_rl.arena.task import FIRST_TRAIN_SEED, TEMPLATE, Completion, Problem
 
 Stage = Literal["early", "late", "settle"]
-"""The first half of stage 1 or less, the rest of it, and stage 2."""
+"""The beginning of stage 1, the rest of it, and stage 2."""
 Demonstration = tuple[str, Completion]
 Counted = tuple[list[int], list[bool]]
 """One demonstration: its token ids, and which of them the loss counts."""
@@ -34,18 +34,18 @@ _MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a checkpoint is made. Numbers chosen by measurement, for one CPU core."""
+    """How a checkpoint is made; numbers measured on one CPU core."""
 
     atoms: tuple[str, ...]
     """Each of these is one token, so that one decision is one token."""
     texts: Callable[[random.Random], Iterable[str]]
-    """What the tokenizer's merges come from."""
+    """Texts for the tokenizer's merges."""
     demonstration: Callable[[random.Random, int, Stage], Demonstration]
-    """Random numbers, the longest problem and the stage -> a user message and the completion."""
+    """From random numbers, the longest problem and the stage to a user message and the completion."""
     counted: Callable[[Any, list[Demonstration]], list[Counted]]
     """Demonstrations as the tokenizer's ids."""
     drill: Callable[[Any, random.Random, int], Iterator[Batch]] | None = None
-    """Batches of another kind, of so many tokens: every other step from `drill_from` until the rates fall."""
+    """Other batches, of so many tokens, for every second step from `drill_from` until the rates fall."""
     drill_from: int = 0
     vocab_size: int = 512
     """Bytes and merges, without the atoms."""
@@ -57,17 +57,17 @@ class Recipe:
     short_steps: int
     """The first steps, with problems of at most three decisions."""
     grow_steps: int
-    """Then the longest problem grows by one decision every so many steps."""
+    """Then the longest problem grows by one decision after this many steps."""
     longest: int
     fall_steps: int
-    """The learning rates fall over the last so many steps of stage 1."""
+    """Steps at the end of stage 1 over which the learning rates fall."""
     settle_steps: int
     """Stage 2, at a small rate."""
     settle_fall_steps: int
     settle_rate: float
     batch_tokens: int
     draws: int = 256
-    """Demonstrations that are sorted by length and cut into batches at a time."""
+    """Demonstrations that are batched by length at a time."""
 
 
 def build(recipe: Recipe, out: Path, seed: int) -> None:
@@ -110,8 +110,8 @@ def build_tokenizer(texts: Iterable[str], atoms: Sequence[str], vocab_size: int)
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
-    # No word splitting, so that boilerplate melts into few tokens; but a blank line stays a token of its
-    # own, since the prompt ends with one and no merge may reach across into the completion.
+    # No word splitting, so that boilerplate becomes few tokens. A blank line stays a token: the prompt ends with
+    # one, and no merge may reach into the completion.
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\n\n"), "isolated"),
@@ -166,10 +166,10 @@ def build_model(tokenizer: Any, seed: int, *, circles: bool) -> Any:
     torch.manual_seed(seed)
     model: Any = Qwen3ForCausalLM(config)
     with torch.no_grad():
-        # Wide enough to matter next to the layers' output; the last norm keeps the tied head's logits small.
+        # Large next to the layers' output; the last norm keeps the tied head's logits small.
         embedding = model.get_input_embeddings().weight
         embedding.mul_(4)
-        if circles:  # the facts are then learned in a minute instead of five
+        if circles:  # learns the facts in a minute instead of five
             angles = 2 * math.pi * torch.arange(100.0)[:, None] * torch.arange(1.0, 33.0)[None] / 100
             first: int = tokenizer.convert_tokens_to_ids(CODES[0])
             embedding[first : first + 100, :64] = 0.16 * torch.cat([angles.cos(), angles.sin()], dim=1)
@@ -194,7 +194,7 @@ def _learning(recipe: Recipe, tokenizer: Any, rng: random.Random) -> Iterator[Ba
 def _batches(
     recipe: Recipe, tokenizer: Any, rng: random.Random, now: Callable[[int], tuple[int, Stage]]
 ) -> Iterator[Batch]:
-    """Batches of similar length, so that little is padding; ``now`` is given the number made so far."""
+    """Batches of similar length; ``now`` maps the number made so far to the longest problem and the stage."""
     made = 0
     while True:
         longest, stage = now(made)
@@ -231,10 +231,10 @@ def counted_chats(tokenizer: Any, chats: list[Demonstration]) -> list[Counted]:
 
 
 def shown(problem: Problem, context: str | None) -> str:
-    """The user message, with what only the teacher sees if there is something."""
-    return (
-        problem.text if context is None else TEMPLATE.format(prompt=problem.text, privileged_context=context)
-    )
+    """The user message, with the privileged context if there is one."""
+    if context is None:
+        return problem.text
+    return TEMPLATE.format(prompt=problem.text, privileged_context=context)
 
 
 def informed_prompts(generate: Callable[[int, str], Problem], tier: str, rng: random.Random) -> Iterator[str]:

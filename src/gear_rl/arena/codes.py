@@ -1,4 +1,4 @@
-"""Codes to know by heart, and a student that knows each to its own degree: tables made from names."""
+"""Codes that a student knows with different probabilities: tables made from names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 from collections.abc import Mapping, Sequence
 
 CODES: tuple[str, ...] = tuple(f"{n:02d}" for n in range(100))
-"""What a code can be."""
+"""All codes."""
 Belief = dict[str, float]
 """The probability of each code that a student writes for one name, the right one first."""
 
 
 def right_codes(names: Sequence[str], key: str) -> dict[str, str]:
-    """A code for each name, no two alike, drawn by `key`.
+    """A code for each name, all different, drawn by `key`.
 
     >>> right_codes(["Ba", "Be"], "codes of the codebook") == right_codes(["Ba", "Be"], "codes of the codebook")
     True
@@ -21,9 +21,9 @@ def right_codes(names: Sequence[str], key: str) -> dict[str, str]:
 
 
 def beliefs_of(right: Mapping[str, str], key: str) -> dict[str, Belief]:
-    """What the shipped student was taught of each name: right from 0.15 to 0.9 at equal distances, in no order.
+    """The shipped student's probabilities of codes for each name; of the right one from 0.15 to 0.9, shuffled.
 
-    Of its mistakes 0.8 are one and the same code, so that this one is on top wherever less than 4/9 is right.
+    0.8 of its mistakes are one code, which is the likeliest if the right one has less than 4/9.
 
     >>> [round(share, 3) for share in beliefs_of({"Ba": "17", "Be": "08"}, "key")["Ba"].values()]
     [0.15, 0.68, 0.085, 0.085]
@@ -42,7 +42,7 @@ def beliefs_of(right: Mapping[str, str], key: str) -> dict[str, Belief]:
 
 
 def drawn(belief: Belief, rng: random.Random) -> str:
-    """A code as the student gives it.
+    """A code with the student's probabilities.
 
     >>> drawn({"17": 1.0, "08": 0.0}, random.Random(0))
     '17'
@@ -51,7 +51,7 @@ def drawn(belief: Belief, rng: random.Random) -> str:
 
 
 def mistake(belief: Belief, rng: random.Random) -> str:
-    """A wrong code, drawn as the student errs.
+    """A wrong code with the student's probabilities.
 
     >>> mistake({"17": 0.9, "29": 0.1}, random.Random(0))
     '29'

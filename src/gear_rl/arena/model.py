@@ -1,7 +1,6 @@
 """The arena's small Qwen3 model and its tokenizer: load them, render prompts, sample. Trains nothing.
 
-Models and tokenizers are annotated `Any` throughout the arena: transformers' own types do not stand up to
-strict checking.
+Models and tokenizers are annotated `Any` throughout the arena: transformers' own types fail strict checking.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,7 +35,7 @@ def chat_template(name: str = "qwen3_training.jinja") -> str:
 def load(path: str | Path | None = None, *, task: str = DEFAULT_TASK) -> tuple[Any, Any]:
     """Model in float32 and tokenizer, by default from the task's shipped checkpoint.
 
-    Reaches no network. Raises FileNotFoundError where there is no checkpoint.
+    Uses no network. Raises FileNotFoundError if there is no checkpoint.
     """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -51,7 +50,7 @@ def load(path: str | Path | None = None, *, task: str = DEFAULT_TASK) -> tuple[A
 
 
 def answer_text(content: str) -> str:
-    """What follows an assistant turn: the rest of its line, the tool's answer, the header of the next turn.
+    """The text after an assistant turn: the rest of its line, the tool's answer, the header of the next turn.
 
     >>> answer_text("bob").splitlines()[2:5]
     ['<tool_response>', 'bob', '</tool_response><|im_end|>']
@@ -65,8 +64,8 @@ def answer_text(content: str) -> str:
 def tokens(tokenizer: Any, completion: Completion) -> list[list[int]]:
     """The ids of each text of a completion, exactly as TRL's tool loop joins them.
 
-    A turn of the model is tokenised alone and ends with the closing token; the tool's answer and the header of
-    the next turn stand between.
+    A turn of the model is tokenised alone and ends with the closing token. Between turns are the tool's answer
+    and the header of the next turn.
     """
     texts = [answer_text(text) if place % 2 else text + EOS for place, text in enumerate(completion)]
     return [tokenizer(text)["input_ids"] for text in texts]
@@ -83,11 +82,11 @@ def prompt_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
 def sample(
     model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], *, greedy: bool = False, seed: int = 0
 ) -> list[str]:
-    """One completion of one turn per row, without the closing token; leaves the caller's random state alone."""
+    """One completion of one turn per row, without the closing token; restores the caller's random state."""
     import torch
 
     prompts = [prompt_text(tokenizer, row) for row in rows]
-    # Prompts of one length go together: less padding, and the whole batch ends at about the same time.
+    # Prompts of one length share a batch: less padding, and the batch ends at about the same time.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     completions = [""] * len(prompts)
     choice: dict[str, Any] = (

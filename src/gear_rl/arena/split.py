@@ -1,5 +1,5 @@
-"""What defaults may be chosen on, and what only reports. A tier that has been looked at for a choice stays in its
-task's `tuned_on` for good: figures from there say how well a choice fits, not how well it does elsewhere."""
+"""Which tiers and seeds choose defaults, and which only report. A tier that was used for a choice stays in its
+task's `tuned_on`: its figures show how well a choice fits, not how well it generalises."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gear_rl.arena.task import get_task
 Use = Literal["choosing", "reporting"]
 
 TUNING_SEEDS: tuple[int, ...] = (1000, 1001)
-"""Seeds of the runs that a learning rate is chosen by; no report has them."""
+"""Seeds of the runs that choose a learning rate; no report has them."""
 
 
 def reported(held_out: range) -> range:
-    """Seeds of the held-out problems that reports are made on: the first three quarters.
+    """Seeds of the held-out problems of reports: the first three quarters.
 
     >>> reported(range(1024)), tuning(range(1024))
     (range(0, 768), range(768, 1024))
@@ -23,12 +23,12 @@ def reported(held_out: range) -> range:
 
 
 def tuning(held_out: range) -> range:
-    """Seeds of the held-out problems that a learning rate is chosen by; no report has them."""
+    """Seeds of the held-out problems that choose a learning rate; no report has them."""
     return held_out[len(reported(held_out)) :]
 
 
 def use_of(task: str, tier: str) -> Use:
-    """What a comparison on a tier may be used for.
+    """The use of comparisons on a tier.
 
     >>> use_of("chain", "hard"), use_of("codebook", "hard")
     ('choosing', 'reporting')

@@ -1,6 +1,6 @@
-"""What a task of the arena is, and the catalogue of them: a task is one folder and one line here.
+"""The type of the arena's tasks, and their catalogue: a task is one folder and one line here.
 
-Everything outside this package reaches a task through `Task`; nothing there compares with a task's name.
+Code outside this package uses `Task` and never compares with a task's name.
 Importing this module imports no task and no torch.
 """
 
@@ -44,14 +44,13 @@ Reference = Literal["none", "trace", "answer", "shuffled"]
 Reward = Callable[..., list[float]]
 """A reward function in TRL's signature."""
 TruthOf = Callable[[Sequence[int], Mapping[str, Any], Any], Truth]
-"""The ids of a rollout's completion, its row and the tokenizer -> what is true about every token."""
+"""From the ids of a rollout's completion, its row and the tokenizer to the truth about every token."""
 Completion = tuple[str, ...]
-"""What the model writes, then a tool's answer, and so on in turns; the model has the last word. One text without
-tools."""
+"""The model's text, a tool's answer, and so on in turns, ending with the model's; one text without tools."""
 
 
 class Problem(Protocol):
-    """A problem of a task: what it asks, what is right, and how it goes wrong."""
+    """A problem of a task: its prompt, its right completion, and a wrong one."""
 
     @property
     def text(self) -> str:
@@ -60,7 +59,7 @@ class Problem(Protocol):
 
     @property
     def answer(self) -> str:
-        """What a completion is judged by."""
+        """The right answer, which the reward reads."""
         ...
 
     def solve(self) -> Completion:
@@ -103,15 +102,15 @@ class Case:
     """The ids of each turn of the completion with the fault, closing tokens included."""
     right: list[list[int]]
     fault: range
-    """Which tokens of the faulty completion are the fault, tool answers counted."""
+    """The places of the fault in the faulty completion, tool answers included."""
     choices: tuple[bool, ...] = ()
-    """Whether each token of the faulty completion is a decision, so that the form does not say what stands there;
-    tool answers counted. Empty where nobody knows."""
+    """Whether each token of the faulty completion, tool answers included, is a decision and not form. Empty where
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
-    """A task of the arena: what its folder says, and what follows from that for every task alike.
+    """A task of the arena: the settings of its folder, and the methods that all tasks share.
 
     >>> [row] = get_task("chain").rows("easy", num=1, first_seed=0)
     >>> row["prompt"][0]["content"], row["privileged_context"], row["answer"]
@@ -121,7 +120,7 @@ class Task:
     held_out: ClassVar[range] = HELD_OUT
     name: str
     summary: str
-    """What is learned, in a few words."""
+    """The skill, in a few words."""
     budgets: Mapping[str, Budget]
     """The tiers, and how to train on each."""
     generate: Callable[[int, str], Problem]
@@ -129,24 +128,24 @@ class Task:
     checkpoint: Path
     """The folder with the shipped model."""
     answer_pattern: str
-    """A regular expression: where the answer of a rollout stands."""
+    """A regular expression of a rollout's answer."""
     fault: str
-    """What is wrong where a fault is planted, in one word."""
+    """The kind of a planted fault, in one word."""
     reward: Reward | None = None
-    """Judges completions; None for an agent, whose environment does."""
+    """Rewards completions; None for an agent, whose environment does."""
     environment: type[Any] | None = None
     """The class with an agent's tools, in TRL's contract."""
     truth: TruthOf | None = None
     without_truth: tuple[str, ...] = ()
-    """Tiers in which no formula says what a token is worth."""
+    """Tiers in which no formula gives a token's credit."""
     is_choice: Callable[[str, str], bool] = lambda before, text: text.strip().isdigit()
     """Whether a token is a decision, given the text of the token before it and its own."""
     tuned_on: tuple[str, ...] = ()
-    """Tiers that settings of methods were chosen on, or may be; every other one only reports."""
+    """Tiers on which settings of methods are chosen; every other one only reports."""
     laboratory_tier: str = DEFAULT_TIER
-    """The tier in which methods are judged where none is named: GRPO must end between its start and 1 there."""
+    """The default tier for comparing methods, where GRPO ends between its start and 1."""
     rewards: tuple[str, ...] = ()
-    """The rewards of a run whose method compares several, by name; empty where the task has but one."""
+    """The names of several rewards, for methods that compare them; empty where the task has one."""
 
     @property
     def agent(self) -> bool:
@@ -154,8 +153,7 @@ class Task:
         return self.environment is not None
 
     def truth_of(self, tier: str) -> TruthOf | None:
-        """What is true about every token of a rollout; None where no formula says what a token is worth, and a
-        laboratory has to ask rollouts that branch off."""
+        """The truth about every token of a rollout; None where no formula gives it and only branching does."""
         return None if tier in self.without_truth else self.truth
 
     def rows(
@@ -168,9 +166,8 @@ class Task:
     ) -> list[dict[str, Any]]:
         """Data set rows of consecutive seeds; those from 0 on are held out.
 
-        The prompt never contains the privileged context: joining them is the teacher's business. An agent's row
-        holds none at all, its environment makes the problem again from the seed. Raises ValueError where held-out
-        problems and training problems would mix.
+        The prompt never contains the privileged context. An agent's row has none: its environment makes the
+        problem again from the seed. Raises ValueError where held-out and training problems would mix.
         """
         seeds = range(first_seed, first_seed + num)
         if seeds.start in HELD_OUT and seeds.stop > HELD_OUT.stop:
@@ -192,8 +189,7 @@ class Task:
         return digest.hexdigest()
 
     def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> list[float | None]:
-        """The reward of one rollout per row, sampled by a trainer's model: an agent's through the trainer's own
-        loop of tools."""
+        """The reward of one rollout per row, sampled by a trainer; an agent's in the trainer's tool loop."""
         if self.reward is None:
             return trainer.solve(rows, seed=seed)
         from gear_rl.arena.model import sample
@@ -229,7 +225,7 @@ class Task:
 
 
 def get_task(name: str) -> Task:
-    """The task of that name. Raises KeyError where there is none.
+    """The task of that name. Raises KeyError if there is none.
 
     >>> get_task("chain").name
     'chain'
@@ -248,7 +244,7 @@ def all_tasks() -> list[Task]:
 
 
 def dataset_task(dataset: str) -> tuple[str, str]:
-    """Task and tier that a dataset's name means, the default ones where it names none. The tier is not checked.
+    """Task and tier of a dataset's name, with defaults. The tier is not checked.
 
     >>> dataset_task("arena"), dataset_task("arena/hard"), dataset_task("arena/errands")
     (('chain', 'default'), ('chain', 'hard'), ('errands', 'default'))
@@ -264,8 +260,8 @@ Drawn = TypeVar("Drawn", bound=Problem)
 def problem_of(seed: int, draw: Callable[[random.Random], Drawn]) -> Drawn:
     """The first problem that ``draw`` gives for a seed on the seed's side of the split.
 
-    The split is by content, a checksum of the prompt: in a small tier two seeds often draw the same problem. So
-    seeds in `HELD_OUT` never share one with any other seed.
+    A checksum of the prompt splits, since two seeds may draw the same problem. So seeds in `HELD_OUT` never share
+    one with another seed.
     """
     rng = random.Random(seed)
     while True:

@@ -1,4 +1,4 @@
-"""What a task that knows the truth says of a completion's tokens. Knows no task, no model and no method."""
+"""The truth about a completion's tokens, in tasks that know it. Knows no task, no model and no method."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """The decisions among a completion's tokens, and what keeps the way to them open; one entry per token.
+    """The decisions among a completion's tokens, and the tokens that they depend on; one entry per token.
 
-    Where decisions do not depend on each other, the true advantage of a token is exact. With the policy's
-    probability p of `right_id` in its place, a decision of a reward that is the share of right ones is worth
-    (right - p) / `num_decisions`. Where all must be right, that is (right - p) times the probability that every
-    other decision is right, which is 0 after a wrong one. A token that keeps the form is worth (right - p) times
-    what the decisions that would be `lost` without it are expected to bring. Every other token is worth nothing.
+    If decisions do not depend on each other, the true advantage of a token is exact. Let p be the policy's
+    probability of `right_id`. Where the reward is the share of right decisions, that of a decision is
+    (right - p) / `num_decisions`. Where all must be right, it is (right - p) times the probability that every
+    other decision is right, which is 0 after a wrong one. That of a token of the form is (right - p) times the
+    expected reward of the decisions that would be `lost` without it. It is 0 for every other token.
     """
 
     decision: tuple[int, ...]
-    """Which of the answer's decisions the token takes, from 0; -1 where it takes none."""
+    """The number of the answer's decision that the token takes, from 0; -1 where it takes none."""
     right: tuple[bool, ...]
-    """Whether it is `right_id`, or, of a decision in several tokens, part of a right one."""
+    """Whether it is `right_id`, or part of a right decision in several tokens."""
     right_id: tuple[int, ...]
-    """The token that would be right in its place; -1 where it does not matter which one stands there."""
+    """The right token in its place; -1 where any will do."""
     lost: tuple[tuple[int, ...], ...]
-    """The decisions that cannot be taken any more if the token is not `right_id`; none for decisions."""
+    """The decisions that become impossible if the token is not `right_id`; none for decisions."""
     num_decisions: int
-    """How many the answer has, taken or not."""
+    """The answer's decisions, taken or not."""
     exact: bool
-    """Whether all must be right for a reward; else the reward is the share that is."""
+    """Whether all must be right for a reward; else the reward is the share of right ones."""
 
 
 def only_right(ids: Sequence[int], gold: Sequence[int]) -> Truth:
-    """The truth of a task where one completion alone, `gold`, earns the reward: every token of it is a decision.
+    """The truth of a task where only the completion `gold` earns the reward: each of its tokens is a decision.
 
-    Up to the first token that is another, what is written is worth the probability of the rest of `gold`;
-    nothing after it is worth anything, nor are ids after the end of `gold`.
+    Nothing after the first other token, nor after the end of `gold`, is a decision.
 
     >>> facts = only_right([5, 6, 8, 7], gold=[5, 6, 7, 9])
     >>> facts.decision, facts.right, facts.right_id, facts.num_decisions

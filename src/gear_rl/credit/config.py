@@ -30,10 +30,10 @@ DEFAULT_TEMPLATE = (
     "{prompt}\n\nHere is a reference solution:\n{privileged_context}\n\n"
     "Solve the problem in your own words, step by step."
 )
-"""How the teacher is shown the privileged context, unless a template is given (ours; the paper's is unknown)."""
+"""How the teacher is shown the privileged context by default (ours; the paper's is unknown)."""
 
 DEFAULT_HINT = "Reference solution for the problem below:\n{privileged_context}\n\n"
-"""The text whose ids are spliced before the student's prompt, unless a template is given."""
+"""The text whose ids are spliced before the student's prompt by default."""
 
 METHOD_SETTINGS: dict[str, Any] = {
     "teacher_model_kind": "live",
@@ -43,7 +43,7 @@ METHOD_SETTINGS: dict[str, Any] = {
     "privileged_sources": ["environment", "row"],
     "success_reward": 1.0,
 }
-"""Settings that a method may bring with its ``engine_settings``, and their defaults where it does not."""
+"""Settings that a method may set with its ``engine_settings``, and their defaults where it does not."""
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -55,9 +55,8 @@ def _setting(default: Any, help: str) -> Any:
 class CreditConfig:
     """Every setting of the credit step; the description of each is its ``help``.
 
-    An engine's own settings embed these: ``GEARConfig`` inherits them. Raises ``ValueError`` that names the
-    setting for a value outside its range. What is None and the method brings with it is the method's:
-    ``resolved``.
+    ``GEARConfig`` inherits them. ``resolved`` fills those of ``METHOD_SETTINGS`` that are None. Raises
+    ``ValueError`` that names the setting for a value outside its range.
 
     >>> CreditConfig(teacher_skip_first_tokens=-1)
     Traceback (most recent call last):
@@ -152,29 +151,37 @@ class CreditConfig:
 
     def check(self) -> None:
         """Raise ``ValueError`` that names the first setting with a value outside its range."""
-        self._check_teacher()
-        if self.answer_pattern is not None:
-            check_pattern(self.answer_pattern)
+        self._check_method_settings()
+        if self.teacher_prompt not in ("render", "splice"):
+            raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
+        for name in ("{prompt}", "{privileged_context}"):
+            needed = self.teacher_prompt == "render" or name == "{privileged_context}"
+            if needed and name not in self.template:
+                raise ValueError(f"teacher_prompt_template: {self.template!r} lacks {name}; add it")
+        least = {"max_privileged_tokens": 1, "credit_batch_size": 1, "teacher_skip_first_tokens": 0}
+        for name, number in least.items():
+            value = getattr(self, name)
+            if value is not None and value < number:
+                raise ValueError(f"{name}: {value}; give {number} or more")
         if self.record_max_mb <= 0:
             raise ValueError(
                 f"record_max_mb: {self.record_max_mb} is too small for a record; give more than 0"
             )
-        if self.credit_batch_size is not None and self.credit_batch_size < 1:
-            raise ValueError(f"credit_batch_size: {self.credit_batch_size}; give 1 or more, or None")
+        if self.answer_pattern is not None:
+            check_pattern(self.answer_pattern)
 
     def resolved(self: C, method: CreditAssigner, *, announce: bool = True) -> C:
         """A copy in which each of ``METHOD_SETTINGS`` has a value: the given one, the method's, or the default.
 
-        What the method brought is logged, unless ``announce`` is False. The object itself stays as it is, so it
-        can serve another method too. Raises ``ValueError`` for a setting that no method may bring, or a value
-        that is none of it.
+        The method's values are logged if ``announce`` is True. Raises ``ValueError`` for a setting that no method
+        may set, or a wrong value.
         """
         published = engine_settings_of(method)
         for name in published:
             if name not in METHOD_SETTINGS:
                 raise ValueError(
-                    f"credit: engine_settings of {method.name!r} has {name!r}, which is no setting that a method "
-                    f"may bring; choose from {', '.join(METHOD_SETTINGS)}"
+                    f"credit: engine_settings of {method.name!r} has {name!r}, which a method may not set; "
+                    f"choose from {', '.join(METHOD_SETTINGS)}"
                 )
         resolved = copy.copy(self)
         left = [name for name in METHOD_SETTINGS if getattr(self, name) is None]
@@ -210,22 +217,9 @@ class CreditConfig:
         if steps is not None and steps < 1:
             raise ValueError(f"teacher_sync_steps: {steps}; give 1 step or more")
 
-    def _check_teacher(self) -> None:
-        self._check_method_settings()
-        if self.teacher_prompt not in ("render", "splice"):
-            raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
-        spliced = self.teacher_prompt == "splice"
-        check_template(
-            self.template, ("{privileged_context}",) if spliced else ("{prompt}", "{privileged_context}")
-        )
-        if self.max_privileged_tokens is not None and self.max_privileged_tokens < 1:
-            raise ValueError(f"max_privileged_tokens: {self.max_privileged_tokens}; give 1 or more, or None")
-        if self.teacher_skip_first_tokens < 0:
-            raise ValueError(f"teacher_skip_first_tokens: {self.teacher_skip_first_tokens}; give 0 or more")
-
 
 def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
-    """Raise ``ValueError`` that names a source which is not known, or missing.
+    """Raise ``ValueError`` that names an unknown source or a missing function.
 
     >>> check_sources(["row", "oracle"])
     Traceback (most recent call last):
@@ -238,15 +232,3 @@ def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
         raise ValueError(f"privileged_sources: empty; give one or more of {', '.join(SOURCES)}")
     if "function" in sources and not has_function:
         raise ValueError("privileged_sources: 'function' needs a function; give one as `privileged`")
-
-
-def check_template(template: str, placeholders: Sequence[str]) -> None:
-    """Raise ``ValueError`` that names the placeholder which the template lacks.
-
-    >>> check_template("{prompt}", ["{privileged_context}"])
-    Traceback (most recent call last):
-    ValueError: teacher template: '{prompt}' lacks {privileged_context}; add the placeholder
-    """
-    for placeholder in placeholders:
-        if placeholder not in template:
-            raise ValueError(f"teacher template: {template!r} lacks {placeholder}; add the placeholder")

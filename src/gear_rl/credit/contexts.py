@@ -1,8 +1,6 @@
 """What the teacher sees of every rollout: its privileged context, and the prompt that shows it. Scores nothing.
 
-A row may hold the context, an environment may know it, a successful sibling may serve as one, or the
-environment's feedback, or a function of the user's. A teacher's prompt is only ever scored with: it has a type of
-its own, and nothing that generates accepts it.
+A teacher's prompt has a type of its own, which nothing that generates accepts.
 """
 
 import json
@@ -18,11 +16,11 @@ from gear_rl.credit.config import (
     DEFAULT_TEMPLATE,
     NO_CONTRAST,
     PRIVILEGED_COLUMNS,
-    SOURCES,
     CreditConfig,
     check_sources,
 )
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
+from gear_rl.files import without_null
 from gear_rl.signals.batch import Prompts, RolloutBatch, TeacherPrompt, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids
@@ -34,15 +32,13 @@ from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 
-Message = Mapping[str, Any]
-"""A chat message: ``role``, ``content``, and whatever else the template reads."""
-Prompt = str | Sequence[Message]
+Prompt = str | Sequence[Mapping[str, Any]]
 """A prompt before the tokenizer: plain text, or chat messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What a rollout left behind; a privileged context may be made from it after the fact.
+    """A finished rollout, from which a privileged context may be made.
 
     >>> def hint(row, rollout):  # a function for the source "function"
     ...     return f"{rollout.text} is wrong" if rollout.reward == 0.0 else None
@@ -50,22 +46,22 @@ class Rollout:
     '3 is wrong'
     """
 
-    completion: str | Sequence[Message]
+    completion: Prompt
     """As the reward functions see it: text, or messages with the tools' answers."""
     text: str
-    """The tokens that the model sampled, decoded; one line per turn."""
+    """The sampled tokens, decoded; one line per turn."""
     reward: float | None
     """The weighted sum of its rewards; None where every reward function abstained."""
     group: int
-    """Which prompt it answers; siblings share the number."""
+    """The number of its prompt; siblings share it."""
     privileged_context: str | None = None
-    """What the environment's ``privileged_context()`` said after the rollout."""
+    """The environment's ``privileged_context()`` after the rollout."""
     feedback: str | None = None
-    """What a reward function logged with ``log_extra("feedback", ...)``; else what the tools answered."""
+    """What a reward function logged with ``log_extra("feedback", ...)``; else the tools' answers."""
 
 
 PrivilegedFunction = Callable[[Mapping[str, Any], Rollout], str | None]
-"""A user's source: the dataset row and the rollout in, the privileged context or None out."""
+"""From the dataset row and the rollout to the privileged context, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +69,14 @@ class Contexts:
     """The privileged context of each rollout."""
 
     sources: Sequence[str | None]
-    """Where it came from (a column, or a name of ``SOURCES``); None where there is none."""
+    """A column or a name of ``SOURCES``; None where there is no context."""
     texts: Sequence[str | None]
-    wrong: Sequence[str | None] | None = None
-    """Wrong contexts, where a contrast is set."""
+    wrong: Sequence[str | None] | None
+    """Wrong contexts; None without a contrast."""
 
 
 def needs_context(method: CreditAssigner) -> bool:
-    """Whether the method reads a privileged context: for a teacher's signals, a distillation or an answer.
+    """Whether the method reads a privileged context, for a signal or a distillation.
 
     >>> from gear_rl.methods import METHODS
     >>> [name for name in ("uniform", "gear", "opsd", "igpo") if needs_context(METHODS[name]())]
@@ -93,7 +89,7 @@ def needs_context(method: CreditAssigner) -> bool:
 
 
 def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> list[str]:
-    """The sources to try, in order; a function that was given and is not listed is tried first.
+    """The sources to try, in order; a given function that is not listed comes first.
 
     >>> sources_of(CreditConfig(privileged_sources=["row"]), privileged=lambda row, rollout: row["hint"])
     ['function', 'row']
@@ -107,18 +103,18 @@ def contexts_of(
 ) -> Contexts:
     """The privileged context of every rollout, and a wrong one where a contrast is set.
 
-    ``config`` is ``resolved``. Every process must call this: siblings may be on another one. Raises
-    ``ValueError`` for an unknown source.
+    ``config`` is ``resolved``. Every process must call this. Raises ``ValueError`` for an unknown source.
     """
     sources, contrast = sources_of(config, privileged), cast(str, config.teacher_contrast)
     check_sources(sources, privileged is not None)
     if batch.environments is None:
         sources = [source for source in sources if source != "environment"]
     success = cast(float, config.success_reward)
-    among = "sibling" in {*sources, contrast}
-    local = _rollouts(batch, engine, "environment" in sources) if among or {*sources} - {"row"} else []
-    everyone = engine.gather_objects(local) if among else local
-    first = batch.first if among else 0
+    reads_siblings = "sibling" in {*sources, contrast}
+    reads_rollouts = reads_siblings or {*sources} - {"row"}
+    local = _rollouts(batch, engine, "environment" in sources) if reads_rollouts else []
+    everyone = engine.gather_objects(local) if reads_siblings else local
+    first = batch.first if reads_siblings else 0
     pairs = find_contexts(
         batch.rows,
         local,
@@ -129,14 +125,13 @@ def contexts_of(
         function=privileged,
         success_reward=success,
     )
-    names = [None if pair is None else pair[0] for pair in pairs]
-    texts = [None if pair is None else pair[1] for pair in pairs]
-    if contrast == NO_CONTRAST:
-        return Contexts(sources=names, texts=texts)
+    names = [pair and pair[0] for pair in pairs]
+    texts = [pair and pair[1] for pair in pairs]
+    wrong = None
     if contrast == "shuffled":  # a process may hold one group only, whose context is the same in every row
         all_wrong = wrong_contexts([], engine.gather_objects(texts), [], contrast)
         wrong = all_wrong[batch.first : batch.first + len(texts)]
-    else:
+    elif contrast != NO_CONTRAST:
         wrong = wrong_contexts(batch.rows, texts, everyone, contrast, first=first, success_reward=success)
     return Contexts(sources=names, texts=texts, wrong=wrong)
 
@@ -154,10 +149,9 @@ def find_contexts(
 ) -> list[tuple[str, str] | None]:
     """For each row the first source that has a context, and the context; None where none has.
 
-    ``rollouts`` are those of the rows, read by every source but "row"; ``everyone`` those of all processes, where
-    this process's begin at ``first``. A sibling is the next rollout of the group, going round, whose reward is at
-    least ``success_reward``. Feedback is offered to failures only. Raises ``ValueError`` for a function that
-    returns no text.
+    ``rollouts`` are those of the rows, ``everyone`` those of all processes, where this process's begin at
+    ``first``. A sibling is the next rollout of the group, cyclically, whose reward is at least
+    ``success_reward``. Feedback is for failures only. Raises ``ValueError`` for a function that returns no text.
 
     >>> won = Rollout(completion="4", text="4", reward=1.0, group=0)
     >>> lost = Rollout(completion="5", text="5", reward=0.0, group=0)
@@ -200,10 +194,10 @@ def wrong_contexts(
     first: int = 0,
     success_reward: float = 1.0,
 ) -> list[str | None]:
-    """For each rollout a context that is wrong; None where there is none.
+    """For each rollout a wrong context; None where there is none.
 
-    ``"sibling"`` is another rollout of the group that failed, ``"shuffled"`` the context of the next group whose
-    context is another text, any other name a column of the row.
+    ``"sibling"`` is a failed rollout of the group, ``"shuffled"`` the next context that is another text, any
+    other name a column of the row.
 
     >>> wrong_contexts([{"wrong": "5"}], ["4"], [], "wrong")
     ['5']
@@ -215,17 +209,16 @@ def wrong_contexts(
             next((c for c in (*contexts[i + 1 :], *contexts[:i]) if c is not None and c != own), None)
             for i, own in enumerate(contexts)
         ]
-    pairs = [privileged_context(row, contrast) for row in rows]
-    return [None if pair is None else pair[1] for pair in pairs]
+    return [context_text(row.get(contrast)) for row in rows]
 
 
 def teacher_prompts(
     batch: RolloutBatch, engine: Engine, config: CreditConfig, contexts: Sequence[str | None]
 ) -> tuple[Prompts, list[bool]]:
-    """What the teacher is shown, one prompt per rollout; and whether its context was too long to be shown.
+    """The teacher's prompt for each rollout, and whether its context was too long to be shown.
 
-    A rollout without context, or with one that is too long, is shown the student's prompt. "splice" puts the
-    context's ids before the verbatim ids of the student's prompt, which may exist as ids only.
+    Without a context, or with one that is too long, it is the student's prompt. "splice" puts the context's ids
+    before the verbatim ids of the student's prompt.
     """
     student, template = batch.student, config.template
     long = too_long(contexts, engine, config)
@@ -260,7 +253,7 @@ def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfi
     known: dict[str, bool] = {}
     for text in contexts:
         if text and limit is not None and text not in known:
-            # No token is shorter than a byte; and a megabyte's beginning alone shows that it is too long.
+            # A token has at least one byte. The beginning of a megabyte shows that it is too long.
             known[text] = len(text.encode("utf-8", "surrogatepass")) > limit and (
                 (len(text) > 8 * limit and len(plain_ids(engine.tokenizer, text[: 8 * limit])) > limit)
                 or len(plain_ids(engine.tokenizer, text)) > limit
@@ -270,52 +263,38 @@ def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfi
 
 @lru_cache(maxsize=64)
 def warn_of_long(limit: int | None, places: int | None) -> None:
-    """Once for each pair of limits: later steps would only repeat it, and a metric counts."""
+    """Once for each pair of limits; a metric counts every step's."""
     logger.warning(
         "a privileged context has more tokens than the teacher may be shown (max_privileged_tokens %s; positions "
         "of the model, which also hold prompt and completion: %s). Its completions keep their GRPO advantage; "
         "gear/fallback/long_context counts them",
-        "None" if limit is None else limit,
+        limit,
         "unknown" if places is None else places,
     )
 
 
-def source_metrics(sources: Sequence[str | None], names: Sequence[str], engine: Engine) -> dict[str, float]:
-    """How many contexts of all processes came from each of the named sources."""
-    everywhere = engine.gather_objects(list(sources))
-    # Whatever is no source by name is the column of a row.
-    kinds = [name if name in SOURCES or name is None else "row" for name in everywhere]
-    return {f"gear/context/{name}": float(kinds.count(name)) for name in names}
-
-
 def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tuple[str, str] | None:
-    """The row's privileged context and the column it came from; None if the row has none.
+    """The column of the row's privileged context and the context; None if the row has none.
 
-    The columns are tried in the order of ``PRIVILEGED_COLUMNS``, then verl's ``reward_model.ground_truth``;
-    with ``column`` that one only. Text that is empty or blank is no context (``context_text``).
+    Tries ``PRIVILEGED_COLUMNS`` and then verl's ``reward_model.ground_truth``; with ``column`` only that.
 
     >>> privileged_context({"prompt": "2+2", "solution": None, "answer": 4})
     ('answer', '4')
     >>> privileged_context({"prompt": "2+2", "answer": " "})
     """
-    for name in (column,) if column is not None else PRIVILEGED_COLUMNS:
-        text = context_text(row.get(name))
-        if text is not None:
-            return name, text
+    values = {name: row.get(name) for name in (PRIVILEGED_COLUMNS if column is None else (column,))}
     reward_model: Any = row.get("reward_model")
-    if column is None and isinstance(reward_model, Mapping):
-        ground_truth: Any = reward_model.get("ground_truth")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        text = context_text(ground_truth)
-        if text is not None:
-            return "reward_model.ground_truth", text
-    return None
+    if column is None and isinstance(reward_model, dict):
+        values["reward_model.ground_truth"] = cast(dict[str, Any], reward_model).get("ground_truth")
+    texts = ((name, context_text(value)) for name, value in values.items())
+    return next(((name, text) for name, text in texts if text is not None), None)
 
 
 def context_text(value: Any) -> str | None:
-    """A privileged context as text; None for nothing, for blank text and for NaN, which tables have for nothing.
+    """A privileged context as text; None for a missing value, blank text and NaN.
 
-    A number becomes its digits, a list of messages their contents, any other value its JSON, without the keys
-    that hold null: a dataset fills them in where another row has them.
+    A list of messages becomes their contents, any value but a number or text its JSON without the keys that hold
+    null: a dataset adds them where another row has them.
 
     >>> context_text([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), context_text(" ")
     ('a\\nb', None)
@@ -330,19 +309,12 @@ def context_text(value: Any) -> str | None:
             text = "\n".join(str(message["content"]) for message in items)
         else:
             given = value is not None and value not in ("", [], {})
-            text = json.dumps(_without_null(value), ensure_ascii=False, default=str) if given else ""
+            text = json.dumps(without_null(value), ensure_ascii=False, default=str) if given else ""
     return text if text.strip() else None
 
 
-def _without_null(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        pairs = cast(Mapping[str, Any], value).items()
-        return {name: _without_null(inner) for name, inner in pairs if inner is not None}
-    return [_without_null(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
-
-
 def source_counts(rows: Sequence[Mapping[str, Any]], column: str | None = None) -> dict[str, int]:
-    """How many rows take their privileged context from which column; key ``none`` for rows without.
+    """How many rows take their privileged context from each column; key ``none`` for rows without.
 
     >>> source_counts([{"answer": "4"}, {"solution": "2+2=4"}, {"answer": ""}, {"answer": "5"}])
     {'answer': 2, 'none': 1, 'solution': 1}
@@ -354,10 +326,8 @@ def source_counts(rows: Sequence[Mapping[str, Any]], column: str | None = None) 
 def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:
     """The prompt with the template's text in place of its first user message (else its first system message).
 
-    The first, so that every later turn of the rollout is shifted equally. ``{prompt}`` and
-    ``{privileged_context}`` stand for the message's own text and the context; braces elsewhere, in the
-    template or in either text, are left alone. The prompt handed in is not changed. Raises ``ValueError`` if
-    no message can take it.
+    ``{prompt}`` and ``{privileged_context}`` stand for the message's own text and the context; other braces are
+    kept. The given prompt is not changed. Raises ``ValueError`` if no message has a text.
 
     >>> render([{"role": "user", "content": "2+2"}], "4", "{prompt} (it is {privileged_context})")
     [{'role': 'user', 'content': '2+2 (it is 4)'}]
@@ -371,13 +341,18 @@ def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Pr
             f"prompt: no user or system message to hold the privileged context, only {roles}; add one, or use "
             "teacher_prompt='splice'"
         )
-    message = prompt[place]
-    content: Any = message.get("content")
-    return [
-        *prompt[:place],
-        {**message, "content": _filled_content(content, context, template)},
-        *prompt[place + 1 :],
-    ]
+    content: Any = prompt[place].get("content")
+    if isinstance(content, str):
+        filled = fill(template, prompt=content, privileged_context=context)
+    else:
+        filled = [dict(block) for block in content or ()]
+        block = next((block for block in filled if block.get("type") == "text"), None)
+        if block is None:
+            raise ValueError(
+                f"prompt: the message has no text to hold the privileged context, only {content!r}"
+            )
+        block["text"] = fill(template, prompt=str(block["text"]), privileged_context=context)
+    return [*prompt[:place], {**prompt[place], "content": filled}, *prompt[place + 1 :]]
 
 
 def fill(template: str, **values: str) -> str:
@@ -389,26 +364,15 @@ def fill(template: str, **values: str) -> str:
     return re.sub(r"\{(" + "|".join(values) + r")\}", lambda match: values[match[1]], template)
 
 
-def _filled_content(content: Any, context: str, template: str) -> Any:
-    if isinstance(content, str):
-        return fill(template, prompt=content, privileged_context=context)
-    blocks: list[dict[str, Any]] = [dict(block) for block in content or ()]
-    for block in blocks:
-        if block.get("type") == "text":
-            block["text"] = fill(template, prompt=str(block["text"]), privileged_context=context)
-            return blocks
-    raise ValueError(f"prompt: the message has no text to hold the privileged context, only {content!r}")
-
-
 def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
-    """The batch's rollouts, with control tokens in what the model and tools wrote turned into plain text."""
+    """The batch's rollouts; control tokens in what the model and tools wrote become plain text."""
     feedback, messages = batch.feedback, batch.messages
     if feedback is not None and len(feedback) != len(messages):
         raise ValueError(
             f'log_extra("feedback", ...): {len(feedback)} values for {len(messages)} completions; log one for '
-            "each, None where there is nothing to say"
+            "each, or None"
         )
-    # What looks like an end of turn must not end one in the teacher's prompt.
+    # A control token would end the turn in the teacher's prompt.
     control = control_pattern(engine.tokenizer, markup=False)
     environments = batch.environments if reads_environments else None
     rollouts: list[Rollout] = []
@@ -431,7 +395,7 @@ def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> 
 
 
 def _environments_context(environment: Any) -> str | None:
-    """What the environment lets the teacher see; one that fails is reported, and the run goes on."""
+    """The environment's privileged context; None, with a warning, if its method fails."""
     try:
         return context_text(value_of(environment, PRIVILEGED_CONTEXT))
     except Exception as error:
@@ -449,7 +413,7 @@ def _tool_answers(completion: Any) -> str | None:
 
 
 def _sibling(everyone: Sequence[Rollout], place: int, wanted: Callable[[float], bool]) -> str | None:
-    """The text of the next rollout of the same group, going round, whose reward is as wanted."""
+    """The text of the next rollout of the same group, cyclically, whose reward is as wanted."""
     group = everyone[place].group
     for step in range(1, len(everyone)):
         other = everyone[(place + step) % len(everyone)]

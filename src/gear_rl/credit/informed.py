@@ -1,13 +1,13 @@
 """Whether the teacher reads its own privileged context, or any context moves it alike.
 
-Completions are scored under their own context and under those of two other rows. If no context is read, the three
-could change places, and each of two comparisons holds in half of the cases:
+Completions are scored under their own context and those of two other rows. For a teacher that reads no context,
+each of two comparisons holds half of the time:
 
-- The own context lies farther from another one than the others from each other: true of a teacher that ignores
-  contexts of other problems.
-- The completion is likelier under its own context than under another: true of a teacher that copies.
+- The own context is farther from another one than the others are from each other. Holds for a teacher that
+  ignores contexts of other problems.
+- The completion is likelier under its own context than under another. Holds for a teacher that copies.
 
-An informed teacher makes right tokens likelier and wrong ones less, so the second alone has no clear sign.
+An informed teacher makes right tokens likelier and wrong ones less likely, so the second alone has no clear sign.
 """
 
 import logging
@@ -30,17 +30,16 @@ from gear_rl.tensor.lists import float_list, int_list
 logger = logging.getLogger(__name__)
 
 PROMPTS_PER_CHECK = 8
-"""Prompts of a process whose context is exchanged in one check, with one completion each."""
+"""Prompts of a process in one check, with one completion each."""
 PROMPTS_TO_JUDGE = 24
-"""Prompts after which a run says that its teacher is not informed: two standard errors are then 0.2 at most."""
+"""Prompts after which a run may warn: two standard errors are then 0.2 at most."""
 POOL = 16
-"""Contexts of earlier checks that are kept, for steps whose prompts are too few to be exchanged."""
+"""Contexts of earlier checks that are kept, for steps with too few prompts."""
 NOT_INFORMED = (
     "the teacher does not seem to read its privileged context: among %d completions the own context stands out "
     "from other rows' in %.0f %% of the comparisons and makes the completion likelier in %.0f %%; chance is 50. "
-    "The credit then follows something else. "
-    "What usually helps: worked solutions in place of answers, another wording (teacher_prompt_template), a "
-    "teacher with other weights (teacher_model); `gear teacher` measures it before a run"
+    "Use worked solutions in place of answers, another teacher_prompt_template, or another teacher_model; "
+    "`gear teacher` measures it before a run"
 )
 
 
@@ -53,7 +52,7 @@ def context_logprob(
 ) -> Float[Tensor, "B T"]:
     """Log-probs of the completions' tokens, in nats: the teacher's with these contexts, else the student's.
 
-    0 in rows that are not scored, and on tokens that are not trained. Every process must call this.
+    0 in rows that are not scored and on tokens that are not trained. Every process must call this.
     """
     name = "student_logprob" if contexts is None else "teacher_logprob"
     request = ForwardRequest(
@@ -71,10 +70,9 @@ def context_logprob(
 def stands_out(
     own: Float[Tensor, "B T"], second: Float[Tensor, "B T"], third: Float[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """In how many of two comparisons the own context lies farther from another one than these from each other.
+    """The share of two comparisons in which the own context is farther from another one than they are apart.
 
-    0, 0.5 or 1, and a tie is half of a comparison. Distance is how much the probabilities of
-    what was written differ, summed over tokens.
+    0, 0.5 or 1; a tie counts half. Distance is the difference of the tokens' probabilities, summed over tokens.
     By symmetry the mean is 0.5 where the own context is like any other.
 
     >>> own, second, third = (torch.tensor([[value, -1.0]]) for value in (-0.1, -2.0, -2.5))
@@ -93,10 +91,10 @@ def stands_out(
 def likelier(
     own: Float[Tensor, "B T"], second: Float[Tensor, "B T"], third: Float[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """Under how many of two other contexts what was written is less likely than under the own one.
+    """The share of two other contexts under which the completion is less likely than under its own.
 
-    0, 0.5 or 1, and a tie is half of a comparison. Compared are sums of probabilities over tokens, as in
-    ``stands_out``. By symmetry the mean is 0.5 where the own context is like any other.
+    0, 0.5 or 1; a tie counts half. Compares sums of the tokens' probabilities. By symmetry the mean is 0.5 where
+    the own context is like any other.
 
     >>> own, second, third = (torch.tensor([[value, -1.0]]) for value in (-0.3, -2.0, -0.1))
     >>> likelier(own, second, third)
@@ -107,7 +105,7 @@ def likelier(
 
 
 def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list[tuple[str, str] | None]:
-    """For each context the next two other texts, going round and then through ``pool``; None without.
+    """For each context the next two other texts, cyclically and then in ``pool``; None without.
 
     >>> two_others(["4", "4", "5", "6"])
     [('5', '6'), ('5', '6'), ('6', '4'), ('4', '5')]
@@ -124,23 +122,22 @@ def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list
 
 @dataclass
 class TeacherCheck:
-    """Every few steps of a run: does the own context of some completions differ from other rows' in kind?
+    """Every few steps of a run, checks whether some completions depend on their own privileged context.
 
-    Logs ``gear/teacher/informed``, the share of the comparisons in which it stands out, and
-    ``gear/teacher/likelier``, that in which it makes the completion likelier. Warns once, when enough prompts
-    were seen and neither is clearly other than chance. Costs three passes of at most ``PROMPTS_PER_CHECK``
-    completions. Only for methods that read a teacher.
+    Logs the means of ``stands_out`` and ``likelier`` as ``gear/teacher/informed`` and ``gear/teacher/likelier``.
+    Warns once, when enough prompts were seen and neither is clearly other than chance. Costs three passes of at
+    most ``PROMPTS_PER_CHECK`` completions. Only for methods that read a teacher.
     """
 
     every: int
     """Steps between two checks; 0 for none."""
     values: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """What ``stands_out`` and ``likelier`` gave, for each prompt that was looked at."""
+    """``stands_out`` and ``likelier`` of each prompt so far."""
     pool: list[str] = field(default_factory=list[str])
     warned: bool = False
 
     def __call__(self, plan: CreditPlan, engine: Engine, config: CreditConfig) -> None:
-        """Look at a batch, if it is its turn; every process must call this."""
+        """Check a batch, if its step is due; every process must call this."""
         batch, own = plan.batch, list(plan.batch.contexts)
         if self.every == 0 or (batch.step + 1) % self.every or not needs_teacher(plan.method.needs):
             return
@@ -149,37 +146,29 @@ class TeacherCheck:
         known = dict.fromkeys(text for text in (*everywhere, *self.pool) if text is not None)
         self.pool = list(known)[:POOL]
         chosen_B = _one_per_prompt(batch, pairs)
-        shown = [own] + [[None if pair is None else pair[k] for pair in pairs] for k in (0, 1)]
+        shown = [own] + [[pair and pair[k] for pair in pairs] for k in (0, 1)]
         scored = [context_logprob(batch, engine, config, texts, chosen_B) for texts in shown]
-        shares_B = [engine.gather(compare(*scored)) for compare in (stands_out, likelier)]
-        self._take(shares_B, engine.gather(chosen_B), engine)
-
-    def _take(self, shares_B: Sequence[Tensor], chosen_B: Tensor, engine: Engine) -> None:
-        out, more = (float_list(value_B[chosen_B]) for value_B in shares_B)
-        if not out:
+        out_B, likelier_B = (engine.gather(compare(*scored)) for compare in (stands_out, likelier))
+        chosen_B = engine.gather(chosen_B)
+        if not chosen_B.any():
             return
-        self.values += zip(out, more, strict=True)
-        engine.log(
-            {
-                "gear/teacher/informed": math.fsum(out) / len(out),
-                "gear/teacher/likelier": math.fsum(more) / len(more),
-            }
-        )
-        if self.warned or len(self.values) < PROMPTS_TO_JUDGE:
-            return
-        both = list(zip(*self.values, strict=True))
-        if is_above_chance(both[0]) or not is_chance(both[1]):
+        found = list(zip(float_list(out_B[chosen_B]), float_list(likelier_B[chosen_B]), strict=True))
+        self.values += found
+        informed, likely = (math.fsum(values) / len(found) for values in zip(*found, strict=True))
+        engine.log({"gear/teacher/informed": informed, "gear/teacher/likelier": likely})
+        out, more = zip(*self.values, strict=True)
+        count = len(self.values)
+        if self.warned or count < PROMPTS_TO_JUDGE or is_above_chance(out) or not is_chance(more):
             return
         self.warned = True
         if engine.rank == 0:
-            count = len(self.values)
-            logger.warning(NOT_INFORMED, count, *(100 * math.fsum(shares) / count for shares in both))
+            logger.warning(NOT_INFORMED, count, *(100 * math.fsum(values) / count for values in (out, more)))
 
 
 def is_above_chance(values: Sequence[float]) -> bool:
-    """Whether the mean of values from 0 to 1 lies clearly above 0.5: more than 2.24 standard errors.
+    """Whether the mean of values from 0 to 1 is more than 2.24 standard errors above 0.5.
 
-    As each of two comparisons may raise a false hope, both together do in one case of twenty.
+    Two such tests together err in one case of twenty.
 
     >>> is_above_chance([1.0] * 9 + [0.0]), is_above_chance([1.0, 0.0, 1.0, 1.0])
     (True, False)
@@ -190,7 +179,7 @@ def is_above_chance(values: Sequence[float]) -> bool:
 
 
 def is_chance(values: Sequence[float]) -> bool:
-    """Whether the mean of values from 0 to 1 is neither clearly above 0.5 nor clearly below.
+    """Whether the mean of values from 0 to 1 is within 2.24 standard errors of 0.5.
 
     >>> is_chance([1.0, 0.0, 1.0, 1.0]), is_chance([0.0] * 9 + [1.0])
     (True, False)
@@ -200,12 +189,11 @@ def is_chance(values: Sequence[float]) -> bool:
 
 def _one_per_prompt(batch: RolloutBatch, pairs: Sequence[object | None]) -> Bool[Tensor, " B"]:
     """The first usable completion of each of the first prompts."""
-    seen: set[int] = set()
-    chosen: list[bool] = []
+    seen, chosen = set[int](), list[bool]()
     written = int_list(batch.completions.mask.any(-1))
     for group, pair, tokens in zip(batch.group, pairs, written, strict=True):
-        chosen.append(
-            bool(tokens) and pair is not None and group not in seen and len(seen) < PROMPTS_PER_CHECK
-        )
-        seen |= {group} if chosen[-1] else set()
+        usable = bool(tokens) and pair is not None and group not in seen
+        chosen.append(usable and len(seen) < PROMPTS_PER_CHECK)
+        if chosen[-1]:
+            seen.add(group)
     return torch.tensor(chosen, dtype=torch.bool, device=batch.completions.mask.device)

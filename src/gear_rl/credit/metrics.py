@@ -1,30 +1,29 @@
 """The ``gear/*`` metrics of one credit step: sums that processes can add up, and what is logged of them."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gear_rl.credit.fallbacks import FALLBACKS
-from gear_rl.environments import TOOL_FAILURES
+from gear_rl.credit.plan import FALLBACKS
 from gear_rl.tensor.segments import segment_lengths, segment_starts
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
 
 BATCHES_TO_JUDGE = 20
-"""Batches of rollouts after which a run says that it has next to no segments."""
+"""Batches of rollouts after which a run warns that it has next to no segments."""
 LEAST_IN_SEGMENTS = 0.1
-"""Share of the tokens. SmolLM2 has .01 to .09 on questions and answers; the arena's tasks have .08 to .34."""
+"""Share of the tokens. SmolLM2 has .01 to .09 on questions and answers, the arena's tasks .08 to .34."""
 NO_SEGMENTS = (
     "%s makes next to no segments: %.1f %% of the trained tokens of %d batches are in one of two tokens or more, "
     "so its credit is token by token. Where nearly every token has more entropy than GEAR's end_threshold, as on "
-    "natural text, a segment ends at once. What makes longer ones: end_rule sentence, line, turn, or "
-    "fixed_length with max_segment_tokens; or a larger end_threshold. onset_rule never says that single tokens "
-    "are meant"
+    "natural text, a segment ends at once. For longer segments, set end_rule to sentence, line, turn, or to "
+    "fixed_length with max_segment_tokens; or raise end_threshold. If single tokens are meant, set onset_rule to "
+    "never"
 )
 
 
@@ -49,10 +48,9 @@ def measured(
     scored_B: Bool[Tensor, " B"],
     fallback_B: Mapping[str, Bool[Tensor, " B"]],
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Sums over this process's completions, and the largest weight (which is not a sum).
+    """Sums over this process's completions that were scored and did not fall back, and the largest weight.
 
-    Signals and weights are measured on the completions that were scored and did not fall back. A segment
-    counts from two tokens on: single tokens are the resolution of aligned regions.
+    Only segments of two tokens or more are counted.
 
     >>> credit = Credit(advantage=torch.tensor([[1.0, 1.0, 4.0]]), segment_id=torch.tensor([[0, 0, 1]]))
     >>> signals, no = TokenSignals(mask=torch.ones(1, 3, dtype=torch.bool)), torch.tensor([False])
@@ -79,13 +77,12 @@ def measured(
     for name in ("divergence", "student_entropy"):
         if name in signals:
             sums[name] = torch.where(mask, signals.get(name), 0.0).sum()
-    return {
-        name: value.float() for name, value in sums.items()
-    }, weight.max() if weight.numel() else effective.sum()
+    largest = weight.max() if weight.numel() else effective.sum()
+    return {name: value.float() for name, value in sums.items()}, largest
 
 
 def finished(sums: dict[str, float], largest_weight: float, seconds: float) -> dict[str, float]:
-    """The metrics of one credit pass, from sums over all processes; means of nothing are left out.
+    """The metrics of one credit step, from sums over all processes; a mean over nothing is left out.
 
     >>> finished({"completions": 2.0, "tokens": 8.0, "segments": 1.0, "segment_tokens": 3.0,
     ...           "effective_tokens": 7.0, "scored": 2.0, "divergence": 4.0}, 1.5, 0.1)["gear/divergence/mean"]
@@ -109,24 +106,15 @@ def finished(sums: dict[str, float], largest_weight: float, seconds: float) -> d
     return metrics
 
 
-def tool_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """How many tool calls of all processes' rollouts failed, by kind.
-
-    >>> tool_metrics([{"calls": 2, "timeout": 1}, {}])["gear/tools/timeout"]
-    1.0
-    """
-    return {f"gear/tools/{kind}": float(sum(c.get(kind, 0) for c in counts)) for kind in TOOL_FAILURES}
-
-
 @dataclass
 class SegmentCheck:
-    """Whether a method that is for segments makes any: one warning in a run, after ``BATCHES_TO_JUDGE``."""
+    """Warns once, after ``BATCHES_TO_JUDGE`` batches, if a method that makes segments makes next to none."""
 
     shares: list[float] = field(default_factory=list[float])
-    """Of each batch of rollouts with a scored token."""
+    """The share of tokens in segments, for each batch with a scored token."""
 
     def __call__(self, method: CreditAssigner, metrics: Mapping[str, float], rank: int) -> None:
-        """One more batch, as ``finished`` over all processes; one without a scored token does not count."""
+        """Add the metrics of a batch over all processes (``finished``)."""
         if "gear/segments/token_share" not in metrics or not getattr(method, "makes_segments", False):
             return
         self.shares.append(metrics["gear/segments/token_share"])

@@ -1,6 +1,7 @@
 """Credit for a training loop of one's own: one call, in one process, without a trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.step import step as credit_step
 from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, TeacherPrompt, left_padded
-from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import Teacher
 from gear_rl.types import Credit, CreditAssigner
@@ -43,17 +43,26 @@ def token_advantages(
     ``prompts`` are texts or chat messages, ``completions`` the token ids that the policy sampled, ``contexts``
     what only the teacher sees, ``advantages`` one number per completion. ``group`` and ``rewards`` are for
     methods that compare siblings. ``teacher`` lends other weights to the teacher (``make_teacher``),
-    ``reference`` those that the run began with. ``log`` receives the ``gear/*`` metrics. Raises ``ValueError``
+    ``reference`` the initial weights. ``log`` receives the ``gear/*`` metrics. Raises ``ValueError``
     where numbers of completions differ. ``examples/loop.py`` trains with it.
     """
     if isinstance(method, type):
         raise ValueError(f"method: {method!r} is a class; give an object such as Gear()")
     config = (config or CreditConfig()).resolved(method, announce=False)
-    engine = _OneProcess(model, tokenizer, config, teacher, reference, temperature, batch_size, log)
-    engine.chat_template_kwargs = dict(chat_template_kwargs or {})
+    pad_id = int(tokenizer.pad_token_id)
+    passes = ModelPasses(
+        model=model,
+        skip_first_tokens=config.teacher_skip_first_tokens,
+        pad_id=pad_id,
+        teacher=teacher or Teacher(),
+        reference=reference or Teacher(),
+        temperature=temperature,
+        batch_size=batch_size,
+    )
+    engine = _OneProcess(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None))
     device, count = advantages.device, len(completions)
     width = max(map(len, completions), default=0)
-    ids = torch.full((count, width), engine.pad_id, device=device)
+    ids = torch.full((count, width), pad_id, device=device)
     attention = torch.zeros_like(ids)
     for b, own in enumerate(completions):
         ids[b, : len(own)] = torch.tensor(own, device=device)
@@ -64,7 +73,7 @@ def token_advantages(
     batch = RolloutBatch(
         step=step,
         completions=Completions(ids=ids, attention=attention, mask=attention.bool()),
-        student=left_padded(shown, engine.pad_id, device),
+        student=left_padded(shown, pad_id, device),
         prompts=prompts,
         rows=[{column: context} for context in contexts],
         messages=[tokenizer.decode(own, skip_special_tokens=True) for own in completions],
@@ -78,35 +87,15 @@ def token_advantages(
     return credit_step(batch, method, engine, config).credit
 
 
+@dataclass
 class _OneProcess:
     """A model and its tokenizer as an ``Engine``: nothing to gather, nowhere to write records."""
 
+    tokenizer: Any
+    passes: ModelPasses
+    chat_template_kwargs: Mapping[str, Any]
+    sink: Callable[[Mapping[str, float]], None]
     max_positions, rank, world_size, record_sink = None, 0, 1, None
-
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        config: CreditConfig,
-        teacher: Teacher | None,
-        reference: Teacher | None,
-        temperature: float,
-        batch_size: int,
-        log: Callable[[Mapping[str, float]], None] | None,
-    ) -> None:
-        self.tokenizer: Tokenizer = tokenizer
-        self.chat_template_kwargs: Mapping[str, Any] = {}
-        self.pad_id = int(tokenizer.pad_token_id)
-        self._template, self._log = tokenizer.apply_chat_template, log
-        self._passes = ModelPasses(
-            model=model,
-            skip_first_tokens=config.teacher_skip_first_tokens,
-            pad_id=self.pad_id,
-            teacher=teacher or Teacher(),
-            reference=reference or Teacher(),
-            temperature=temperature,
-            batch_size=batch_size,
-        )
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
@@ -116,12 +105,12 @@ class _OneProcess:
         return [
             list(self.tokenizer(prompt)["input_ids"])
             if isinstance(prompt, str)
-            else self._template(prompt, **options)
+            else self.tokenizer.apply_chat_template(prompt, **options)
             for prompt in prompts
         ]
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        return self._passes.run(request)
+        return self.passes.run(request)
 
     def gather(self, x: Tensor) -> Tensor:
         return x
@@ -130,5 +119,4 @@ class _OneProcess:
         return items
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        if self._log is not None:
-            self._log(metrics)
+        self.sink(metrics)

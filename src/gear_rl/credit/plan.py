@@ -9,10 +9,14 @@ from torch import Tensor
 from gear_rl.signals.batch import ForwardRequest, Prompts, RolloutBatch
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
+FALLBACKS = ("no_context", "long_context", "non_finite", "no_token")
+"""Why a completion keeps its GRPO advantage: it has no privileged context, one that is too long, a NaN or Inf in
+a signal, or no trained token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditPlan:
-    """What is to be credited and what has to be computed for it, before any signal is."""
+    """The completions to credit and what has to be computed for it, before any signal is."""
 
     method: CreditAssigner
     """As it is at the batch's step."""
@@ -26,13 +30,13 @@ class CreditPlan:
     """True on the completions whose signals will be read."""
     fallback_B: Mapping[str, Bool[Tensor, " B"]]
     """For each of ``FALLBACKS`` the completions that keep their GRPO advantage for that reason."""
-    source_names: Sequence[str] = ()
+    source_names: Sequence[str]
     """The sources of privileged contexts that are tried, in order; empty if the method never reads one."""
 
     def request(
         self, needs: Sequence[str | Signal], inputs: Mapping[str, Tensor] | None = None
     ) -> ForwardRequest:
-        """The passes that make these signals; ``inputs`` are what the signals read besides, by name."""
+        """The passes that compute these signals; ``inputs`` are the other signals that they read, by name."""
         return ForwardRequest(
             needs=needs,
             step=self.batch.step,
@@ -46,7 +50,7 @@ class CreditPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditResult:
-    """The credit of a batch of rollouts, and what it was made from."""
+    """The credit of a batch of rollouts, and the signals that it was computed from."""
 
     credit: Credit
     signals: TokenSignals

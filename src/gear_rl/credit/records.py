@@ -4,10 +4,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from gear_rl.credit.fallbacks import FALLBACKS
 from gear_rl.credit.metrics import weights
-from gear_rl.credit.plan import CreditPlan, CreditResult
+from gear_rl.credit.plan import FALLBACKS, CreditPlan, CreditResult
 from gear_rl.records import Record
+from gear_rl.signals.batch import Prompts
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.signal import names_of
 from gear_rl.tensor.segments import turn_ids
@@ -15,10 +15,10 @@ from gear_rl.types import is_per_row
 
 
 def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> list[Record]:
-    """One record per completion: its tokens without padding, and what the method read and gave.
+    """One record per completion: its tokens without padding, its signals and its credit.
 
-    Signals are left out where nothing was scored. A cut-off completion that the engine masked as a whole has no
-    tokens left. Holds the student's prompt, and the teacher's where a context was found.
+    Signals are left out where nothing was scored. A truncated completion that the engine masked as a whole has no
+    tokens. Holds the student's prompt, and the teacher's where a context was found.
     """
     batch, credit, signals = plan.batch, result.credit, result.signals
     weight = weights(credit, batch.advantage_B, signals.mask)
@@ -26,20 +26,16 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     # A record has the ids of its tokens already.
     names = [name for name in names_of(plan.method.needs) if not is_per_row(name) and name != "token_id"]
     shown = {name: signals.get(name) for name in names}
-    none: dict[str, int] = {}
-    tools = batch.tool_counts or [none] * len(batch.messages)
-    prompts = zip(batch.student.ids_BP, batch.student.attention_BP.bool(), strict=True)
-    texts = [tokenizer.decode(_values(ids[kept])) for ids, kept in prompts]
-    shown_to_teacher = _teacher_texts(plan, tokenizer)
     records: list[Record] = []
     for b, kept in enumerate(batch.completions.attention.bool() | signals.mask):
         ids = _values(batch.completions.ids[b][kept])
+        has_teacher = plan.teachers and plan.sources[b] is not None
         records.append(
             Record(
                 step=batch.step,
                 group=batch.group[b],
                 method=plan.method.name,
-                prompt=texts[b],
+                prompt=_text(batch.student, b, tokenizer),
                 tokens=[tokenizer.decode([token]) for token in ids],
                 ids=ids,
                 mask=[int(trained) for trained in _values(signals.mask[b][kept])],
@@ -52,21 +48,16 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 signals={name: _values(x[b][kept]) for name, x in shown.items() if result.scored_B[b]},
                 fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
                 context=plan.sources[b],
-                teacher_prompt=shown_to_teacher[b],
-                tools=dict(tools[b]),
+                teacher_prompt=_text(plan.teachers[0], b, tokenizer) if has_teacher else None,
+                tools=dict(batch.tool_counts[b]) if batch.tool_counts else {},
                 truncated=bool(batch.truncated) and batch.truncated[b],
             )
         )
     return records
 
 
-def _teacher_texts(plan: CreditPlan, tokenizer: Tokenizer) -> list[str | None]:
-    """What the teacher was shown of each rollout; None without a teacher or a context."""
-    if not plan.teachers:
-        return [None] * len(plan.sources)
-    own = plan.teachers[0]
-    prompts = zip(own.ids_BP, own.attention_BP.bool(), plan.sources, strict=True)
-    return [None if source is None else tokenizer.decode(_values(ids[kept])) for ids, kept, source in prompts]
+def _text(prompts: Prompts, b: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(_values(prompts.ids_BP[b][prompts.attention_BP[b].bool()]))
 
 
 def _values(x: Tensor) -> list[Any]:

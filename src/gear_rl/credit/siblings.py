@@ -1,7 +1,13 @@
-"""Completions of a group beside each other, where processes hold parts of it. Knows no method and no trainer."""
+"""Completions of a group beside each other: on every process, and without those whose signals are unusable.
+
+Such a completion keeps its GRPO advantage, and its siblings are not compared with it. Knows no trainer.
+"""
+
+from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gear_rl.signals.engine import Engine
@@ -12,41 +18,86 @@ from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 def credit_beside_siblings(
     method: CreditAssigner, advantage_B: Float[Tensor, " B"], signals: TokenSignals, engine: Engine
 ) -> Credit:
-    """The method's credit for this process's completions, beside their siblings on other processes."""
-    if not any(is_per_row(name) for name in names_of(method.needs)):
+    """The method's credit for this process's completions, computed with their siblings on other processes.
+
+    Every process must call this.
+    """
+    if engine.world_size == 1 or not any(is_per_row(name) for name in names_of(method.needs)):
         return method(advantage_B, signals)
-    everyones_B, everyones, own = _of_all_processes(advantage_B, signals, engine)
-    credit, columns = method(everyones_B, everyones), signals.mask.shape[1]
-    distill = credit.distill_weight
-    return Credit(
-        advantage=credit.advantage[own, :columns],
-        segment_id=credit.segment_id[own, :columns],
-        distill_weight=None if distill is None else distill[own, :columns],
-    )
-
-
-def _of_all_processes(
-    advantage_B: Tensor, signals: TokenSignals, engine: Engine
-) -> tuple[Tensor, TokenSignals, slice]:
-    """The same of the completions of all processes, and which rows are this one's; siblings may be spread."""
-    rows = len(advantage_B)
-    first = engine.rank * rows
-    if engine.world_size == 1:
-        return advantage_B, signals, slice(0, rows)
-    columns = torch.tensor([signals.mask.shape[1]], device=signals.mask.device)
-    widest = int(engine.gather(columns).max())
-    given = {
-        "mask": signals.mask.long(),
-        **signals.values,
-    }  # not every communication library gathers booleans
+    num_rows, num_columns = signals.mask.shape
+    widest = int(engine.gather(torch.tensor([num_columns], device=signals.mask.device)).max())
+    # Not every communication library gathers booleans.
+    values = {"mask": signals.mask.long(), **signals.values}
     if signals.turn_id is not None:
-        given["turn_id"] = signals.turn_id
-    for name, value in given.items():
+        values["turn_id"] = signals.turn_id
+    for name, value in values.items():
         if not is_per_row(name):
             # Integer signals are -1 outside the mask, and padding is outside.
             outside = -1 if name != "mask" and value.dtype == torch.int64 else 0
-            value = nn.functional.pad(value, (0, widest - value.shape[1]), value=outside)
-        given[name] = engine.gather(value)
-    mask, turn_id = given.pop("mask").bool(), given.pop("turn_id", None)
-    everyones = TokenSignals(mask=mask, turn_id=turn_id, values=given)
-    return engine.gather(advantage_B), everyones, slice(first, first + rows)
+            value = nn.functional.pad(value, (0, widest - num_columns), value=outside)
+        values[name] = engine.gather(value)
+    mask, turn_id = values.pop("mask").bool(), values.pop("turn_id", None)
+    credit = method(engine.gather(advantage_B), TokenSignals(mask=mask, turn_id=turn_id, values=values))
+    own = slice(engine.rank * num_rows, (engine.rank + 1) * num_rows)
+    distill = credit.distill_weight
+    return Credit(
+        advantage=credit.advantage[own, :num_columns],
+        segment_id=credit.segment_id[own, :num_columns],
+        distill_weight=None if distill is None else distill[own, :num_columns],
+    )
+
+
+def finite_rows(signals: TokenSignals) -> Bool[Tensor, " B"]:
+    """True on the rows without NaN or Inf on a trained token.
+
+    >>> divergence = torch.tensor([[torch.nan, 1.0], [1.0, torch.nan]])
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> finite_rows(TokenSignals(mask=mask, divergence=divergence))
+    tensor([False,  True])
+    """
+    finite = signals.mask.new_ones(len(signals.mask))
+    for name, value in signals.values.items():  # integers are always finite
+        counted = value.isfinite() if is_per_row(name) else value.isfinite() | ~signals.mask
+        finite = finite & (counted if counted.dim() == 1 else counted.all(-1))
+    return finite
+
+
+def cleaned(signals: TokenSignals, keep_B: Bool[Tensor, " B"]) -> TokenSignals:
+    """The signals with 0 in every other row, so that a NaN there reaches neither method nor loss.
+
+    >>> divergence = torch.tensor([[torch.nan], [2.0]])
+    >>> signals = TokenSignals(mask=torch.ones(2, 1, dtype=torch.bool), divergence=divergence)
+    >>> cleaned(signals, keep_B=torch.tensor([False, True])).divergence.tolist()
+    [[0.0], [2.0]]
+    """
+    clean: dict[str, Any] = {
+        name: torch.where(keep_B if value.dim() == 1 else keep_B[:, None], value, 0.0)
+        for name, value in signals.values.items()
+        if value.is_floating_point()
+    }
+    return replace(signals, **clean)
+
+
+def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> TokenSignals:
+    """The signals with the completions where ``absent_B`` is True left out of every statistic.
+
+    They hold 0, no turn and the group ``alone``, which no other completion has.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(2, 1, dtype=torch.bool),
+    ...     divergence=torch.tensor([[torch.nan], [2.0]]),
+    ...     group_B=torch.tensor([0, 0]),
+    ... )
+    >>> shown = without(signals, torch.tensor([True, False]), alone=1)
+    >>> shown.mask.tolist(), shown.divergence.tolist(), shown.group_B.tolist()
+    ([[False], [True]], [[0.0], [2.0]], [1, 0])
+    """
+    absent = absent_B[:, None]
+    values = dict(cleaned(signals, ~absent_B).values)
+    for name, value in values.items():
+        if name == "group_B":
+            values[name] = torch.where(absent_B, alone, value)
+        elif not value.is_floating_point():
+            values[name] = torch.where(absent, -1, value)
+    turn_id = None if signals.turn_id is None else torch.where(absent, -1, signals.turn_id)
+    return TokenSignals(mask=signals.mask & ~absent, turn_id=turn_id, values=values)

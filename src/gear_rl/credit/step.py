@@ -1,8 +1,7 @@
 """The credit step: contexts, signals, the method, fallbacks, metrics, records, in this order.
 
-``step`` runs them one after the other. An engine that can have the student's signals out of its own loss runs
-them one by one: ``prepare``, ``assign`` for some completions at a time, ``report``. Knows no trainer and no
-method.
+``step`` runs ``prepare``, ``assign`` and ``report``. An engine that takes the student's signals from its loss
+calls them itself, ``assign`` for some completions at a time. Knows no trainer and no method.
 """
 
 import logging
@@ -13,21 +12,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.config import SOURCES, CreditConfig
 from gear_rl.credit.contexts import (
     PrivilegedFunction,
     contexts_of,
     needs_context,
-    source_metrics,
     sources_of,
     teacher_prompts,
     warn_of_long,
 )
-from gear_rl.credit.fallbacks import cleaned, finite_rows, without
-from gear_rl.credit.metrics import finished, measured, tool_metrics
+from gear_rl.credit.metrics import finished, measured
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
-from gear_rl.credit.siblings import credit_beside_siblings
+from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, without
+from gear_rl.environments import TOOL_FAILURES
 from gear_rl.signals.batch import Prompts, RolloutBatch
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.passes import PassSignal, skipping_first
@@ -48,12 +46,11 @@ def step(
     *,
     privileged: PrivilegedFunction | None = None,
 ) -> CreditResult:
-    """The credit of a batch of rollouts, logged and recorded.
+    """The credit of a batch of rollouts, logged and recorded; every process must call this.
 
     ``config`` is ``resolved`` for the method. ``privileged`` is the user's function for the source "function".
-    Every process must call this. A completion without privileged context or with one that is too long, without
-    trained tokens, or with a non-finite signal keeps its GRPO advantage. Raises ``ValueError`` for a signal that
-    the engine cannot compute, and for a method that gives ``distill_weight`` without a ``distillation``.
+    A completion keeps its GRPO advantage for each of ``FALLBACKS``. Raises ``ValueError`` for a signal that the
+    engine cannot compute, and for a method that gives ``distill_weight`` without a ``distillation``.
     """
     begin = time.perf_counter()
     plan = prepare(batch, method, engine, config, privileged)
@@ -69,7 +66,7 @@ def prepare(
     config: CreditConfig,
     privileged: PrivilegedFunction | None = None,
 ) -> CreditPlan:
-    """The contexts of the rollouts and which completions are worth scoring; nothing is scored yet."""
+    """The privileged contexts of the rollouts, and the completions to score; every process must call this."""
     method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
     mask, advantage_B = batch.completions.mask, batch.advantage_B
     trained_B, reads_context = mask.any(-1), needs_context(method)
@@ -80,7 +77,7 @@ def prepare(
         found = contexts_of(batch, engine, config, privileged)
         shown = [found.texts]
         if found.wrong is not None and needs_teacher(method.needs):
-            # Only a teacher's signals are contrasted: a term of the loss or an answer's confidence is not.
+            # Only a teacher's signals are contrasted, not a distillation term or an answer's confidence.
             shown.append(found.wrong)
         for texts in shown:
             prompts, long = teacher_prompts(batch, engine, config, texts)
@@ -105,10 +102,15 @@ def prepare(
     elif not is_additive(method):
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
         scored_B = scored_B & (advantage_B != 0)
-    success = cast(float, config.success_reward)
+    batch = replace(
+        batch,
+        contexts=contexts,
+        success_reward=cast(float, config.success_reward),
+        answer_pattern=config.answer_pattern,
+    )
     return CreditPlan(
         method=method,
-        batch=replace(batch, contexts=contexts, success_reward=success, answer_pattern=config.answer_pattern),
+        batch=batch,
         sources=sources,
         teachers=teachers,
         scored_B=scored_B,
@@ -126,23 +128,23 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     fallback_B, finite_B = dict(plan.fallback_B), finite_rows(signals)
     fallback_B["non_finite"] = scored_B & ~finite_B
     falls_B = torch.stack(list(fallback_B.values())).any(0)
-    # The others must not be compared with signals that a completion does not have.
+    # The siblings must not be compared with signals that a completion does not have.
     absent_B = (falls_B & ~fallback_B["no_token"]) | ~finite_B
     if "reward_B" in signals or "rewards_BR" in signals:
-        # Nobody judged it, which is no reward of 0: engines leave it out of its group as well.
+        # Every reward function abstained, which is no reward of 0: engines leave it out of its group too.
         absent_B = absent_B | ~batch.judged()
     falls_B = falls_B | absent_B
     base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
     credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
-    # A method of the user's may itself divide by zero.
+    # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)
     if credit.distill_weight is not None:
         finite_B = finite_B & credit.distill_weight.isfinite().all(-1)
     fallback_B["non_finite"] = fallback_B["non_finite"] | ~finite_B
     falls_B = falls_B | fallback_B["non_finite"]
     if reads_signals and not is_additive(method):
-        falls_B = falls_B | (advantage_B == 0)  # nothing was computed there, so nothing may be added either
+        falls_B = falls_B | (advantage_B == 0)  # not scored, so the method's credit is not used
     if falls_B.any():
         credit = credit.falling_back(falls_B, advantage_B, mask)
         signals = cleaned(signals, ~fallback_B["non_finite"])
@@ -152,7 +154,10 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
                 f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
                 "term it weighs; see gear_rl.traits.Traits"
             )
-        credit = _skipping_first(credit, signals, config.teacher_skip_first_tokens)
+        # Nothing is distilled on the first tokens of a turn. Their weight is set to 0 as a divergence is.
+        weight = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
+        skipped = skipping_first(weight, config.teacher_skip_first_tokens)
+        credit = replace(credit, distill_weight=skipped.divergence)
     if batch.trained is not None:
         credit = replace(credit, advantage=torch.where(batch.trained, credit.advantage, 0.0))
     return CreditResult(
@@ -165,10 +170,7 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
 
 
 def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
-    """The signals that the method needs, and no others; 0 in rows that are not scored, where a pass makes them.
-
-    Every process must call this for the same method.
-    """
+    """The signals that the method needs; a forward pass leaves 0 in rows that are not scored."""
     batch, signals = plan.batch, signals_of(plan.method.needs)
     plain = [signal for signal in signals if isinstance(signal, BatchSignal)]
     passes = [signal for signal in signals if not isinstance(signal, BatchSignal)]
@@ -182,7 +184,7 @@ def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
 
 
 def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: float) -> None:
-    """Log the metrics of the batch and hand its records on; every process must call this."""
+    """Log the metrics of the batch and pass on its records; every process must call this."""
     batch = plan.batch
     sums, largest = measured(
         result.credit, result.signals, batch.advantage_B, result.scored_B, result.fallback_B
@@ -198,15 +200,19 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
             int(metrics["gear/fallback/non_finite"]),
         )
     if batch.tool_counts is not None:
-        metrics |= tool_metrics(engine.gather_objects(list(batch.tool_counts)))
+        tools = engine.gather_objects(list(batch.tool_counts))
+        for kind in TOOL_FAILURES:
+            metrics[f"gear/tools/{kind}"] = float(sum(counts.get(kind, 0) for counts in tools))
     if plan.source_names:
-        metrics |= source_metrics(plan.sources, plan.source_names, engine)
+        # A source of another name is the column of a row.
+        found = engine.gather_objects(list(plan.sources))
+        kinds = [name if name is None or name in SOURCES else "row" for name in found]
+        metrics |= {f"gear/context/{name}": float(kinds.count(name)) for name in plan.source_names}
     engine.log(metrics)
     if engine.record_sink is not None:
-        local = records_of(plan, result, engine.tokenizer)
-        everywhere = engine.gather_objects(local)
+        records = engine.gather_objects(records_of(plan, result, engine.tokenizer))
         if engine.rank == 0:
-            engine.record_sink(everywhere)
+            engine.record_sink(records)
 
 
 def needs_passes(method: CreditAssigner) -> bool:
@@ -222,10 +228,9 @@ def needs_passes(method: CreditAssigner) -> bool:
 
 
 def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
-    """The advantage of every token, shape (B, T); the batch's own (B,) if every weight is 1.
+    """The advantage of every token, shape (B, T); the batch's own, shape (B,), if every weight is 1.
 
-    One number per completion then, so that GRPO stays GRPO bit for bit in every loss: where an engine works on
-    whole sequences, the same number repeated T times is summed in another order.
+    With (B,) GRPO stays GRPO bit for bit: a loss over whole sequences would sum T equal numbers in another order.
     """
     trained = batch.completions.mask if batch.trained is None else batch.trained
     plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
@@ -234,10 +239,3 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
 
 def _reads_signals(method: CreditAssigner) -> bool:
     return bool(method.needs) or distillation_of(method) is not None
-
-
-def _skipping_first(credit: Credit, signals: TokenSignals, num_tokens: int) -> Credit:
-    """The same credit that distils nothing of the first tokens of every turn, where the teacher is to agree."""
-    # A divergence is 0 there, and so is what multiplies one.
-    weight = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
-    return replace(credit, distill_weight=skipping_first(weight, num_tokens).divergence)

@@ -1,4 +1,4 @@
-"""The user's own functions and classes: imported by name, and with their faults reported in one line."""
+"""The user's own functions and classes: imported by name, with their errors reported in one line."""
 
 import importlib
 import inspect
@@ -15,7 +15,7 @@ Fault = Callable[[Any, Mapping[str, Any]], str | None]
 
 
 def import_object(path: str, where: str) -> Any:
-    """The object that ``package.module:object`` names; the current folder is searched too.
+    """The object ``package.module:object``; the current folder is searched too.
 
     >>> import_object("math:sqrt", "reward")(9)
     3.0
@@ -41,9 +41,9 @@ def import_object(path: str, where: str) -> Any:
 
 
 def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
-    """The function, which raises an ``InputError`` with its name for what it raises, and for a faulty result.
+    """The function, raising ``InputError`` with its name for its own exceptions and for a faulty result.
 
-    A reward that is a coroutine or a model is returned as it is.
+    A reward that is a coroutine or a model is returned unchanged.
 
     >>> guarded(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
     Traceback (most recent call last):

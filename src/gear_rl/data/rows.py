@@ -1,4 +1,4 @@
-"""Datasets by name: columns as the run wants them, unusable prompts left out, held-out rows kept apart."""
+"""Datasets by name: renamed columns, unusable prompts left out, held-out rows split off."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportUnknownLambdaType=false
@@ -29,10 +29,10 @@ def load_rows(
     chat: bool,
     limit: int | None = None,
 ) -> Any:
-    """The dataset that a name or a path means, with columns renamed and plain prompts as chat messages.
+    """The dataset of a name or a path, with columns renamed and, with ``chat``, text prompts as messages.
 
-    ``columns`` maps a new name to a column, or to a dotted path into one. Rows without a usable prompt are left
-    out with one warning. ``limit`` takes the first of what remains.
+    ``columns`` maps a new name to a column or a dotted path into one. Rows without a usable prompt are left out
+    with one warning. ``limit`` takes the first of the others.
 
     >>> load_rows("arena/chain/easy", chat=True, limit=2)[0]["answer"]
     '43'
@@ -57,10 +57,9 @@ def load_splits(
 ) -> tuple[Any, Any | None]:
     """The rows to train on and ``held_out`` rows (a count or a share) that share no prompt with them.
 
-    A dataset with the split ``eval_split`` gives the held-out rows from there: a count takes the first, a share
-    all. Otherwise a row is held out by the sha256 of its prompt, so the same prompt falls on the same side
-    whatever stands around it: a share takes that part of the range, a count the smallest checksums with all
-    their duplicates.
+    If the dataset has the split ``eval_split``, a count takes its first rows, a share all of it. Otherwise the
+    checksum of its prompt holds a row out, so other rows do not matter: a share takes that part of the range, a
+    count the smallest checksums with all their duplicates.
 
     >>> [len(part) for part in load_splits("arena/chain/easy", chat=True, held_out=8)]
     [4096, 8]
@@ -90,7 +89,7 @@ def load_splits(
 
 
 def checksum(prompt: Any) -> float:
-    """Where in [0, 1) a prompt falls, by the sha256 of its text; white space and chat wrapping do not count.
+    """The sha256 of a prompt's text as a number in [0, 1); white space and chat wrapping do not count.
 
     >>> checksum("2 + 2") == checksum([{"role": "user", "content": " 2 +\\n2"}]) != checksum("2 + 3")
     True
@@ -104,7 +103,7 @@ def checksum(prompt: Any) -> float:
 
 
 def prompt_fault(prompt: Any) -> str | None:
-    """What is wrong with a prompt; None for text or chat messages that are not empty.
+    """The fault of a prompt; None for text or chat messages that are not empty.
 
     >>> prompt_fault("2 + 2"), prompt_fault(" "), prompt_fault(7), prompt_fault([{"role": "user"}])
     (None, 'prompt is empty', 'prompt is neither text nor messages but int', 'prompt is empty')
@@ -127,7 +126,7 @@ def prompt_fault(prompt: Any) -> str | None:
 
 
 def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
-    """The rows under the run's names; a value inside a column is copied out."""
+    """The rows with renamed columns; a value inside a column becomes a column of its own."""
     present: list[str] = rows.column_names
     if not len(rows):
         raise InputError(f"dataset: {name} has no rows; give at least as many as one batch takes")
@@ -158,7 +157,7 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
 
 
 def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
-    """The rows without a fault; one warning counts the others and names the first (rows from 1)."""
+    """The rows without a fault; one warning counts the others and names the first, from 1."""
     reasons = Counter(why for why in faults if why is not None)
     if not reasons:
         return rows
@@ -168,9 +167,9 @@ def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
             f"dataset: none of the {len(faults)} rows of {name} can be used: {next(iter(reasons))}"
         )
     first = next(index for index, why in enumerate(faults, start=1) if why is not None)
-    said = ", ".join(f"{count} {why}" for why, count in reasons.most_common(5))
+    counts = ", ".join(f"{count} {why}" for why, count in reasons.most_common(5))
     log.warning(
         "dataset: %d of %d rows of %s are left out (%s; the first is row %d)",
-        *(len(faults) - len(kept), len(faults), name, said, first),
+        *(len(faults) - len(kept), len(faults), name, counts, first),
     )
     return rows.select(kept)

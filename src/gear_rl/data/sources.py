@@ -17,14 +17,14 @@ from gear_rl.files import parse_json
 
 FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
 _TEXT_KINDS = (".jsonl", ".json", ".csv")
-"""Read here: `datasets` turns ``007`` into 7 and text that looks like a date into one."""
+"""Read here: `datasets` turns ``007`` into 7 and text that looks like a date into a date."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _GENERATED = {True: 4096, False: 512}
 """Rows of a generator without a limit, to train on and held out."""
 
 
 def is_generated(name: str) -> bool:
-    """Whether the rows are made by a generator that has a training and a held-out part.
+    """Whether a generator makes the rows.
 
     >>> is_generated("arena"), is_generated("reasoning-gym/chain_sum"), is_generated("openai/gsm8k")
     (True, True, False)
@@ -35,7 +35,7 @@ def is_generated(name: str) -> bool:
 def read(name: str, config: str | None, split: str, *, limit: int | None = None) -> Any:
     """The rows of a generator, a file, a folder or a hub dataset.
 
-    A generator gives its held-out part for every split but ``train``, and ``limit`` rows.
+    A generator gives ``limit`` rows, of its held-out part for every split but ``train``.
 
     >>> read("arena/chain/easy", None, "test", limit=2).column_names
     ['prompt', 'privileged_context', 'answer']
@@ -53,9 +53,11 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
         if not _is_saved(name):
             return _load(name, config, split)
         saved: Any = datasets.load_from_disk(name)
-        if isinstance(saved, dict) and split not in saved:
+        if not isinstance(saved, dict):
+            return saved
+        if split not in saved:
             raise InputError(f"dataset: {name} has no split {split!r}; {did_you_mean(split, saved)}")
-        return saved[split] if isinstance(saved, dict) else saved
+        return saved[split]
     except InputError:
         raise
     except Exception as error:
@@ -93,8 +95,8 @@ def _is_saved(name: str) -> bool:
 def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a JSON or CSV file as written, each with the line on which it ends.
 
-    A CSV cell is text. ``InputError`` names the line of a row that is damaged, has a key twice, or NaN in it. A
-    ``.json`` file holds a list of objects (all of them on "line" 0), or one object per line.
+    A CSV cell is text. A ``.json`` file holds a list of objects (whose line is 0) or one object per line.
+    ``InputError`` names the line of a damaged row, a duplicate key or NaN.
 
     >>> from tempfile import NamedTemporaryFile
     >>> with NamedTemporaryFile(suffix=".csv") as file:
@@ -182,11 +184,8 @@ def _load(name: str, config: str | None, split: str) -> Any:
 
     builder: Any = datasets.load_dataset_builder(name, config)
     files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
-    if (
-        builder.config.features is None
-        and files
-        and all(f.is_file() and f.suffix in _TEXT_KINDS for f in files)
-    ):
+    are_text = [file.is_file() and file.suffix in _TEXT_KINDS for file in files]
+    if builder.config.features is None and files and all(are_text):
         return _text_files(files)
     text: dict[str, Any] = {"dtype": str, "keep_default_na": False} if builder.name == "csv" else {}
     return datasets.load_dataset(name, config, split=split, **text)

@@ -1,4 +1,4 @@
-"""From characters of a text to the tokens that wrote them, whatever the tokenizer."""
+"""From characters of a text to its tokens, for any tokenizer."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -8,16 +8,15 @@ from itertools import takewhile
 from typing import Any
 
 _BACK = 4
-"""Tokens that may write one character: UTF-8 has no longer ones."""
+"""Tokens that may write one character: UTF-8 has at most four bytes."""
 
 
 def token_span(tokenizer: Any, text: str, ids: Sequence[int], start: int, end: int) -> range | None:
-    """Which of ``ids``, the tokens of ``text``, overlap its characters ``start`` to ``end``.
+    """The places of ``ids``, the tokens of ``text``, that overlap its characters ``start`` to ``end``.
 
-    A token that writes a part of a character overlaps it; one that writes nothing does only between others. Found
-    by decoding beginnings of ``ids``, which is exact wherever decoding gives the text back: byte-level BPE and
-    sentencepiece, where offsets may leave out a token's space or be those of a rewritten text. Elsewhere
-    the tokenizer's offsets decide; None where it has none, or no token overlaps.
+    A token that writes a part of a character overlaps it. Decodes beginnings of ``ids``, since offsets may leave
+    out a token's space. Where decoding does not give the text back, the tokenizer's offsets decide. None where it
+    has none, or no token overlaps.
 
     >>> class Letters:
     ...     def decode(self, ids, **_):
@@ -34,8 +33,8 @@ def token_span(tokenizer: Any, text: str, ids: Sequence[int], start: int, end: i
     def whole(count: int) -> int:
         """Characters that the first tokens write completely."""
         most = 0
-        # A part of a character is decoded as replacement characters; sentencepiece then replaces the characters
-        # of single bytes before it as well, but those had been seen a few tokens earlier.
+        # A part of a character is decoded as replacement characters. Sentencepiece then replaces the characters
+        # of single bytes before it too, so fewer tokens may write more.
         for fewer in range(count, max(count - _BACK, 0) - 1, -1):
             beginning = written(fewer)
             same = takewhile(lambda pair: pair[0] == pair[1], zip(beginning, text, strict=False))
@@ -45,7 +44,7 @@ def token_span(tokenizer: Any, text: str, ids: Sequence[int], start: int, end: i
         return most
 
     def touched(count: int) -> int:
-        """The same and the one of which they write a part."""
+        """The same, and the character of which they write a part."""
         return whole(count) + (not text.startswith(written(count)))
 
     if written(len(ids)) != text:

@@ -1,9 +1,9 @@
-"""Word problems in a few steps with worked solutions, made from templates and a seed: a dataset without a hub."""
+"""Word problems in a few steps with worked solutions, made from templates and a seed."""
 
 import random
 import re
 from collections.abc import Sequence
-from itertools import cycle, zip_longest
+from itertools import cycle
 from typing import Any
 
 from gear_rl.data.rewards.text import Completion, final_text
@@ -11,7 +11,7 @@ from gear_rl.data.rows import checksum
 
 SEEDS = {"train": 1_000_003, "test": 2_000_003}
 _TEST_SHARE = 0.25
-"""Part of all prompts, by checksum, that only ``test`` has: two seeds alone draw some problem twice."""
+"""Share of all prompts, by checksum, that only ``test`` has: two seeds may draw the same problem."""
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
 _THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
 _ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
@@ -21,10 +21,10 @@ _Problem = tuple[str, tuple[tuple[int, str, int], ...]]
 
 
 def word_problems(split: str = "train", num: int = 4096, kind: str | None = None) -> list[dict[str, Any]]:
-    """Rows with ``prompt``, ``solution`` (the steps), ``answer`` and ``template``; no prompt stands there twice.
+    """Rows with ``prompt``, ``solution`` (the steps), ``answer`` and ``template``; prompts are distinct.
 
-    ``kind`` names a template (``changes``), ``bare`` for prompts without an example of the form, or both
-    (``changes/bare``). The same split gives the same rows. ``ValueError`` for an unknown kind or split.
+    ``kind`` is a template (``changes``), ``bare`` for prompts without an example, or both (``changes/bare``).
+    The same split gives the same rows. ``ValueError`` for an unknown kind or split.
 
     >>> row = word_problems(num=1)[0]
     >>> row["solution"]
@@ -35,8 +35,8 @@ def word_problems(split: str = "train", num: int = 4096, kind: str | None = None
     name, _, form = f"/{kind}".rpartition("/") if kind == "bare" else (kind or "").partition("/")
     if form not in ("", "bare") or (name and name not in _TEMPLATES):
         raise ValueError(
-            f"{kind!r} is no kind of word problems; choose from {', '.join(_TEMPLATES)}, alone or with /bare, "
-            "or bare"
+            f"{kind!r} is no kind of word problems; choose from {', '.join(_TEMPLATES)}, bare, or both "
+            "(changes/bare)"
         )
     if split not in SEEDS:
         raise ValueError(f"{split!r} is no split of word problems; choose from {', '.join(SEEDS)}")
@@ -59,33 +59,7 @@ def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -
     [1.0, 0.0]
     """
     found = [_ANSWER.findall(final_text(completion)) for completion in completions]
-    return [float(bool(said) and said[-1] == str(right)) for said, right in zip(found, answer, strict=True)]
-
-
-def first_wrong_number(completion: str, solution: str) -> tuple[int, int] | None:
-    """The character where the first number leaves the solution's; None where none does, or words differ.
-
-    Of a number that ends too early, it is what stands in place of the next digit.
-
-    >>> first_wrong_number("7 + 8 = 16. The answer is 16.", "7 + 8 = 15. The answer is 15.")
-    (9, 10)
-    >>> first_wrong_number("It is 15.", "7 + 8 = 15. The answer is 15.")
-    """
-    ours, right = completion.strip(), solution.strip()
-    if re.sub(r"\d+", "#", ours) != re.sub(r"\d+", "#", right):
-        return None
-    place = next((i for i, (a, b) in enumerate(zip_longest(ours, right)) if a != b), len(ours))
-    begin = len(completion) - len(completion.lstrip()) + place
-    return (begin, begin + 1) if place < len(ours) else None
-
-
-def results(completion: str) -> list[tuple[int, int]]:
-    """Where the results stand, which the model has to find: the numbers after ``=``, in characters.
-
-    >>> results("7 + 8 = 16. The answer is 16.")
-    [(8, 10)]
-    """
-    return [match.span(1) for match in re.finditer(r"=\s*(\d+)", completion)]
+    return [float(own[-1:] == [str(right)]) for own, right in zip(found, answer, strict=True)]
 
 
 def _worked(steps: Sequence[tuple[int, str, int]]) -> dict[str, str]:
@@ -150,4 +124,4 @@ _TEMPLATES = {
         "together?\nAnswer: 15 + 8 = 23. 23 + 4 = 27. The answer is 27.",
     ),
 }
-"""Each with an example of the form; as text of the same message, so that a teacher's context stands behind it."""
+"""Each with an example, which is part of the prompt's one message, before a teacher's context."""

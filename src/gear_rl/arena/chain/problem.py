@@ -16,7 +16,7 @@ from gear_rl.arena.truth import Truth, only_right
 
 OPERATIONS: tuple[str, ...] = (*(f"+{n}" for n in range(1, 10)), *(f"-{n}" for n in range(1, 10)), "x2", "x3")
 ANSWER_PATTERN = r"ans (\d\d)"
-"""Where the completion's final answer stands."""
+"""The completion's final answer."""
 
 _ANSWER = re.compile(r"ans (\d\d)\Z")
 _OPERATION = re.compile(r" (skip )?([-+x]\d)")
@@ -26,12 +26,12 @@ _STEP = re.compile(r"(\d\d) ([-+x]\d) = (\d\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """How hard a problem is. An operation occurs once in it, so there are no more than those in `OPERATIONS`."""
+    """The size of a problem. Each of `OPERATIONS` occurs at most once."""
 
     steps: tuple[int, int]
     """Fewest and most steps."""
     cancelled: tuple[int, int] = (0, 0)
-    """Fewest and most operations that stand in the prompt but are cancelled."""
+    """Fewest and most operations of the prompt that are cancelled."""
 
 
 TIERS: dict[str, Tier] = {
@@ -212,8 +212,8 @@ def steps_reward(completions: Sequence[Any], **_: Any) -> list[float]:
 def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """Every token of the worked solution is a decision, its closing token too; reads the row's `prompt`.
 
-    A reward after another token is luck: a wrong sum healed by a later one, or one last number in a hundred.
-    Raises ValueError for a prompt that is no chain.
+    A reward after another token is luck: a later step corrects a wrong sum, or the last number is guessed. Raises
+    ValueError for a prompt that is no chain.
     """
     [trace] = read(str(row["prompt"][-1]["content"])).solve()
     return only_right(ids, [*tokenizer(trace)["input_ids"], int(tokenizer.eos_token_id)])

@@ -15,13 +15,13 @@ from gear_rl.arena.codes import Belief, beliefs_of, mistake, right_codes
 from gear_rl.arena.task import Completion, Reference, problem_of, texts_of
 
 SYMBOLS: tuple[str, ...] = tuple(first + second for first in "BCDFGHJKLMNPRSTV" for second in "aeio")
-"""What can be looked up: 64, so that 32 of them leave as many for another problem's reference."""
+"""All symbols: 64, so that 32 of them leave as many for another problem's reference."""
 RIGHT: dict[str, str] = right_codes(SYMBOLS, "codes of the codebook")
 """The code of each symbol; no two share one."""
 BELIEFS: dict[str, Belief] = beliefs_of(RIGHT, "habits of the student")
-"""What the shipped student was taught to write for each symbol where it sees no reference."""
+"""The shipped student's probabilities of codes for each symbol, without a reference."""
 FILLER: tuple[str, ...] = ("also", "and", "hm", "next", "now", "so", "then", "well")
-"""Irrelevant words between decisions, which nothing judges."""
+"""Irrelevant words between decisions, which no reward reads."""
 LEAD = "codes"
 """The first word of prompts and completions."""
 DOT = "."
@@ -29,21 +29,21 @@ DOT = "."
 EXACT = "all"
 """The first word of an answer of which every code must be right."""
 ANSWER_PATTERN = r"([A-Z][aeio] [0-9]{2})(?![0-9])\s*\Z"
-"""Where the last decision of a completion stands."""
+"""The last decision of a completion."""
 
 _DECISION = re.compile(r"(?<![A-Za-z])([A-Z][aeio]) ([0-9]{2})(?![0-9])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """How many decisions a completion has, what stands between them, and what is paid."""
+    """How many decisions a completion has, how many words between them, and the kind of reward."""
 
     symbols: int
-    """Decisions per completion: 32 at most, since as many must be left for the reference of another problem."""
+    """Decisions per completion: 32 at most, since as many must be left for another problem's reference."""
     filler: int = 0
-    """Irrelevant words between two decisions; which ones is up to the student."""
+    """Irrelevant words between two decisions, any of ``FILLER``."""
     exact: bool = False
-    """Whether all codes must be right; else the reward is the share that is."""
+    """Whether all codes must be right; else the reward is the share of right ones."""
 
     @property
     def num_tokens(self) -> int:
@@ -122,8 +122,8 @@ class Problem:
     def reference(self, kind: Reference, seed: int = 0) -> str | None:
         """What only the teacher sees; "answer" is the right codes without their symbols.
 
-        "shuffled" is the solution of another problem of the same shape, none of whose symbols is this one's: it
-        informs nobody, so no method may gain from it.
+        "shuffled" is the solution of a problem of the same shape with other symbols, so no method may gain from
+        it.
 
         >>> [Problem(("Ka", "Bo"), (("hm",),)).reference(kind) for kind in ("none", "trace", "answer")]
         [None, 'codes Ka 17 hm Bo 08', 'codes 17 08']
@@ -143,7 +143,7 @@ class Problem:
 
 
 def draw_filler(symbols: int, words: int, rng: random.Random) -> tuple[tuple[str, ...], ...]:
-    """So many irrelevant words between one decision and the next, each as likely; none after the last.
+    """``words`` random irrelevant words between one decision and the next; none after the last.
 
     >>> [len(gap) for gap in draw_filler(3, 2, random.Random(0))], draw_filler(3, 0, random.Random(0))
     ([2, 2], ((), ()))
@@ -168,7 +168,7 @@ def generate(seed: int, tier: str | Tier = "default") -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision of a completion: which of the answer's, where its code stands, and whether it is right."""
+    """A decision of a completion: its number in the answer, its code's characters, and whether it is right."""
 
     index: int
     start: int
@@ -186,10 +186,10 @@ def wanted(answer: str) -> dict[str, str]:
 
 
 def decisions(completion: str, answer: str) -> Iterator[Decision]:
-    """The decisions that a completion takes, in the order in which it takes them.
+    """The decisions that a completion takes, in the order of the completion.
 
-    A decision is a symbol of the answer with two digits right after it. What is written first counts: a second
-    code for the same symbol is no decision, nor is a symbol that was not to be looked up. The order is free.
+    A decision is a symbol of the answer with two digits right after it. Only the first code for a symbol counts.
+    The order is free.
 
     >>> list(decisions("codes Ka 11 Ka 17 Mo 22", "Ka 17 Bo 08"))
     [Decision(index=0, start=9, end=11, right=False)]
@@ -202,7 +202,7 @@ def decisions(completion: str, answer: str) -> Iterator[Decision]:
 
 
 def share_right(completion: str, answer: str) -> float:
-    """The share of the answer's codes that the completion gives; a code that is not given is wrong."""
+    """The share of the answer's codes that the completion gives; a missing code is wrong."""
     return sum(decision.right for decision in decisions(completion, answer)) / len(wanted(answer))
 
 

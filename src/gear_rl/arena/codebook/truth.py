@@ -15,13 +15,12 @@ from gear_rl.arena.truth import Truth, token_texts
 def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """The decisions of a completion's token ids, and the symbols that lead to them; reads the row's `answer`.
 
-    What counts as a decision is what the reward counts: the first code for each symbol that was to be looked
-    up. Special tokens are skipped as the reward's text skips them, and nothing after the first closing token
-    counts. A code in several tokens (two digits where one token would do) is one decision in all of them.
-    Where a symbol is due, the next one keeps the form; another symbol, a number or no word at all loses its
-    decision, and the closing token loses all that are left. Anything but a code after a symbol loses its own:
-    that is blamed too little, with a third of what branching rollouts say (docs/arena.md). Raises KeyError for a
-    row without an answer.
+    A decision is what the reward counts: the first code for each symbol of the prompt. Special tokens are
+    skipped, and nothing after the first closing token counts. A code in several tokens is one decision in all of
+    them. Where a symbol is due, the next one keeps the form. Another symbol, a number or no word loses its
+    decision, the closing token loses all that are left. Anything but a code after a symbol loses its own; that
+    credit is a third of what branching rollouts give (docs/arena.md). Raises KeyError for a row without an
+    answer.
     """
     answer = str(row["answer"])
     pieces = _pieces(ids, tokenizer)
@@ -51,16 +50,16 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
 def _form(
     codes: Mapping[str, str], decision: Sequence[int], pieces: Sequence[str]
 ) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """The tokens that no decision takes but that one depends on: token, what should stand there, what is lost."""
+    """The tokens that a decision depends on: place, right text, decisions lost without it."""
     left, number_of = dict(enumerate(codes)), {symbol: n for n, symbol in enumerate(codes)}
     before = ""
     for t, piece in enumerate(pieces):
-        word, asked = piece.strip(), number_of.get(before, -1)
+        word, due = piece.strip(), number_of.get(before, -1)
         left.pop(decision[t], None)
         if not left:
             return
-        if decision[t] < 0 and asked in left:
-            yield t, f" {codes[before]}", (asked,)
+        if decision[t] < 0 and due in left:
+            yield t, f" {codes[before]}", (due,)
         elif (
             decision[t] < 0
             and word != LEAD

@@ -16,9 +16,8 @@ TASK = Task(
     name="errands",
     summary="an agent's independent requests",
     budgets={
-        # Few rollouts a step, where credit is scarce. A call and its answer, with the header of the next turn,
-        # are 20 tokens. A rollout may make calls that no longer count, so that the one left unanswered at its
-        # end is never one that does.
+        # Few rollouts a step, where credit is scarce. A call, its answer and the header of the next turn are 20
+        # tokens. Two calls more than count, so that the one left unanswered at the end never counts.
         name: Budget(
             steps=40,
             learning_rate=4e-4,

@@ -39,11 +39,11 @@ class ErrandsEnv:
             item: Item
             code: Code
         """
-        # The model may send anything that JSON can hold.
+        # The model may send any JSON value.
         if type(item) is not str or type(code) is not str:
             raise ValueError("item and code are texts")
         self._made.append((item, code))
-        # Without the words: what the model sent may hold control tokens, and the tool's answer is tokenised.
+        # The model's words may hold control tokens, and the tool's answer is tokenised.
         if item not in self._requests.items:
             raise ValueError("no such request")
         if code not in CODES:
@@ -60,14 +60,14 @@ class ErrandsEnv:
         return sum(self._requests.rights(self._made)) / len(self._requests.items)
 
     def privileged_context(self) -> str | None:
-        """What only the teacher may see, by the row's reference; not a tool."""
+        """The privileged context of the row's reference; not a tool."""
         return self._context
 
     def turn_rewards(self) -> list[float]:
-        """For each call in its order: 1.0 if it settles a request right; not a tool.
+        """For each call 1.0 if it settles a request right, else 0.0; not a tool.
 
-        A model of this task makes one call in a turn. Where it makes none, or one that never reaches a tool, the
-        numbers do not fit the turns, and the engine gives the method none for that rollout.
+        A turn without a call, or with one that reaches no tool, has no number. The engine then gives the method
+        none for that rollout.
         """
         return [*map(float, self._requests.rights(self._made))]
 

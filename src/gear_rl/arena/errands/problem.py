@@ -1,7 +1,7 @@
 """Problems of the task "errands": things to send one after the other, each with a code that has to be known.
 
-Requests do not depend on each other, the answers of the tools say nothing, and the share that is settled right is
-paid. Pure Python: knows no model, no tokenizer and no trainer.
+Requests do not depend on each other, the tools' answers are empty, and the reward is the share that is settled
+right. Pure Python: knows no model, no tokenizer and no trainer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gear_rl.arena.codes import CODES, Belief, beliefs_of, mistake, right_codes
 from gear_rl.arena.task import Completion, Reference, problem_of
 
 ANSWER_PATTERN = r'"name": "send", "arguments": (\{[^}]*\})'
-"""What a rollout's answer is: an item and its code. The last text is always the same."""
+"""A rollout's answer: an item and its code. The last text is always the same."""
 ITEMS = (
     *("lamp", "drum", "kite", "boat", "bell", "coin", "vase", "harp"),
     *("sled", "tent", "clock", "globe", "piano", "mask", "wand", "flute"),
@@ -28,13 +28,13 @@ ITEMS = (
 RIGHT: dict[str, str] = right_codes(ITEMS, "codes of the errands")
 """The code of each item; no two share one."""
 BELIEFS: dict[str, Belief] = beliefs_of(RIGHT, "habits of the agent")
-"""What the shipped student was taught to give for each item where it sees no reference."""
+"""The shipped student's probabilities of codes for each item, without a reference."""
 SEND, WAIT = "send", "wait"
-"""The tool that settles a request, and the one that is of no use."""
+"""The tool that settles a request, and one that does nothing."""
 DONE = "done"
-"""What the assistant says when all requests are settled."""
+"""The assistant's last text."""
 Made = Sequence[tuple[str, str] | None]
-"""Calls in their order: item and code of one that sends, as the model wrote them; None for one that waits."""
+"""Calls in their order: the model's item and code for send, None for wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Problem:
     def reference(self, kind: Reference, seed: int = 0) -> str | None:
         """What only the teacher sees; "answer" is the right codes without their items.
 
-        "shuffled" is the calls for as many other items: it informs nobody, so no method may gain from it.
+        "shuffled" is the calls for as many other items, so no method may gain from it.
 
         >>> Problem(("lamp",)).reference("answer") == RIGHT["lamp"]
         True
@@ -142,10 +142,10 @@ class Problem:
                 return Problem(tuple(random.Random(seed).sample(others, len(self.items)))).answer
 
     def settled(self, made: Made) -> dict[int, int]:
-        """Which calls count, by their number, and the request that each settles.
+        """The number of each call that counts, and the request that it settles.
 
-        The first call for an item counts, right or wrong. One for what was not requested, or with what is no
-        code, settles nothing, nor does any after the tier's number of calls.
+        The first call for an item counts, right or wrong. A call for an item that was not requested, with no
+        code, or after the tier's number of calls settles nothing.
 
         >>> calls = [None, ("kite", "17"), ("kite", "08"), ("lamp", "9"), ("lamp", "99")]
         >>> Problem(("lamp", "kite")).settled(calls)

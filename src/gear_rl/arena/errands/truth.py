@@ -1,4 +1,4 @@
-"""What is true about every token of a completion of "errands": which request it decides, and whether it is right.
+"""The truth about every token of a completion of "errands": which request it decides, and whether it is right.
 
 Pure functions of ids: knows no model and no method.
 """
@@ -15,7 +15,7 @@ from gear_rl.arena.errands.problem import ITEMS, RIGHT, SEND, WAIT, Call, Proble
 from gear_rl.arena.truth import Truth, token_texts
 
 HEADER = "assistant\n<think>\n\n</think>"
-"""What opens a turn of the assistant: one token, after which comes a blank line."""
+"""The header of an assistant turn: one token, before a blank line."""
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CODE = re.compile(r'"code"\s*:\s*"([0-9]{2})"')
 _Made = tuple[tuple[str, str] | None, range]
@@ -27,16 +27,16 @@ _NAME, _ITEM, _CODE_AT = 2, 4, 6
 def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """The decisions of a whole rollout's completion, tool answers included; reads the row's `seed` and `tier`.
 
-    What counts as a decision is what the environment counts: the first call for each request, in whichever turn.
-    Its token is the code; waiting, tool answers and what is cut off are none. A code in several tokens (two
-    digits where one token would do) is one decision in all of them.
+    A decision is what the environment counts: the first call for each request, in any turn. Its token is the
+    code; waits, tool answers and truncated calls have none. A code in several tokens is one decision in all of
+    them.
 
-    The rest of a turn is form as long as a request is left. A turn has to be a call as the template writes it,
-    and to end after it: whatever else loses all that are left. The item is that of a request that is left;
-    another one is taken to lose the request that was due. Strictly it wastes a call, of which there are as many
-    as requests; but a policy that repeats itself does so until none is left (docs/decisions/0013). Which tool is
-    called, and in which order the requests are settled, is free. Of a turn with several calls the first alone has
-    a form, and after the last call that counts nothing has one. Raises KeyError for a row without seed or tier.
+    The rest of a turn is form as long as a request is left. Anything but a call as the template writes it, with
+    the end of the turn after it, loses all requests that are left. An item that is not left loses the request
+    that was due: strictly it wastes a call, but a policy that repeats itself does so until none is left
+    (docs/decisions/0013). The tool and the order of requests are free. In a turn with several calls only the
+    first has a form, and after the last call that counts none has. Raises KeyError for a row without seed or
+    tier.
     """
     problem = generate(row["seed"], row["tier"])
     decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
@@ -48,7 +48,7 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
         before.append(len(made))
         pieces = token_texts(ids[turn.start : turn.stop], tokenizer)
         token_of = [t for t, piece in zip(turn, pieces, strict=True) for _ in piece]
-        # A call left open is one where the completion was cut off there, but not before a closing token.
+        # An open call counts at the end of a truncated completion, but not before a closing token.
         ended = "\0" if ids[turn[-1]] == tokenizer.eos_token_id else ""
         for call, span in _calls("".join(pieces) + ended):
             made.append(call)
@@ -86,9 +86,9 @@ def _form(
     words: Mapping[int, str],
     tokenizer: Any,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """The tokens of a turn's first call that no choice is left to: token, what should stand there, what is lost.
+    """The form of a turn's first call: place, right token, requests lost without it.
 
-    Nothing is asked of what follows one that cannot be gone on from. `words` are the items and codes by token.
+    Ends at a token after which no call can be completed. `words` are the items and codes by token.
     """
     due = problem.items[left[0]]
     send = _ids(Call(SEND, {"item": due, "code": RIGHT[due]}), tokenizer)
@@ -107,7 +107,7 @@ def _form(
                 return
         elif form is send and place == _CODE_AT:
             if words.get(ids[t]) not in CODES:
-                # Digits are a code in several tokens; anything else is none, and settles nothing.
+                # Digits are a code in several tokens; anything else settles nothing.
                 if item == due and not tokenizer.decode([ids[t]]).isdigit():
                     yield t, send[_CODE_AT], left[:1]
                 return

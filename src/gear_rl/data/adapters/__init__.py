@@ -1,4 +1,4 @@
-"""Other people's problems and environments (reasoning-gym, verifiers, OpenEnv) as rows, rewards and tools."""
+"""Adapters of reasoning-gym, verifiers and OpenEnv: rows, rewards and tools."""
 
 from collections.abc import Callable, Mapping
 from inspect import Signature
@@ -10,9 +10,7 @@ def as_tool(
 ) -> Callable[..., Any]:
     """The function as a tool that transformers can make a schema of: a docstring that describes each argument."""
     if arguments and "Args:" not in text:
-        lines = [
-            f"    {key}: {said or 'The ' + key.replace('_', ' ') + '.'}" for key, said in arguments.items()
-        ]
+        lines = [f"    {key}: {about or f'The {key}.'.replace('_', ' ')}" for key, about in arguments.items()]
         text += "\n\nArgs:\n" + "\n".join(lines)
     function.__name__, function.__doc__, function.__signature__ = name, text, signature
     return function

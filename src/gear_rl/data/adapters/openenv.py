@@ -13,7 +13,7 @@ from gear_rl.data.adapters import as_tool
 from gear_rl.environments import RESERVED_METHODS
 
 _HIDDEN = ("metadata", "reward", "done")
-"""Fields of every OpenEnv observation that the model does not see: the reward is not for the policy to read."""
+"""Fields of every OpenEnv observation that are hidden from the model."""
 
 
 def environment(
@@ -24,12 +24,12 @@ def environment(
     reward: Literal["last", "sum"] = "last",
     show: Callable[[Any], str] | None = None,
 ) -> type[Any]:
-    """A class in TRL's environment contract: no-argument constructor, ``reset(**row)``, tools, ``get_reward()``.
+    """A class for TRL's ``environment_factory``: no-argument constructor, ``reset``, tools, ``get_reward``.
 
     ``client`` makes a client (``lambda: EchoEnv(base_url="http://localhost:8000")``), which connects at the first
-    reset. ``actions`` is an action class, whose tool is called ``step``, or ``{tool name: action class}``;
-    its fields are the tool's arguments. Only ``reset_columns`` of a row reach the server. A tool returns the
-    observation as JSON or as ``show`` writes it. ``get_reward`` is that of the last step, or the sum.
+    reset. ``actions`` is an action class, whose tool is called ``step``, or ``{tool name: action class}``; its
+    fields are the tool's arguments. Only ``reset_columns`` of a row reach the server. A tool returns the
+    observation as JSON, or as ``show`` writes it. ``get_reward`` gives the last step's reward, or the sum.
 
     >>> environment(dict, {"reset": dict})
     Traceback (most recent call last):
@@ -78,7 +78,7 @@ def environment(
 
 
 def _tool(name: str, action: type[Any]) -> Callable[..., str]:
-    """The method that makes the action of its arguments: typed and documented, for the tool's JSON schema."""
+    """The method that takes an action, typed and documented for the tool's JSON schema."""
     every: Mapping[str, Any] | None = getattr(action, "model_fields", None)
     if every is None:
         raise ValueError(f"actions: {action.__name__} is no pydantic model, as OpenEnv's actions are")

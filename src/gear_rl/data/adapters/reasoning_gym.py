@@ -21,7 +21,7 @@ from gear_rl.data.rewards.children import children
 from gear_rl.data.rewards.text import Completion, final_text, report_failures
 
 COLUMN = "reasoning_gym"
-"""The column with what the scorer needs: generator, settings, and the entry as a Python literal; JSON text."""
+"""The column that the scorer reads: generator, settings, and the entry as a Python literal; JSON text."""
 EVALUATE_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Generators whose scorer calls ``eval`` on the model's text, to accept a Python list."""
 EVALUATE_FORMULAS = frozenset(
@@ -31,7 +31,7 @@ EVALUATE_FORMULAS = frozenset(
 HELD_OUT_SHARE = 8
 """One problem in eight, by the checksum of its question, is held out."""
 LIMIT_SECONDS = 10.0
-"""What one answer may take."""
+"""Time limit of one answer."""
 
 _FORMULA = re.compile(
     r"(?:\d+(?:\.\d*)?|\.\d+|(?:a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi|Abs|Integral|[A-Za-z])(?![A-Za-z_0-9.])|[-+*/^(),=\s])*"
@@ -44,10 +44,10 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Rows of a generator: prompt, answer, privileged_context, solution, and the column that the reward reads.
 
-    ``settings`` are the generator's own. ``held_out`` chooses one of two parts that share no question, whatever
-    the seed. The privileged context is the worked solution where there is one, else the answer; ``solution`` is
-    the same as a demonstration that the reward accepts. ``ValueError`` for an unknown generator or setting, for
-    one without answers, and for one with too few problems.
+    ``settings`` are the generator's own. ``held_out`` chooses one of two parts that share no question for any
+    seed. The privileged context is the worked solution if there is one, else the answer; ``solution`` adds the
+    answer in the form that the reward accepts. ``ValueError`` for an unknown generator or setting, and for a
+    generator without answers or with too few problems.
 
     >>> row = rows("chain_sum", num=1, seed=3)[0]
     >>> row["prompt"][0]["content"][-14:], row["answer"], row["privileged_context"]
@@ -79,7 +79,7 @@ def reasoning_gym_reward(
     """The generator's own score of each answer, 0 to 1; the signature of a TRL reward function.
 
     The answer is the text in the last ``<answer>`` tags of the last message, else all of it. One that the grammar
-    refuses, or that takes more than ten seconds, counts 0, in the metrics, and in one warning.
+    refuses, or that takes more than ten seconds, gives 0; the metrics and one warning count them.
 
     >>> row = rows("chain_sum", num=1, seed=3)[0]
     >>> reasoning_gym_reward(["<answer>214</answer>", "213"], reasoning_gym=[row["reasoning_gym"]] * 2)
@@ -97,11 +97,8 @@ def reasoning_gym_reward(
     replies = dict(zip(sent, pool.ask([{**packs[i], "text": answers[i]} for i in sent]), strict=True))
     failures = [reply["failed"] for reply in replies.values() if "failed" in reply]
     timeouts = failures.count("timeout")
-    counts = {
-        "refused": len(packs) - len(sent),
-        "timeouts": timeouts,
-        "errors": len(failures) - timeouts,
-    }
+    refused, errors = len(packs) - len(sent), len(failures) - timeouts
+    counts = {"refused": refused, "timeouts": timeouts, "errors": errors}
     report_failures("reasoning_gym_reward", counts, len(packs), log_metric)
     return [float(replies.get(i, {}).get("score", 0.0)) for i in range(len(packs))]
 

@@ -1,6 +1,6 @@
 """Tasksets of ``verifiers.v1`` 0.4 as dataset rows, a reward, and tools.
 
-What needs more than this process (a runtime, a judge, hooks, toolsets with state) is refused with the reason.
+A task that needs a runtime, a judge or hooks, and a toolset with state, are refused with the reason.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -79,9 +79,9 @@ class TasksetReward:
 
 
 def tools(taskset: Any) -> list[Callable[..., Any]]:
-    """The tools of the taskset as functions for TRL's ``tools``, under the names that its servers would give.
+    """The tools of the taskset as functions for TRL's ``tools``, with the names that its servers give.
 
-    ``ValueError`` for a toolset that keeps state, sets itself up, or is served elsewhere.
+    ``ValueError`` for a toolset that keeps state, has a setup, or runs on a server.
     """
     _package()
     from verifiers.v1.mcp import Toolset
@@ -191,8 +191,8 @@ def _messages(before: list[Any], after: list[Any]) -> Iterator[tuple[dict[str, A
             yield {"role": role, "content": content, "tool_calls": calls or None}, place >= len(before)
         elif role == "tool":
             call_id = unanswered.pop(0) if unanswered else "unknown"
-            told = {"role": role, "content": content, "tool_call_id": call_id, "name": message.get("name")}
-            yield told, False
+            name = message.get("name")
+            yield {"role": role, "content": content, "tool_call_id": call_id, "name": name}, False
         else:
             yield {"role": role, "content": content}, False
 

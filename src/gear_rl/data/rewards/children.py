@@ -1,7 +1,7 @@
 """Scoring in child processes that can be killed: computer algebra on a model's text hangs and exhausts memory.
 
-A child is a plain ``python -m`` of this file: ``multiprocessing`` would import the user's training script again.
-It reads one JSON request a line and answers each with one line.
+A child runs ``python -m`` of this file: ``multiprocessing`` would import the user's training script again. It
+reads one JSON request per line and writes one line for each.
 """
 
 import atexit
@@ -25,9 +25,9 @@ from typing import Any
 START_SECONDS = 180.0
 """How long a child may take to import its library, on a machine that is busy."""
 REQUESTS_PER_CHILD = 8
-"""Another child is started per so many requests: each costs a second and 100 MB."""
+"""Requests per started child: a child costs a second and 100 MB."""
 _MEMORY_BYTES = 4 << 30
-"""Address space of a child: a power of powers fails there instead of taking the machine's memory."""
+"""Address space of a child, so that a power of powers does not take the machine's memory."""
 
 Reply = dict[str, Any]
 """The handler's answer; ``{"failed": "timeout"}``, ``"crash"`` or ``"error"`` without one."""
@@ -36,8 +36,8 @@ Reply = dict[str, Any]
 class Children:
     """At most ``most`` child processes that run one handler; one that hangs for ``limit_s`` or dies is replaced.
 
-    ``handler`` is the ``module:function`` that makes the function from request to reply in the child. They end
-    when this process does.
+    ``handler`` is a ``module:function`` that returns the function from request to reply. The children end with
+    this process.
     """
 
     def __init__(self, handler: str, *, limit_s: float, most: int) -> None:

@@ -16,7 +16,7 @@ from gear_rl.data.rewards.text import Completion, dotted, final_text, report_fai
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "reward_model.ground_truth")
 """Where a row may hold the gold answer, in the order in which they are tried."""
 LIMIT_SECONDS = 5.0
-"""What one answer may take."""
+"""Time limit of one answer."""
 _MARKUP = re.compile(r"\\boxed|\$|\\\(|\\\[")
 _PROSE = re.compile(r"[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
@@ -31,9 +31,9 @@ def math_reward(
     r"""1.0 if math-verify finds the completion's answer equal to the gold answer, else 0.0.
 
     The gold answer is a number, LaTeX, a solution with its ``\boxed``, or GSM8K's ``... #### 42``; an unreadable
-    one gives None. The completion's answer is in its last message, after the reasoning: ``\boxed``
-    first, then formulas, then the last number. An answer that takes longer than five seconds counts 0. Failures
-    are counted in the metrics ``math_reward/...`` and one warning.
+    one gives None. The completion's answer is in its last message, after the reasoning: ``\boxed`` first, then
+    formulas, then the last number. An answer that takes longer than five seconds gives 0. The metrics
+    ``math_reward/...`` and one warning count failures.
 
     >>> math_reward(["so 5 + 5 = 10", "$x = 12$"], answer=["10", "#### 10"])
     [1.0, 0.0]
@@ -43,7 +43,7 @@ def math_reward(
     golds = gold_answers(columns, len(completions))
     texts = [final_text(completion) for completion in completions]
     pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)
-    # Golds by themselves first: one that hangs is unreadable, and not the completion's fault.
+    # Gold answers alone first: one that hangs is unreadable, and no completion gets 0 for it.
     distinct = sorted({gold for gold in golds if gold})
     replies = pool.ask([{"gold": gold} for gold in distinct])
     readable = {gold for gold, reply in zip(distinct, replies, strict=True) if reply.get("gold")}
@@ -107,8 +107,8 @@ def handler() -> Callable[[Any], dict[str, Any]]:
         return values
 
     def parsed(text: str) -> list[Any]:
-        # Without markup only plain numbers are recognised, so bare LaTeX is put into a box. Not prose: its words
-        # would be products of letters.
+        # Without markup math-verify finds only plain numbers, so bare LaTeX is put into a box. Not prose: its
+        # words would be products of letters.
         if not _MARKUP.search(text) and not _PROSE.search(text):
             boxed = parse(f"\\boxed{{{text}}}", parsing_timeout=0)
             if boxed:

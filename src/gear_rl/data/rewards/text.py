@@ -1,4 +1,4 @@
-"""What a reward reads: the text of a completion, and the values of a row's columns. Knows no task."""
+"""The text of a completion and the values of a row's columns, as rewards read them. Knows no task."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,11 +9,11 @@ from gear_rl.environments import texts_of
 log = logging.getLogger(__name__)
 
 Completion = str | Sequence[Mapping[str, Any]]
-"""What TRL hands to a reward: plain text, or the messages after the prompt."""
+"""As TRL gives it to a reward: plain text, or the messages after the prompt."""
 
 
 def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
-    """The messages that the policy wrote; plain text is one of them.
+    """The assistant messages; plain text is one of them.
 
     >>> assistant_messages([{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}])
     [{'role': 'assistant', 'content': 'a'}]
@@ -24,7 +24,7 @@ def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
 
 
 def final_text(completion: Completion) -> str:
-    """The last assistant message without its reasoning; empty if the reasoning was never closed.
+    """The last assistant message without its reasoning; empty if the reasoning is not closed.
 
     >>> final_text("<think>5?</think>4"), final_text("<think>5"), final_text("6")
     ('4', '', '6')
@@ -65,7 +65,7 @@ def report_failures(
     log_metric: Callable[[str, float], None] | None,
     quiet: Collection[str] = (),
 ) -> None:
-    """Log how many answers failed in which way: each as a metric, and one warning without the ``quiet`` ones."""
+    """Log how many answers failed in which way: a metric for each, and one warning without the ``quiet`` ones."""
     if log_metric is not None:
         for name, count in counts.items():
             log_metric(f"{reward}/{name}", float(count))

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from gear_rl.data.rewards.text import Completion, assistant_messages
 from gear_rl.environments import texts_of
+from gear_rl.files import without_null
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,10 @@ class Call:
 def tool_call_reward(completions: Sequence[Completion], **given: Any) -> list[float | None]:
     """How well the calls of a completion match the expected ones, 0 to 1: the mean of ``call_scores``.
 
-    Expected calls stand in the column ``calls``, ``tool_calls`` or ``ground_truth``: a list of ``{name,
-    arguments}`` or of OpenAI's form, or JSON text of either. A row without readable ones gives None. The made
-    calls are the ``tool_calls`` of the messages, else their ``<tool_call>`` JSON blocks; one that cannot be read
-    counts as a call of no name.
+    The column ``calls``, ``tool_calls`` or ``ground_truth`` holds the expected calls: a list of ``{name,
+    arguments}`` or of OpenAI's form, or JSON text of either. None for a row without readable ones. The
+    completion's calls are the ``tool_calls`` of its messages, else their ``<tool_call>`` JSON blocks; an
+    unreadable one counts as a call without a name.
 
     >>> said = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 3}}</tool_call>'
     >>> tool_call_reward([said], calls=[[{"name": "add", "arguments": {"a": 1.0, "b": 2}}]])
@@ -83,11 +84,11 @@ def _rewards(
 
 
 def call_scores(expected: Sequence[Call], made: Sequence[Call | None]) -> tuple[float, float, float]:
-    """How well names, arguments and order agree; where no call is expected, none is right.
+    """How well names, arguments and order agree, each 0 to 1; where no call is expected, none must be made.
 
-    *Names*: F1 of the two multisets. *Arguments*: calls of one name are paired, the best pairs first, and a pair
-    is worth the share of keys on which both agree; a call without a partner is worth 0. *Order*: the longest
-    common subsequence of the names, over the longer list.
+    *Names*: F1 of the two multisets. *Arguments*: calls of one name are paired, the best pairs first. A pair
+    scores the share of keys on which both agree, a call without a partner 0. *Order*: the longest common
+    subsequence of the names, over the longer list.
 
     >>> call_scores([Call("f", {"a": 1}), Call("g", {})], [Call("g", {})])
     (0.6666666666666666, 0.5, 0.5)
@@ -107,7 +108,7 @@ def call_scores(expected: Sequence[Call], made: Sequence[Call | None]) -> tuple[
 
 
 def made_calls(completion: Completion) -> list[Call | None]:
-    """The calls of a completion's assistant messages, None for one that cannot be read.
+    """The calls of a completion's assistant messages; None for an unreadable one.
 
     >>> made_calls('<tool_call>{"name": "f"}</tool_call> <tool_call>__import__("os")</tool_call>')
     [Call(name='f', arguments={}), None]
@@ -124,15 +125,14 @@ def made_calls(completion: Completion) -> list[Call | None]:
 def expected_calls(value: Any) -> list[Call] | None:
     """The expected calls of a row, from a list or its JSON text; None if they cannot be read.
 
-    Arrow fills the keys that only another row has with null, so a null in arguments that are no JSON text counts
-    as absent.
+    A key with null counts as absent in a list: Arrow adds the keys of other rows with null.
 
     >>> expected_calls('[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]')
     [Call(name='f', arguments={})]
     >>> expected_calls([{"func": 1}]), expected_calls("f(1)"), expected_calls(None)
     (None, None, None)
     """
-    items: Any = _json(value) if isinstance(value, str) else _without_null(value)
+    items: Any = _json(value) if isinstance(value, str) else without_null(value)
     if isinstance(items, Mapping):
         items = [items]
     if not isinstance(items, list):
@@ -142,7 +142,7 @@ def expected_calls(value: Any) -> list[Call] | None:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Whether two JSON values are the same; numbers by value, everything else by type too.
+    """Whether two JSON values are equal; 1 equals 1.0, but not true.
 
     >>> equal(1, 1.0), equal(1, "1"), equal(1, True), equal({"a": [1]}, {"a": [1.0]}), equal([1, 2], [2, 1])
     (True, False, False, True, False)
@@ -210,17 +210,8 @@ def _call(item: Any) -> Call | None:
 
 
 def _json(text: str) -> Any:
-    """The JSON value of a text; None if it is none. NaN is no JSON."""
+    """The JSON value of a text; None if it is none, NaN included."""
     try:
         return json.loads(text, parse_constant=lambda name: json.loads(""))
-    except (ValueError, RecursionError):  # also: a number of too many digits, brackets nested too deep
+    except (ValueError, RecursionError):  # RecursionError: brackets nested too deep
         return None
-
-
-def _without_null(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        items = cast(Mapping[str, Any], value).items()
-        return {key: _without_null(inner) for key, inner in items if inner is not None}
-    if isinstance(value, list):
-        return [_without_null(inner) for inner in cast(list[Any], value)]
-    return value

@@ -93,15 +93,17 @@ def loss_with_distillation(
         hidden = hidden_states(student, ids, attention, num_tokens=batch.ids.shape[1])
     # Autocast would turn the products of the heads back into low precision.
     with torch.autocast(loss.device.type, enabled=False):
-        sums = distillation_sums(batch, hidden, theirs, model, teacher_ND, teacher_head, temperature)
+        distilled, anchor, counts = distillation_sums(
+            batch, hidden, theirs, model, teacher_ND, teacher_head, temperature
+        )
     # As TRL's own token mean: `num_items_in_batch` spans the generation batch of all processes.
     steps = cast(int, engine.trainer.args.steps_per_generation)
     share = accumulation / steps / engine.world_size
     normaliser = inputs["num_items_in_batch"].clamp(min=1.0) * share
-    term, anchor = sums.distilled / normaliser, sums.anchored / normaliser
+    term, anchor = distilled / normaliser, anchor / normaliser
     # The logged loss is the sum over an accumulation window, and logged metrics are means over it.
     parts = torch.stack([term.detach(), anchor.detach()]).float() * accumulation
-    local = torch.cat([sums.counts, parts / engine.world_size])
+    local = torch.cat([counts, parts / engine.world_size])
     total, count, left_out, *logged = engine.gather(local[None]).sum(0).tolist()
     metrics = {"gear/distill/loss": logged[0], "gear/distill/non_finite": left_out}
     if count:
