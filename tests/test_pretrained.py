@@ -13,7 +13,7 @@ pytestmark = pytest.mark.lm
 
 @pytest.fixture(scope="module")
 def smollm2() -> str:
-    folder = kept_folder("smollm2")
+    folder = kept_folder()
     if folder is None:
         pytest.skip("no pretrained model on this machine; make test-lm fetches one")
     return str(folder)
@@ -25,7 +25,7 @@ def test_its_weights_are_the_ones_that_can_talk(smollm2):
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-    assert json.loads((kept_folder("smollm2") / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((kept_folder() / "config.json").read_text())["dtype"] == "bfloat16"
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -1,7 +1,7 @@
-"""``make campaign``: what machines and people do to a run, many times over, as a table and as JSON.
+"""``make campaign``: kill, corrupt and look for leaks, many times over; writes a table and JSON.
 
-Not a part of ``make test``: it takes a good part of an hour. ``--kills 4 --rollouts 1000`` is a short one.
-A part that is done is written at once; with ``--only`` the other parts of the file stay as they are.
+It takes a good part of an hour; ``--kills 4 --rollouts 1000`` is a short one. A part is written as soon as it is
+done; with ``--only`` the other parts of the file stay as they are.
 """
 
 import json

@@ -1,16 +1,15 @@
 """A privileged context of its own in every row, in many set-ups: does any of it reach the student?
 
-Looked at is every id that the student is generated from, samples and is trained on, all that is printed, and
-every file but a record's ``teacher_prompt``.
+It is looked for in every id that the student is generated from, samples and is trained on, in all output, and in
+every file except for a record's ``teacher_prompt``.
 """
 
 import json
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,14 @@ import transformers
 from datasets import Dataset
 from transformers import Qwen3ForCausalLM
 
-from campaign.runs import forked, rng
+from campaign.runs import forked
 from engines import tiny
 from engines.watching import Watch, kept_ids
 from gear_rl import Gear, GEARConfig, GEARTrainer
-from gear_rl.cli import main as command_line
 from gear_rl.credit.contexts import needs_context
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
-from gear_rl.types import CreditAssigner
+from support.commands import gear
 
 _WORD = re.compile(r"QZ[0-9a-f]{12}")
 _PROMPTS, _SIBLINGS = 64, 4
@@ -66,61 +64,48 @@ class Knowing:
         return "nothing"
 
 
-@dataclass(frozen=True)
-class SetUp:
-    """What is unlike a plain run with GEAR."""
-
-    credit: CreditAssigner = field(default_factory=Gear)
-    settings: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    evaluates: bool = False
-
-
 _TOOLS = {"max_tool_calling_iterations": 1}
-SET_UPS = {
-    "splice": SetUp(settings={"teacher_prompt": "splice"}),
-    "a student's pass of its own": SetUp(settings={"student_pass": "own"}),
-    "live teacher": SetUp(settings={"teacher_model_kind": "live"}),
-    "ema teacher": SetUp(settings={"teacher_model_kind": "ema"}),
-    "sync teacher": SetUp(settings={"teacher_model_kind": "sync", "teacher_sync_steps": 1}),
-    "another row's context": SetUp(settings={"teacher_contrast": "shuffled"}),
-    "another column": SetUp(settings={"privileged_column": "gold"}),
-    "checkpoints amid rollouts": SetUp(
-        settings={"num_iterations": 2, "save_strategy": "steps", "save_steps": 1}
+_SET_UPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "splice": ({"teacher_prompt": "splice"}, {}),
+    "a student's pass of its own": ({"student_pass": "own"}, {}),
+    "live teacher": ({"teacher_model_kind": "live"}, {}),
+    "ema teacher": ({"teacher_model_kind": "ema"}, {}),
+    "sync teacher": ({"teacher_model_kind": "sync", "teacher_sync_steps": 1}, {}),
+    "another row's context": ({"teacher_contrast": "shuffled"}, {}),
+    "another column": ({"privileged_column": "gold"}, {}),
+    "checkpoints amid rollouts": ({"num_iterations": 2, "save_strategy": "steps", "save_steps": 1}, {}),
+    "a function": (
+        {"privileged_sources": ["function"]},
+        {"privileged": lambda row, rollout: row["privileged_context"]},
     ),
-    "a function": SetUp(
-        settings={"privileged_sources": ["function"]},
-        options={"privileged": lambda row, rollout: row["privileged_context"]},
+    "evaluation": ({"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": _PROMPTS}, {}),
+    "reset shows its row": (_TOOLS, {"environment_factory": Talkative}),
+    "reset shows another column": (
+        {**_TOOLS, "privileged_column": "gold"},
+        {"environment_factory": Talkative},
     ),
-    "evaluation": SetUp(evaluates=True),
-    "reset shows its row": SetUp(settings=_TOOLS, options={"environment_factory": Talkative}),
-    "reset shows another column": SetUp(
-        settings={**_TOOLS, "privileged_column": "gold"}, options={"environment_factory": Talkative}
-    ),
-    "an environment's own": SetUp(settings=_TOOLS, options={"environment_factory": Knowing}),
-    **{
-        name: SetUp(cls(), {"privileged_sources": ["row"]})
-        for name, cls in METHODS.items()
-        if needs_context(cls())
-    },
+    "an environment's own": (_TOOLS, {"environment_factory": Knowing}),
 }
+"""The settings and the trainer's arguments that differ from a plain run with GEAR."""
+_METHODS = [name for name, cls in METHODS.items() if needs_context(cls())]
 COMMAND = "gear train"
 
 
 def canary(scratch: Path, rollouts: int, seed: int, say: Callable[[int], None]) -> dict[str, Any]:
     """At least so many rollouts, divided among all set-ups."""
-    model, names = tiny.save(scratch / "model"), [*SET_UPS, COMMAND]
+    model, names = tiny.save(scratch / "model"), [*_SET_UPS, *_METHODS, COMMAND]
     steps = -(-rollouts // (_ROLLOUTS * len(names)))
     counts, faults = Counter[str](), list[str]()
     for name in names:
         folder, report = scratch / name.replace(" ", "_"), scratch / "report.json"
         report.unlink(missing_ok=True)
         work = partial(_commanded if name == COMMAND else partial(_trained, name), model, folder, steps)
-        ended = forked(partial(_watched, work, report, rng(seed, name)), folder.with_suffix(".log"))
-        if ended.code:
-            faults.append(f"{name}: the run fails: {ended.said[-2000:]}")
+        draws = random.Random(f"{seed} {name}")
+        code, said = forked(partial(_watched, work, report, draws), folder.with_suffix(".log"))
+        if code:
+            faults.append(f"{name}: the run fails: {said[-2000:]}")
             continue
-        found = json.loads(report.read_text()) | {_FILES: _in_files(folder) + len(_WORD.findall(ended.said))}
+        found = json.loads(report.read_text()) | {_FILES: _in_files(folder) + len(_WORD.findall(said))}
         counts.update(found)
         faults += [f"{name}: {found[what]} {what}" for what in (_LEAKED, _FILES) if found[what]]
         if found[_TAUGHT] < steps * _ROLLOUTS / 2:
@@ -139,9 +124,9 @@ def _context(draws: random.Random) -> str:
     return " ".join(f"QZ{draws.getrandbits(48):012x}" for _ in range(3))
 
 
-def _rows(draws: random.Random, column: str | None) -> list[dict[str, Any]]:
-    """The default's name is none of the student's business, even where another column is named."""
-    names = {"privileged_context", column or "privileged_context"}
+def _rows(draws: random.Random, column: str = "privileged_context") -> list[dict[str, Any]]:
+    """Rows with a context in that column and in the default one, which the student never sees either."""
+    names = {"privileged_context", column}
     return [{**row, **{name: _context(draws) for name in names}} for row in tiny.rows(_PROMPTS)]
 
 
@@ -154,14 +139,13 @@ def _settings(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _trained(name: str, model: str, folder: Path, steps: int, draws: random.Random) -> None:
-    set_up = SET_UPS[name]
-    rows = Dataset.from_list(_rows(draws, set_up.settings.get("privileged_column")))
-    settings = _settings(folder, steps) | set_up.settings
-    options = dict(set_up.options)
-    if set_up.evaluates:
-        settings |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": _PROMPTS}
-        options["eval_dataset"] = rows
-    trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), rows, credit=set_up.credit, **options)
+    more, options = _SET_UPS.get(name, ({"privileged_sources": ["row"]}, {}))
+    rows = Dataset.from_list(_rows(draws, more.get("privileged_column", "privileged_context")))
+    if "eval_strategy" in more:
+        options = {"eval_dataset": rows}
+    credit = METHODS[name]() if name in _METHODS else Gear()
+    settings = GEARConfig(**_settings(folder, steps) | more)
+    trainer = GEARTrainer(model, tiny.vowels, settings, rows, credit=credit, **options)
     trainer.train()
     trainer.save_model()
 
@@ -169,21 +153,11 @@ def _trained(name: str, model: str, folder: Path, steps: int, draws: random.Rand
 def _commanded(model: str, folder: Path, steps: int, draws: random.Random) -> None:
     """``gear train``, with the rows in a file beside the run's folder."""
     rows = folder.with_suffix(".jsonl")
-    rows.write_text("".join(json.dumps(row) + "\n" for row in _rows(draws, None)))
-    given = {"model": model, "dataset": rows, "reward": "engines.tiny:vowels", **_settings(folder, steps)}
-    sys.argv = [
-        "gear",
-        "train",
-        *(
-            f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
-            for name, value in given.items()
-        ),
-    ]
-    try:
-        command_line()
-    except SystemExit as end:
-        if end.code:
-            raise
+    rows.write_text("".join(json.dumps(row) + "\n" for row in _rows(draws)))
+    given = {"model": model, "dataset": str(rows), "reward": "engines.tiny:vowels"}
+    done = gear("train", *(f"--{k}={json.dumps(v)}" for k, v in (given | _settings(folder, steps)).items()))
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
 
 
 def _watched(work: Callable[[random.Random], None], report: Path, draws: random.Random) -> None:

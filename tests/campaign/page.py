@@ -16,31 +16,22 @@ _PARTS = {
 
 def renewed(page: str, found: dict[str, Any]) -> str:
     """The page with the table between its marks made of these numbers; ``ValueError`` without marks."""
-    if not _MARKS.search(page):
+    made, count = _MARKS.subn(lambda match: match[1] + table(found) + match[2], page)
+    if not count:
         raise ValueError(
-            "the page has no <!-- campaign --> ... <!-- /campaign -->; put them where the table goes"
+            "the page has no <!-- campaign --> ... <!-- /campaign -->; add them around the table"
         )
-    return _MARKS.sub(lambda match: match[1] + table(found) + match[2], page)
+    return made
 
 
 def table(found: dict[str, Any]) -> str:
-    """One line for each part: what was done, how often, what came of it, and how many of them are faults."""
+    """One line for each part: what was done, how often, the outcomes, and the number of faults."""
     lines = ["| done to it | times | outcome | faults |", "|---|---:|---|---:|"]
     for part, words in _PARTS.items():
         if part in found:
-            row = found[part]
-            outcomes = ", ".join(
-                f"{what} {times:,}" for what, times in _summed(part, row["outcomes"]).items()
-            )
+            row, sums = found[part], Counter[str]()
+            for what, times in row["outcomes"].items():
+                sums[what.rpartition(": ")[2]] += times  # of every damage
+            outcomes = ", ".join(f"{what} {times:,}" for what, times in sums.items())
             lines.append(f"| {words} | {row['n']:,} | {outcomes} | {len(row['faults'])} |")
     return "\n".join(lines) + "\n"
-
-
-def _summed(part: str, outcomes: dict[str, int]) -> dict[str, int]:
-    """What differs only in the kind of file is added up, and nothing of it is left out."""
-    if part != "corruption":
-        return outcomes
-    sums = Counter[str]()
-    for what, times in outcomes.items():
-        sums[what.partition(": ")[2]] += times
-    return dict(sums)

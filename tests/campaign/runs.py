@@ -7,13 +7,11 @@ import faulthandler
 import itertools
 import json
 import os
-import random
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ _WRITES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncat
 def train(model: str, folder: Path, resume: bool) -> None:
     """The run, from its beginning or its newest whole checkpoint.
 
-    Beside the folder lie the step that it went on from (``.began``) and its last weights (``.weights``).
+    Beside the folder it writes the step it resumed from (``.began``) and a hash of its weights (``.weights``).
     """
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -46,7 +44,12 @@ def train(model: str, folder: Path, resume: bool) -> None:
     trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), tiny.rows(12), credit=Gear())
     for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(_Began(folder.with_suffix(".began")))
+
+    class Began(transformers.TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder.with_suffix(".began").write_text(str(state.global_step))
+
+    trainer.add_callback(Began())
     trainer.train(resume_from_checkpoint=resume or None)
     found = sha256()
     for name, weight in sorted(trainer.model.state_dict().items()):
@@ -54,122 +57,80 @@ def train(model: str, folder: Path, resume: bool) -> None:
     folder.with_suffix(".weights").write_text(found.hexdigest())
 
 
-class _Began(transformers.TrainerCallback):
-    """Writes down which step a training goes on from: one that began anew would have the same weights."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.file.write_text(str(state.global_step))
-
-
-@dataclass
-class Ended:
-    """How a process ended: its exit code, the signal that it died of as a negative one, and what it said."""
-
-    code: int
-    said: str
-
-
 def forked(
     work: Callable[[], None], log: Path, kill_after: float | None = None, since: Path | None = None
-) -> Ended:
-    """Run ``work`` in a fork of this process; it is killed after so many seconds if it still runs.
+) -> tuple[int, str]:
+    """Run ``work`` in a fork of this process; its exit code (a signal is negative), and what it printed.
 
-    They are counted from when ``since`` exists, if it is given.
+    It is killed ``kill_after`` seconds after ``since`` exists.
     """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        _become(work, log)
-    begin = None if since is not None else time.perf_counter()
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
+        code = 1
+        try:
+            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(handle, 1)
+            os.dup2(handle, 2)
+            faulthandler.enable()
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)  # nothing of the parent's is run at its end
+    begin = None
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         if begin is None and since is not None and since.exists():
             begin = time.perf_counter()
         if kill_after is not None and begin is not None and time.perf_counter() - begin >= kill_after:
             os.kill(child, signal.SIGKILL)
             kill_after = None
         time.sleep(0.005)
-    said = log.read_text(errors="replace") if log.exists() else ""
-    return Ended(os.waitstatus_to_exitcode(status), said)
+    return os.waitstatus_to_exitcode(ended[1]), log.read_text(errors="replace")
 
 
-def _become(work: Callable[[], None], log: Path) -> None:
-    """The child: all that it says goes to the log, and nothing of the parent's is run at its end."""
-    code = 1
-    try:
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        faulthandler.enable()
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
-
-
-def _watch(folder: Path, changes: Callable[[str, tuple[Any, ...]], None]) -> None:
-    """Call ``changes`` just before each change of a file in the folder, from now on.
+def _watch(folder: Path, change: Callable[[int, str, tuple[Any, ...]], None]) -> None:
+    """Call ``change`` with a number just before each change of a file in the folder, from now on.
 
     Python's audit events name them. What torch and safetensors write in C++ and Rust is between two of them;
-    kills at random times land there.
+    kills at random times happen there.
     """
+    numbers = itertools.count(1)
 
     def seen(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _WRITES and arguments and str(arguments[0]).startswith(f"{folder}{os.sep}"):
             if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & 3):
                 return  # to read
-            changes(event, arguments)
+            change(next(numbers), event, arguments)
 
     sys.addaudithook(seen)
 
 
-def dying_at(folder: Path, number: int, work: Callable[[], None]) -> Callable[[], None]:
-    """``work`` that kills itself just before its ``number``-th change of a file in the folder."""
+def dying_at(folder: Path, fatal: int, work: Callable[[], None]) -> Callable[[], None]:
+    """``work`` that kills itself just before its ``fatal``-th change of a file in the folder."""
 
     def killed() -> None:
-        numbers = itertools.count(1)
-
-        def die(event: str, arguments: tuple[Any, ...]) -> None:
-            if next(numbers) == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        _watch(folder, die)
+        _watch(folder, lambda number, *_: os.kill(os.getpid(), signal.SIGKILL) if number == fatal else None)
         work()
 
     return killed
 
 
-@dataclass
-class Course:
-    """A run that was left alone: when its first checkpoint counts, and when it ends."""
+def course(folder: Path, work: Callable[[], None], log: Path) -> tuple[int, list[int], float]:
+    """The course of a run that is left alone.
 
-    first: int
-    """Number of the change of a file that moves the first checkpoint into place."""
-    writes: list[int]
-    """Numbers of the changes after it that are inside the write of a checkpoint."""
-    seconds: float
-    """From the first checkpoint to the end."""
-
-
-def course(folder: Path, work: Callable[[], None], log: Path) -> Course:
-    """What ``work`` does in the folder on its way to its end."""
+    The number of the change that moves the first checkpoint into place, the later changes inside the write of a
+    checkpoint, and the seconds from the first checkpoint to the end.
+    """
     facts = folder.with_suffix(".course")
 
     def follow() -> None:
-        numbers, writes = itertools.count(1), list[int]()
-        first, begin = 0, 0.0
+        writes, first, begin = list[int](), 0, 0.0
 
-        def count(event: str, arguments: tuple[Any, ...]) -> None:
+        def count(number: int, event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal first, begin
-            number = next(numbers)
             if first and f"{UNFINISHED}{os.sep}" in str(arguments[0]):
                 writes.append(number)
             elif event == "os.rename" and Path(arguments[1]) == folder / FIRST:
@@ -179,23 +140,8 @@ def course(folder: Path, work: Callable[[], None], log: Path) -> Course:
         work()
         facts.write_text(json.dumps([first, writes, time.perf_counter() - begin]))
 
-    ended = forked(follow, log)
-    if ended.code:
-        raise RuntimeError(f"the run by itself fails:\n{ended.said}")
-    return Course(*json.loads(facts.read_text()))
-
-
-def torn_lines(records: Path) -> int:
-    """Lines of a record file that are not whole."""
-    torn = 0
-    for line in records.read_bytes().splitlines() if records.exists() else []:
-        try:
-            json.loads(line)
-        except ValueError:
-            torn += 1
-    return torn
-
-
-def rng(seed: int, name: str) -> random.Random:
-    """The random numbers of one part of the campaign."""
-    return random.Random(f"{seed} {name}")
+    code, said = forked(follow, log)
+    if code:
+        raise RuntimeError(f"the run by itself fails:\n{said}")
+    first, writes, seconds = json.loads(facts.read_text())
+    return first, writes, seconds

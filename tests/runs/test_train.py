@@ -10,80 +10,25 @@ from gear_rl.engines.folder import RunFolder
 from gear_rl.records import read_records
 from support.commands import gear
 
-SMALL = [
-    "--max_steps",
-    "2",
-    "--per_device_train_batch_size",
-    "8",
-    "--num_generations",
-    "4",
-    "--save_strategy",
-    "no",
-]
-
-
-def test_train_runs_a_local_model_dataset_and_reward(tiny_model, tmp_path):
-    rows = [{"question": f"{i} plus {i}", "gold": str(2 * i)} for i in range(8)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "mine.py").write_text(
-        "def digits(completions, **kwargs):\n"
-        "    return [float(sum(map(str.isdigit, c[0]['content']))) for c in completions]\n"
-    )
-    (tmp_path / "run.yaml").write_text(
-        f"model: {tiny_model}\ndataset: rows.jsonl\ncolumns: {{prompt: question, answer: gold}}\n"
-        "reward: mine:digits\ncredit: gear\nmax_completion_length: 8\nrecord_file: records.jsonl\n"
-        "output_dir: out\nlora: {r: 2, target_modules: [q_proj]}\n"
-    )
-    done = gear("train", "--config", "run.yaml", *SMALL, "--credit.alpha", "0.5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "privileged context: answer for 8 rows" in done.stderr
-    assert "train 2/2  reward" in done.stderr
-    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
-    assert len(list(read_records(tmp_path / "out" / "records.jsonl"))) == 16
+DIGITS = (
+    "def digits(completions, **kwargs):\n"
+    "    return [float(sum(map(str.isdigit, c[0]['content']))) for c in completions]\n"
+)
 
 
 def test_the_demo_leaves_its_three_files(tmp_path):
     credit = "shuffled"  # `make demo` is the other one
-    words = [
-        "demo",
-        "--credit",
-        credit,
-        "--steps",
-        "2",
-        "--n-eval",
-        "16",
-        "--out",
-        str(tmp_path),
-        "--seed",
-        "1",
-    ]
-    done = gear(*words)
+    words = ["--credit", credit, "--steps", "2", "--n-eval", "16", "--out", str(tmp_path), "--seed", "1"]
+    done = gear("demo", *words)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
-    wanted = {
-        "task",
-        "method",
-        "steps",
-        "seed",
-        "accuracy_before",
-        "accuracy_after",
-        "n_eval",
-        "seconds",
-        "versions",
-    }
-    assert set(summary) >= wanted
     assert (summary["task"], summary["method"], summary["steps"], summary["seed"]) == ("chain", credit, 2, 1)
-    assert 0 <= summary["accuracy_before"] <= 1
-    assert summary["versions"]["trl"]
+    assert {"accuracy_before", "accuracy_after", "n_eval", "seconds", "versions"} <= summary.keys()
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     records = list(read_records(tmp_path / "records.jsonl"))
     assert {record.step for record in records} == {0, 1}
     assert {record.method for record in records} == {credit}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "records.jsonl", "summary.json"]
-    assert "held-out problems" in done.stdout
-
-
-# --- a folder holds one run ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +42,7 @@ def used(tiny_model, tmp_path_factory):
         "record_file: records.jsonl\nmax_completion_length: 4\nper_device_train_batch_size: 4\n"
         "num_generations: 4\nsave_steps: 1\nlearning_rate: 0.01\n"
     )
-    (folder / "mine.py").write_text(
-        "def digits(completions, **kwargs):\n"
-        "    return [float(sum(map(str.isdigit, c[0]['content']))) for c in completions]\n"
-    )
+    (folder / "mine.py").write_text(DIGITS)
 
     def call(*words: str):
         return gear("train", "--config", "run.yaml", *words, cwd=folder)
@@ -111,10 +53,12 @@ def used(tiny_model, tmp_path_factory):
 
 
 def one_line(done, *words: str) -> None:
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in done.stderr, done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_a_used_folder_is_refused_and_says_what_to_do(used):
@@ -128,33 +72,20 @@ def test_a_used_folder_is_refused_and_says_what_to_do(used):
         "--overwrite",
     )
     assert (folder / "out" / "model.safetensors").read_bytes() == before
-    one_line(call("--overwrite", "--resume_from_checkpoint", "latest"), "--overwrite: it begins anew")
-
-
-def test_another_process_that_writes_the_folder_is_named(used):
-    folder, call = used
+    resume = "--resume_from_checkpoint"
+    one_line(call("--overwrite", resume, "latest"), "--overwrite: it begins anew")
     with RunFolder(folder / "out").held():
-        one_line(
-            call("--resume_from_checkpoint", "latest"), "output_dir: process", "is writing out; wait for it"
-        )
-
-
-def test_another_configuration_or_a_broken_checkpoint_is_one_line(used):
-    folder, call = used
+        one_line(call(resume, "latest"), "output_dir: process", "is writing out; wait for it")
     one_line(
-        call("--resume_from_checkpoint", "latest", "--credit", "gear", "--beta", "0.1"),
+        call(resume, "latest", "--credit", "gear", "--beta", "0.1"),
         "out/checkpoint-2 was made with another configuration: ",
         "beta 0.0 is now 0.1",
         "credit 'uniform' is now 'gear'",
     )
-    assert "beta" not in (folder / "out" / "gear.yaml").read_text(), (
-        "what was refused is not the folder's run"
-    )
-    one_line(call("--resume_from_checkpoint", "rows.jsonl"), "rows.jsonl is no folder")
-    (folder / "checkpoint-9").mkdir(exist_ok=True)
-    one_line(
-        call("--resume_from_checkpoint", "checkpoint-9"), "checkpoint-9 is no whole checkpoint: it has no"
-    )
+    assert "beta" not in (folder / "out" / "gear.yaml").read_text(), "the refused run is not the folder's"
+    one_line(call(resume, "rows.jsonl"), "rows.jsonl is no folder")
+    (folder / "checkpoint-9").mkdir()
+    one_line(call(resume, "checkpoint-9"), "checkpoint-9 is no whole checkpoint: it has no")
 
 
 def test_a_run_goes_on_or_is_replaced_where_it_is_said(used):
@@ -194,17 +125,12 @@ def test_a_file_that_is_read_is_not_written(used):
         (("--eval_dataset", "{small: in/rows.jsonl}", *inside), "in/rows.jsonl is read here too"),
         (("--dataset", "in", *inside[:3], "records.jsonl"), "in/records.jsonl is in in, which is read here"),
         (("--output_dir", ".", "--record_file", "run.yaml"), "run.yaml is read here too"),
-        (("--record_file", "../rows.jsonl"), "rows.jsonl is read here too"),
         (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl is read here too"),
         (("--record_file", str(folder / "run.yaml")), "run.yaml is read here too"),
     ):
         one_line(call("--overwrite", *words), message)
     assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()
     assert [file.name for file in (folder / "in").iterdir()] == ["rows.jsonl"]
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_its_gear_yaml_runs_again_elsewhere_and_touches_nothing_of_the_first(used):

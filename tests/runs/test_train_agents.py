@@ -4,17 +4,15 @@ import json
 
 import pytest
 
-from gear_rl.arena.task import dataset_task
-from gear_rl.errors import InputError
+from gear_rl.arena.task import get_task
 from gear_rl.records import read_records
-from gear_rl.runs.config import load_config
-from gear_rl.runs.trainer import load_environment
-from runs.test_train import SMALL
+from gear_rl.runs import trainer
+from gear_rl.runs.config import RunConfig
+from gear_rl.runs.trainer import arena_model, load_data
 from support.commands import gear
 
 MODULE = '''
 import random
-
 
 class Desk:
     def reset(self, number, **row):
@@ -31,10 +29,8 @@ class Desk:
     def get_reward(self) -> float:
         return 1.0 if self.number % 4 == 0 else 0.2
 
-
 def told(row, rollout):
     return f"It is {row['number']}." if rollout.reward < 0.9 else None
-
 
 def add(a: int, b: int) -> int:
     """Add.
@@ -45,10 +41,8 @@ def add(a: int, b: int) -> int:
     """
     return a + b
 
-
 def digits(completions, **columns):
     return [float(sum(letter in "0123456789" for letter in c[-1]["content"])) for c in completions]
-
 
 def rolled(prompts, trainer):
     ids = trainer.processing_class(["12 ok", "no", "3", "45"] * 8)["input_ids"][: len(prompts)]
@@ -66,13 +60,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder, model, text, *words):
+def run(folder, model, text):
     (folder / "run.yaml").write_text(
         f"model: {model}\ndataset: train.jsonl\ncolumns: {{prompt: question}}\n"
-        "max_completion_length: 12\noutput_dir: out\n"
-        "record_file: records.jsonl\n" + text
+        "max_completion_length: 12\noutput_dir: out\nrecord_file: records.jsonl\nmax_steps: 2\n"
+        "per_device_train_batch_size: 8\nnum_generations: 4\nsave_strategy: no\n" + text
     )
-    return gear("train", "--config", "run.yaml", *SMALL, *words, cwd=folder)
+    return gear("train", "--config", "run.yaml", cwd=folder)
 
 
 def test_an_environment_a_function_and_evaluation_by_tier(folder, tiny_model):
@@ -109,36 +103,36 @@ def test_tools_and_rewards_with_weights(folder, tiny_model):
     assert [record.reward for record in records] == [0.5 * count for count in digits]
 
 
-def test_a_rollout_function(folder, tiny_model):
+def test_a_rollout_function_and_an_adapter(folder, tiny_model):
     done = run(
         folder,
         tiny_model,
-        "rollout_func: mine:rolled\nreward: mine:digits\nteacher_prompt: splice\nprivileged_column: number\n",
+        "rollout_func: mine:rolled\nreward: mine:digits\nteacher_prompt: splice\nprivileged_column: number\n"
+        "lora: {r: 2, target_modules: [q_proj]}\n",
     )
     assert done.returncode == 0, done.stderr
+    assert "privileged context: number for 16 rows" in done.stderr
+    assert "train 2/2  reward" in done.stderr
+    assert (folder / "out" / "adapter_model.safetensors").exists()
     records = list(read_records(folder / "out" / "records.jsonl"))
     assert {"".join(record.tokens) for record in records} == {"12 ok", "no", "3", "45"}
     assert {record.context for record in records} == {"number"}
 
 
-def test_the_arena_knows_its_environment():
-    config = load_config(None, ["--model", "arena", "--dataset", "arena/errands/hard"])
-    cls = load_environment(config)
-    assert {"send", "wait"} <= set(dir(cls))
-    assert dataset_task("arena/chain/easy") == ("chain", "easy")
-    with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/errands"):
-        load_environment(
-            load_config(None, ["--model", "arena", "--dataset", "arena", "--environment", "arena"])
-        )
+def test_a_run_reads_the_rows_and_the_settings_of_its_dataset(monkeypatch):
+    monkeypatch.setattr(trainer, "load_rows", lambda name, **given: given["config"])
+    named = {"same": "a", "other": "b"}
+    config = RunConfig(model="arena", dataset="a", dataset_config="x", eval_dataset=named)
+    assert load_data(config) == ("x", {"same": "x", "other": None})
+    _, _, settings = arena_model(RunConfig(model="arena", dataset="arena/codebook/easy"))
+    assert settings["answer_pattern"] == get_task("codebook").answer_pattern
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "gear: reward: missing"),
-        ("environment: mine\n", "gear: environment: 'mine' names no object; write package.module:object"),
         ("environment: mine:Desk2\n", "gear: environment: 'mine' has no 'Desk2'; did you mean Desk"),
-        ("environment: mine:MODULE\n", "gear: environment: 'mine' has no 'MODULE'"),
+        ("environment: arena\n", "gear: environment: 'arena' needs the dataset arena/errands"),
         ("reward: mine:digits\ntools: [mine:random]\n", "gear: tools: mine:random is module"),
         (
             "environment: mine:Desk\nprivileged_sources: [oracle]\n",
@@ -154,11 +148,14 @@ def test_the_arena_knows_its_environment():
             "reward: mine:digits\nprivileged_column: number\nteacher_contrast: wrong\n",
             "gear: teacher_contrast: 'wrong' is neither 'sibling' nor 'shuffled' nor a column",
         ),
+        (
+            "environment: mine:Desk\nprivileged: mine:add\n",
+            "gear: privileged: mine:add raised TypeError: unsupported operand",
+        ),
         ("reward: mine:digits\nheld_out: 4\neval_dataset: easy.jsonl\n", "gear: held_out: there is an eval"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(folder, tiny_model, text, message):
     done = run(folder, tiny_model, text)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert message in done.stderr
-    assert "Traceback" not in done.stderr

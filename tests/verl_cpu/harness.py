@@ -1,7 +1,4 @@
-"""Runs stock `python -m verl.trainer.main_ppo` on this machine's CPU, and reads what it logged.
-
-Every run is a process of its own with a Ray of its own, ends within a limit, and leaves no process behind.
-"""
+"""Runs `python -m verl.trainer.main_ppo` on the CPU, each run with its own Ray, and reads what it logged."""
 
 from __future__ import annotations
 
@@ -11,13 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -32,7 +26,7 @@ ENVIRONMENT = {
     "RAY_DISABLE_DASHBOARD": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    "RAY_worker_niceness": "0",  # Ray's 15 would have a run wait for whatever else this machine does
+    "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on this machine go first
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would tie each replica to cores that others need as well
     "VLLM_NO_USAGE_STATS": "1",
@@ -125,120 +119,6 @@ def settings(task: Path, *, steps: int, ranks: int, rollouts: tuple[int, int]) -
     ]
 
 
-class RunFailedError(AssertionError):
-    """A run that did not end well: says how, and shows the end of its log."""
-
-
-@dataclass
-class Training:
-    """A run of verl while it goes on. Leaving the context ends every process of it."""
-
-    folder: Path
-    """Where the log, the metrics and what the run writes are."""
-    command: Sequence[str]
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __enter__(self) -> Training:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # Ray's sockets lie in this folder, and the path of a socket may have no more than 107 characters.
-        self.ray = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-        self.started = time.monotonic()
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*self.command, f"+ray_kwargs.ray_init._temp_dir={self.ray}"],
-                cwd=self.folder,
-                env=self._variables(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in processes(self.mark):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
-        shutil.rmtree(self.ray, ignore_errors=True)
-
-    def _variables(self) -> dict[str, str]:
-        """The environment of the run: this one's, without what a pytest or another Ray has left in it."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "VLLM_", "VERL_"))}
-        own = {
-            MARK: self.mark,
-            "GEAR_VERL_WATCH": str(self.folder),
-            "VERL_FILE_LOGGER_PATH": str(self.folder / "metrics.jsonl"),
-        }
-        return inherited | ENVIRONMENT | own
-
-    @property
-    def log(self) -> Path:
-        """Everything that the run and its workers printed."""
-        return self.folder / "log.txt"
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self.started
-
-    def steps(self) -> list[dict[str, float]]:
-        """The metrics of each step so far, as verl's file logger wrote them."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        entries = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [entry["data"] for entry in entries if entry["step"] > 0]
-
-    def tail(self, lines: int = 40) -> str:
-        """The end of the log."""
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-    def wait_for_step(self, number: int, *, limit: float) -> None:
-        """Return once that step is logged. Raises RunFailedError where the run ends or takes longer before."""
-        while len(self.steps()) < number:
-            if self.process.poll() is not None:
-                raise self.failed(f"ended with {self.process.returncode} before step {number}")
-            if self.seconds > limit:
-                raise self.failed(f"had {len(self.steps())} of {number} steps after {limit:.0f} s")
-            time.sleep(0.2)
-
-    def wait(self, *, limit: float) -> int:
-        """The exit status. Raises RunFailedError where there is none within so many seconds of the start."""
-        try:
-            return self.process.wait(timeout=max(0.0, limit - self.seconds))
-        except subprocess.TimeoutExpired:
-            raise self.failed(f"was not over after {limit:.0f} s") from None
-
-    def run(self) -> Run:
-        """What is kept of it."""
-        log = self.log.read_text(encoding="utf-8", errors="replace")
-        return Run(folder=self.folder, steps=self.steps(), seconds=self.seconds, log=log, mark=self.mark)
-
-    def failed(self, why: str) -> RunFailedError:
-        return RunFailedError(f"the run {why}; the end of {self.log}:\n{self.tail()}")
-
-
-def processes(mark: str, name: str = "") -> list[psutil.Process]:
-    """The living processes of a run whose command line contains a name."""
-    return [p for p in psutil.process_iter() if _belongs(p, mark) and name in _command_line(p)]
-
-
-def _belongs(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except (psutil.Error, OSError):
-        return False
-
-
-def _command_line(process: psutil.Process) -> str:
-    """Ray's workers write their actor and method over the command line."""
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.Error, OSError):
-        return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A run that ended well."""
@@ -246,9 +126,6 @@ class Run:
     folder: Path
     steps: list[dict[str, float]]
     """The metrics of each step."""
-    seconds: float
-    log: str
-    mark: str
 
     def watched(self, name: str) -> dict[str, Any]:
         """What the run saved: `update2` (what step 2 updated the policy with) or `credit2` (its credit step)."""
@@ -261,28 +138,52 @@ class Run:
         return {place: {name: saved[name][b] for name in names} for b, place in enumerate(saved["places"])}
 
     def column(self, name: str) -> list[float]:
-        """One metric along the steps. Raises KeyError with the names there are."""
-        missing = [number for number, step in enumerate(self.steps, 1) if name not in step]
-        if missing:
-            raise KeyError(f"no {name} in steps {missing}; there are {sorted(self.steps[missing[0] - 1])}")
+        """One metric of every step."""
         return [step[name] for step in self.steps]
 
 
-def start(
-    folder: Path, task: Path, *overrides: str, steps: int, ranks: int = 1, rollouts: tuple[int, int] = (16, 8)
-) -> Training:
-    """A run of verl's own command, to be entered; `overrides` come last and so win."""
-    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
-    options = [*settings(task, steps=steps, ranks=ranks, rollouts=rollouts), *overrides]
-    return Training(folder, [*command, f"trainer.default_local_dir={folder}/checkpoints", *options])
-
-
-def train(folder: Path, task: Path, *overrides: str, steps: int, limit: float = 600.0, **others: Any) -> Run:
-    """What a run logged that is over. Raises RunFailedError where it fails or takes more than so many seconds."""
-    with start(folder, task, *overrides, steps=steps, **others) as training:
-        status = training.wait(limit=limit)
-        if status != 0:
-            raise training.failed(f"ended with {status}")
-        if len(training.steps()) != steps:
-            raise training.failed(f"logged {len(training.steps())} steps instead of {steps}")
-        return training.run()
+def train(
+    folder: Path,
+    task: Path,
+    *overrides: str,
+    steps: int,
+    ranks: int = 1,
+    rollouts: tuple[int, int] = (16, 8),
+    limit: float = 900.0,
+) -> Run:
+    """Run verl's own command to its end; `overrides` come last and so win."""
+    mark = uuid.uuid4().hex
+    # Ray's sockets are in this folder, and the path of a socket has at most 107 characters.
+    ray = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    command = [
+        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        *settings(task, steps=steps, ranks=ranks, rollouts=rollouts),
+        f"trainer.default_local_dir={folder}/checkpoints",
+        *overrides,
+        f"+ray_kwargs.ray_init._temp_dir={ray}",
+    ]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "VLLM_", "VERL_"))}
+    metrics, log = folder / "metrics.jsonl", folder / "log.txt"
+    own = {MARK: mark, "GEAR_VERL_WATCH": str(folder), "VERL_FILE_LOGGER_PATH": str(metrics)}
+    try:
+        with log.open("wb") as out:
+            status = subprocess.run(
+                command,
+                cwd=folder,
+                env=inherited | ENVIRONMENT | own,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=limit,
+                check=False,
+            ).returncode
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == mark:
+                    process.kill()
+        shutil.rmtree(ray, ignore_errors=True)
+    assert status == 0, log.read_text(encoding="utf-8", errors="replace")[-5000:]
+    entries = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    logged = [entry["data"] for entry in entries if entry["step"] > 0]
+    assert len(logged) and int(logged[-1]["training/global_step"]) == steps
+    return Run(folder=folder, steps=logged)

@@ -46,7 +46,7 @@ def credited(
 
 
 def under_trl(saved: Path, model: Path, out: Path) -> dict[str, Any]:
-    """What TRL's trainer makes of the same with GEAR, and its loss. Skips the test where TRL is not at hand."""
+    """What TRL's trainer makes of the same with GEAR, and its loss; skips the test without an interpreter."""
     if not TRL_PYTHON:
         pytest.skip("TRL_PYTHON names no interpreter with TRL")
     command = [TRL_PYTHON, Path(__file__).with_name("under_trl.py"), saved, model, out]
@@ -65,11 +65,21 @@ def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least:
     assert torch.equal(mask, theirs["signals"].mask)
     mask = mask & scored[:, None]
     one, other = ours["signals"].divergence, theirs["signals"].divergence
-    assert one[mask].max() > 1  # the teacher disagrees somewhere, so agreement of the two says something
+    assert one[mask].max() > 1  # the teacher disagrees somewhere
     assert gap(one, other, mask) <= 1e-5
     assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
     # The pass of verl's reference shares no prompts, so its last bits are others.
     torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=1e-5)
+
+
+def by_rollout(saved: Mapping[str, Any]) -> dict[tuple[int, ...], dict[str, torch.Tensor]]:
+    """Signals and credit by problem and sampled tokens: rollouts come in another order in every run."""
+    batch, signals, rows = saved["batch"], saved["signals"], {}
+    for b, kept in enumerate(batch["completions"].mask):
+        key = (batch["rows"][b]["index"], *batch["completions"].ids[b][kept].tolist())
+        rows[key] = {name: getattr(signals, name)[b][kept] for name in ("divergence", "student_logprob")}
+        rows[key]["advantage"] = saved["credit"].advantage[b][kept]
+    return rows
 
 
 def gap(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> float:

@@ -1,9 +1,8 @@
-"""The agent loop by itself, with verl's own tokenisation and a server that says what the test wrote."""
+"""The agent loop by itself, with verl's own tokenisation and a scripted server."""
 
 import asyncio
 import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +19,11 @@ SECRET = "the safe opens with 4711"
 
 
 class Vault:
-    """An environment with tools that answer, fail, wait, and try to end the turn."""
+    """An environment with tools that answer, wait, and try to end the turn. Shows all that ``reset`` gets."""
 
     def reset(self, **row: Any) -> str:
-        self.row, self.turns = row, 0
-        return " The vault is shut."
+        self.turns = 0
+        return f" The vault is shut. {row}"
 
     def look(self, place: str) -> str:
         """Look somewhere.
@@ -86,7 +85,7 @@ def tokenizer():
 
 
 def rollout(tokenizer: Any, *texts: str):
-    """What a rollout in the vault came to, and the server that spoke for the model."""
+    """The server that spoke for the model, and the result of a rollout in the vault."""
     turns = {"max_user_turns": None, "max_assistant_turns": None, "max_parallel_calls": 2, "format": "hermes"}
     cut = {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}
     config = OmegaConf.create(
@@ -114,10 +113,10 @@ def rollout(tokenizer: Any, *texts: str):
             {}, raw_prompt=[{"role": "user", "content": "Open it."}], extra_info=row, tools_kwargs={}
         )
 
-    return SimpleNamespace(**vars(server)), asyncio.run(run())
+    return server, asyncio.run(run())
 
 
-def test_what_the_environment_says_travels_with_the_rollout(tokenizer):
+def test_the_environments_facts_travel_with_the_rollout_and_not_to_the_student(tokenizer):
     server, output = rollout(tokenizer, call("look", place="attic"))
     seen = output.extra_fields[SEEN]
     assert seen["privileged_context"] == SECRET and seen["turn_rewards"] == [1.0]
@@ -125,18 +124,13 @@ def test_what_the_environment_says_travels_with_the_rollout(tokenizer):
     assert [m["role"] for m in seen["messages"]] == ["assistant", "tool", "assistant"]
     assert seen["messages"][1]["name"] == "look" and seen["messages"][1]["failure"] is None
     assert {tool["function"]["name"] for tool in seen["tools"]} == {"look", "shout", "wait"}
-    assert seen["prompt"][0]["content"] == "Open it. The vault is shut." and len(server.shown) == 2
+    assert seen["prompt"][0]["content"] == "Open it. The vault is shut. {'place': 'attic'}"
+    assert len(server.shown) == 2
 
-
-def test_the_student_never_sees_the_privileged_context(tokenizer):
-    server, output = rollout(tokenizer, call("look", place="attic"))
-    assert "attic" in server.shown[1] and "The vault is shut." in server.shown[0]
+    # The student never sees the privileged context.
     assert not any(SECRET in text for text in server.shown)
     assert SECRET not in tokenizer.decode(output.prompt_ids + output.response_ids)
-
-
-def test_only_what_was_sampled_is_trained(tokenizer):
-    _, output = rollout(tokenizer, call("look", place="attic"))
+    # Only sampled tokens are trained.
     sampled = [i for i, m in zip(output.response_ids, output.response_mask, strict=True) if m]
     text = tokenizer.decode(sampled)
     assert "look" in text and "done" in text and "nothing in attic" not in text

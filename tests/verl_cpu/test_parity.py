@@ -1,7 +1,4 @@
-"""The same tokens, weights and advantages give the same signals and credit under verl as under TRL, on one rank.
-
-Two ranks are in `test_gear.py`.
-"""
+"""The same tokens, weights and advantages give the same signals and credit under verl as under TRL."""
 
 from pathlib import Path
 

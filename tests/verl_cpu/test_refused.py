@@ -8,13 +8,9 @@ import pytest
 
 RAW = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear", "+gear.teacher=live"]
 REFUSED = {
-    r"gear.alhpa: no such setting of method 'gear'": [*RAW, "+gear.alhpa=1"],
-    r"gear.credit: no method 'geer'; did you mean gear?": [RAW[0], "+gear.credit=geer"],
+    "gear.alhpa: no such setting of method 'gear'": [*RAW, "+gear.alhpa=1"],
     "trainer.v1.trainer_mode: 'sync' does not assign token credit": ["+gear.credit=gear"],
-    "gear.credit: 'opsd' adds a distillation term": [RAW[0], "+gear.credit=opsd"],
-    "gear.teacher: 'ema'": [*RAW[:2], "+gear.teacher=ema"],
     "actor_rollout_ref.actor.strategy: 'megatron'": [*RAW, "actor_rollout_ref.actor.strategy=megatron"],
-    "trainer.v1.trainer_mode: 'separate_async'": ["+gear=gear", "trainer.v1.trainer_mode=separate_async"],
 }
 
 

@@ -35,10 +35,6 @@ class Replayed(GEARTrainer):
         return super()._compute_loss(model, inputs)  # under a loss of one's own the credit is made before it
 
 
-def no_reward(completions: list[Any], **_: Any) -> list[float]:
-    return [0.0] * len(completions)
-
-
 def replay(batch: dict[str, Any], model: str) -> dict[str, Any]:
     """What TRL's trainer makes of a batch of rollouts, in the order of the batch."""
     order = sorted(range(len(batch["rows"])), key=lambda b: batch["group"][b])
@@ -91,11 +87,7 @@ def restored(result: Any, order: list[int]) -> dict[str, Any]:
         named = {field.name: getattr(value, field.name) for field in fields(value)}
         return type(value)(**{name: taken(one) for name, one in named.items() if one is not None})
 
-    return {
-        "signals": taken(result.signals),
-        "credit": taken(result.credit),
-        "scored_B": result.scored_B[back],
-    }
+    return {name: taken(getattr(result, name)) for name in ("signals", "credit", "scored_B")}
 
 
 if __name__ == "__main__":

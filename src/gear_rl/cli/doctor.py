@@ -16,7 +16,7 @@ from rich.table import Table
 from gear_rl.cli.console import out_console
 from gear_rl.errors import InputError
 from gear_rl.runs.machine import FEW_CORES, has_bfloat16
-from gear_rl.runs.models import KNOWN, kept_folder
+from gear_rl.runs.models import NAME, kept_folder
 from gear_rl.versions import PACKAGES, versions
 
 _TRL = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
@@ -81,10 +81,9 @@ def examine() -> Iterator[Finding]:
         yield Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")
     except (OSError, ValueError) as error:
         yield Finding("broken", "arena model", str(error), "reinstall gear-rl")
-    for name in KNOWN:
-        folder = kept_folder(name)
-        missing = Finding("note", name, "not fetched (optional)", f"gear model {name}")
-        yield missing if folder is None else Finding("ok", name, str(folder))
+    folder = kept_folder()
+    missing = Finding("note", NAME, "not fetched (optional)", f"gear model {NAME}")
+    yield missing if folder is None else Finding("ok", NAME, str(folder))
 
 
 def examine_verl() -> Iterator[Finding]:

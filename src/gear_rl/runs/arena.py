@@ -1,4 +1,4 @@
-"""A training run on the arena, as a configuration: what the demo, the bench and the tests share."""
+"""Training runs on the arena, as configurations."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -13,7 +13,7 @@ from gear_rl.runs.config import RunConfig
 
 
 def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
-    """The rewards of a run on that task: several for a method that compares rewards, else None (the task's own).
+    """The rewards of a run on a task: several for a method that compares rewards, else None (the task's own).
 
     >>> rewards_for("gear", "chain"), rewards_for({"name": "crpo"}, "chain")
     (None, ['arena', 'gear_rl.arena.chain:steps_reward'])
@@ -26,7 +26,7 @@ def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:
 
 
 def task_of(name: str, tier: str | None = None) -> Task:
-    """The task of that name; ``InputError`` if there is none, or it has no such tier.
+    """The task with a name; ``InputError`` if there is none, or it has no such tier.
 
     >>> task_of("chain", "esy")
     Traceback (most recent call last):
@@ -41,7 +41,7 @@ def task_of(name: str, tier: str | None = None) -> Task:
 
 
 def sampling_seed(seed: int, number: int) -> int:
-    """The seed of sampling ``number`` of a run's evaluations, below 2^31 and none that a run trains with.
+    """The seed of the evaluation ``number`` of a run, below 2^31 and different from its training seeds.
 
     >>> [sampling_seed(0, 0), sampling_seed(0, 1), sampling_seed(1, 0)]
     [1265397694, 888842379, 727488016]
@@ -73,9 +73,9 @@ def arena_config(
     reward: list[str] | None = None,
     **trainer: Any,
 ) -> RunConfig:
-    """The run of a method on a tier with the tier's own budget; ``trainer`` are further keys of ``GEARConfig``.
+    """The configuration of a method on a tier, with the tier's budget; ``trainer`` are keys of ``GEARConfig``.
 
-    ``reward`` replaces the task's own. Nothing is loaded.
+    ``reward`` replaces the task's own.
 
     >>> config = arena_config("chain", "easy", "gear", seed=0, steps=5, output_dir="runs/easy")
     >>> config.dataset, config.reward, config.trainer["max_steps"]

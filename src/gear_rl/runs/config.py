@@ -1,7 +1,7 @@
-"""A run, as data: one YAML file, overridden by ``--key value``, checked before anything heavy is loaded.
+"""The configuration of a run: a YAML file and ``--key value`` overrides, checked before a model is loaded.
 
-Our own keys are ``RunConfig``'s fields. Every other key is a field of ``GEARConfig``, and so of TRL's and
-transformers' own settings: nothing is declared twice. The method's settings stand under ``credit``.
+Our own keys are the fields of ``RunConfig``. Every other key is a field of ``GEARConfig``, which extends the
+settings of TRL and transformers. The method's settings are under ``credit``.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -35,11 +35,11 @@ _SCALARS = {
     "int": "[-+]?(0|[1-9][0-9]*)",
     "float": r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*|(?=[eE]))|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)",
 }
-"""The plain words of YAML 1.2 that are not text; ``no``, ``1:30``, ``010`` and dates are."""
+"""The plain scalars of YAML 1.2 that are not text; ``no``, ``1:30``, ``010`` and dates are text."""
 
 
 class RunConfig(BaseModel):
-    """The settings of ``gear train`` beside TRL's own.
+    """The settings that ``gear train`` has besides those of TRL.
 
     >>> RunConfig(model="arena", dataset="arena/chain/easy").credit
     'gear'
@@ -59,7 +59,7 @@ class RunConfig(BaseModel):
     held_out: int | float | None = None
     """Rows (or their share) kept for evaluation where there is no eval_dataset."""
     eval_dataset: str | dict[str, str] | None = None
-    """As dataset; or {tier: dataset}, evaluated apart. Solved at eval_steps."""
+    """Like dataset; or {tier: dataset}, evaluated separately. Solved at eval_steps."""
     eval_split: str = "test"
     """Split of a hub eval dataset."""
     columns: dict[str, str] = {}
@@ -85,7 +85,12 @@ class RunConfig(BaseModel):
     smoke_rows: list[dict[str, Any]] | None = None
     """A few raw rows for --smoke, with the dataset's own column names."""
     trainer: dict[str, Any] = Field(default_factory=dict, exclude=True)
-    """Filled from the keys that are not ours: the fields of GEARConfig."""
+    """The keys that are not ours, which are fields of GEARConfig."""
+
+    @property
+    def reward_names(self) -> list[str]:
+        """The rewards as a list, which is empty where the environment gives the reward."""
+        return [self.reward] if isinstance(self.reward, str) else list(self.reward or ())
 
 
 def load_config(
@@ -93,8 +98,8 @@ def load_config(
 ) -> RunConfig:
     """The run that a file and ``--key value`` pairs describe; ``InputError`` for a wrong key or value.
 
-    ``types`` are the trainer's settings and their types, by default those of ``GEARConfig``, for which TRL is
-    imported. With others, a key that is not among them is kept unchecked: it may be TRL's.
+    ``types`` maps the trainer's settings to their types, by default those of ``GEARConfig``, which imports TRL.
+    With ``types``, a key that is not among them is kept unchecked, since it may be TRL's.
 
     >>> load_config("missing.yaml")
     Traceback (most recent call last):
@@ -109,16 +114,18 @@ def load_config(
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
         is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
         put(values, key, text if is_text else value)
-    own = {name: value for name, value in values.items() if name in fields and name != "trainer"}
-    trainer = {name: value for name, value in values.items() if name not in own}
-    if trainer.get("resume_from_checkpoint") is True:
-        trainer["resume_from_checkpoint"] = "latest"
-    for name, value in trainer.items():
-        if name in trainer_types:
+    if values.get("resume_from_checkpoint") is True:
+        values["resume_from_checkpoint"] = "latest"
+    own, trainer = dict[str, Any](), dict[str, Any]()
+    for name, value in values.items():
+        if name in fields and name != "trainer":
+            own[name] = checked(name, value, fields[name].annotation)
+        elif name in trainer_types:
             trainer[name] = checked(name, value, trainer_types[name])
         elif types is None:
             raise InputError(f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types])}")
-    own = {name: checked(name, value, fields[name].annotation) for name, value in own.items()}
+        else:
+            trainer[name] = value
     dataset = str(own.get("dataset"))
     if own.get("environment") is None and dataset.partition("/")[0] == "arena":
         own["environment"] = "arena" if get_task(dataset_task(dataset)[0]).agent else None
@@ -126,9 +133,7 @@ def load_config(
         if own.get(name) is None:
             hint = " ".join(str(fields[name].description).split())
             raise InputError(f"{name}: missing; give it in the file or as --{name} VALUE ({hint})")
-    config = RunConfig(**own)
-    config.trainer = trainer
-    return config
+    return RunConfig(**own, trainer=trainer)
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -137,17 +142,15 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
     >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true"])
     [('credit.alpha', '0.5'), ('use_vllm', 'true')]
     """
-    pairs: list[tuple[str, str]] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    pairs, rest = list[tuple[str, str]](), iter(words)
+    for word in rest:
         if not word.startswith("--"):
             raise InputError(f"{word!r}: expected --key value; a value with spaces needs quotes")
         key, equals, text = word[2:].partition("=")
         if not equals:
-            if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
+            text = next(rest, "--none")
+            if text.startswith("--") and text != "--":
                 raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
-            text = rest.pop(0)
         pairs.append((key.replace("-", "_"), text))
     return pairs
 
@@ -166,7 +169,7 @@ def trainer_settings() -> dict[str, Any]:
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """The value as one of the type ``hint``; ``InputError`` for another, and for text or true as a number.
+    """The value as the type ``hint``; ``InputError`` for another type, and for text or true as a number.
 
     >>> checked("learning_rate", 1, float)
     1.0
@@ -195,23 +198,21 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     >>> build_method({"name": "gear", "alpha": 0.25}).alpha
     0.25
     """
-    if not isinstance(credit, str | Mapping):
-        raise InputError(
-            f"{where}: {credit!r} is no method; give a name, or {{name: METHOD, SETTING: VALUE}}"
-        )
-    settings: dict[str, Any] = (
-        {"name": credit} if isinstance(credit, str) else dict(cast(Mapping[str, Any], credit))
-    )
-    name = settings.pop("name", None)
+    settings: Any = {"name": credit} if isinstance(credit, str) else credit
+    if not isinstance(settings, Mapping):
+        why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
+        raise InputError(f"{where}: {credit!r:.200} {why}")
+    settings = cast(Mapping[str, Any], settings)
+    name = settings.get("name")
     if not isinstance(name, str):
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
     if ":" not in name and name not in METHODS:
         raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
     method: Any = import_object(name, where) if ":" in name else METHODS[name]
     if dataclasses.is_dataclass(method) and isinstance(method, type):
-        method = _built(method, name, settings, where)
-    elif settings:
-        raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
+        method = _built(method, settings, where)
+    elif len(settings) > 1:
+        raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {dict(settings)}")
     if isinstance(method, type) or not isinstance(method, CreditAssigner):
         raise InputError(
             f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
@@ -219,25 +220,35 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     return method
 
 
-def _built(cls: Any, name: str, settings: dict[str, Any], where: str) -> Any:
+def _built(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
     """The object of a dataclass with these settings, each checked; a method inside it is built too."""
     hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+    made: dict[str, Any] = {}
     for key, value in settings.items():
+        if key == "name":
+            continue
+        at = f"{where}.{key}"
         if key not in fields:
-            why = f"method {name!r} has no such setting; {did_you_mean(key, fields)}"
-            raise InputError(f"{where}.{key}: {why}")
-        if _is_method_type(hints[key]):
-            settings[key] = _inner_method(f"{where}.{key}", value, hints[key], fields[key].default)
-        else:
-            settings[key] = checked(f"{where}.{key}", value, hints[key])
+            why = f"method {settings['name']!r} has no such setting; {did_you_mean(key, fields)}"
+            raise InputError(f"{at}: {why}")
+        if not _is_method_type(hints[key]):
+            made[key] = checked(at, value, hints[key])
+            continue
+        if isinstance(value, Mapping):  # settings without a name are those of the default method
+            value = {"name": getattr(fields[key].default, "name", None), **cast(Mapping[str, Any], value)}
+        inner = made[key] = build_method(value, at)
+        if not isinstance(inner, hints[key]):
+            raise InputError(
+                f"{at}: {inner.name!r} is not of the kind that is needed; give {hints[key].name}"
+            )
     try:
-        return cls(**settings)
+        return cls(**made)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}.{error}") from None
 
 
 def needs_of(method: Any) -> str:
-    """What is computed for a method, as Markdown.
+    """The signals that a method needs, as Markdown.
 
     >>> needs_of(METHODS["uniform"]()), needs_of(METHODS["rlsd"]())
     ('nothing', '`student_logprob`, `teacher_logprob`')
@@ -254,52 +265,29 @@ def settings_of(cls: Any) -> list[dict[str, Any]]:
     >>> {row["name"]: row["default"] for row in settings_of(Opsd)}
     {'strength': 1.0, 'beta': 0.5, 'temperature': 1.1, 'top_k': None}
     """
-    hints, texts = typing.get_type_hints(cls), _field_texts(cls)
-    rows: list[dict[str, Any]] = []
+    hints, texts, rows = typing.get_type_hints(cls), dict[str, str](), list[dict[str, Any]]()
+    bases: list[Any] = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    for base in bases:
+        # Python keeps the text under a field in the source only.
+        [parsed] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for pair in itertools.pairwise(cast(ast.ClassDef, parsed).body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.replace("``", "").split())
+                case _:
+                    pass
     for field in dataclasses.fields(cls):
         hint: Any = hints[field.name]
         choices = list(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else None
         kind = "choice" if choices else hint.__name__ if isinstance(hint, type) else str(hint)
-        row = {
-            "name": field.name,
-            "default": cast(Any, field.default).name if _is_method_type(hint) else field.default,
-            "type": kind.replace("typing.", ""),
-            "choices": choices,
-            "help": texts.get(field.name),
-        }
-        rows.append(row)
+        default = cast(Any, field.default).name if _is_method_type(hint) else field.default
+        row = {"name": field.name, "default": default, "type": kind.replace("typing.", "")}
+        rows.append(row | {"choices": choices, "help": texts.get(field.name)})
     return rows
-
-
-def _field_texts(cls: Any) -> dict[str, str]:
-    """The string under each field of a class: Python keeps it in the source only."""
-    # The fields that it inherits stand in the source of its bases.
-    bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
-    texts = {} if len(bases) == 1 else _field_texts(bases[1])
-    [parsed] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    for pair in itertools.pairwise(cast(ast.ClassDef, parsed).body):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                texts[name] = " ".join(text.replace("``", "").split())
-            case _:
-                pass
-    return texts
 
 
 def _is_method_type(hint: Any) -> bool:
     return hint is CreditAssigner or hint in METHODS.values()
-
-
-def _inner_method(where: str, value: Any, hint: Any, default: Any) -> CreditAssigner:
-    """The method that another one holds; settings without a name are those of the one it holds by default."""
-    if isinstance(value, Mapping):
-        value = {"name": getattr(default, "name", None), **cast(Mapping[str, Any], value)}
-    elif not isinstance(value, str):
-        raise InputError(f"{where}: {value!r:.200} is no method; give a name, or a name and its settings")
-    method = build_method(cast("str | Mapping[str, Any]", value), where)
-    if hint is not CreditAssigner and not isinstance(method, hint):
-        raise InputError(f"{where}: {method.name!r} is not of the kind that is needed; give {hint.name}")
-    return method
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -350,7 +338,7 @@ def parse_word(text: str) -> Any:
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a bare name on the way (``credit: gear``) becomes ``{name: gear}``.
+    """Set a dotted key; a name along the path (``credit: gear``) becomes ``{name: gear}``.
 
     >>> values = {"credit": "shuffled"}
     >>> put(values, "credit.of.alpha", 3)
@@ -363,7 +351,7 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         return
     inner: Any = values.get(first)
     if inner is None:
-        # `--credit.alpha 0.5` alone speaks of the default method.
+        # `--credit.alpha 0.5` alone sets the default method.
         default: Any = RunConfig.model_fields[first].default if first in RunConfig.model_fields else None
         inner = default if isinstance(default, str) else {}
     if isinstance(inner, str):

@@ -1,4 +1,4 @@
-"""The machine under a run: what it is, which settings and threads follow, and libraries that print too much."""
+"""The machine of a run: its description, the settings and threads for it, and the libraries' output."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 FEW_CORES = 2
-"""Cores up to which a pretrained model runs on one thread too: a second brought 25 % for twice the time."""
+"""Cores up to which a pretrained model runs on one thread too: a second thread was only 25 % faster."""
 
 
 def processor() -> dict[str, str]:
-    """What Linux says of the last core; empty elsewhere."""
+    """The facts in Linux's ``/proc/cpuinfo`` about the last core; empty on other systems."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor itself multiplies in bfloat16; elsewhere it is slower than float32."""
+    """Whether the processor multiplies in bfloat16, which is slower than float32 otherwise."""
     facts = processor()
     flags = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def machine() -> str:
-    """This machine in words, without its name.
+    """A description of this machine, without its name.
 
     >>> "core" in machine()
     True
@@ -43,7 +43,7 @@ def machine() -> str:
 
 
 def quiet_libraries() -> None:
-    """Of the libraries under us show only what a user can act on."""
+    """Silence the output of libraries that a user cannot act on."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -57,11 +57,11 @@ def quiet_libraries() -> None:
 
 
 def machine_defaults(*, pretrained: bool = False, full: bool = True) -> dict[str, Any]:
-    """Settings that follow from the machine, for keys that the user leaves alone.
+    """Default settings for this machine; empty with an accelerator.
 
-    Without an accelerator TRL's defaults (bfloat16, gradient checkpointing, pinned memory) only cost time. Only a
-    ``pretrained`` model gains from bfloat16: as weights, or as autocast where all of them are trained (``full``),
-    since small updates would be rounded away.
+    On a CPU TRL's defaults (bfloat16, gradient checkpointing, pinned memory) only cost time. A ``pretrained``
+    model uses bfloat16: as weights, or as autocast where all weights are trained (``full``), since small updates
+    would be rounded away.
     """
     import torch
 
@@ -74,7 +74,8 @@ def machine_defaults(*, pretrained: bool = False, full: bool = True) -> dict[str
 
 
 def use_few_threads(pretrained: bool = False) -> int:
-    """One thread, unless OMP_NUM_THREADS is set or a ``pretrained`` model has more than ``FEW_CORES``."""
+    """Use one thread, unless OMP_NUM_THREADS is set or a ``pretrained`` model has more than ``FEW_CORES`` cores;
+    returns the number of threads."""
     import torch
 
     few = not pretrained or (os.cpu_count() or 1) <= FEW_CORES

@@ -1,4 +1,4 @@
-"""The run of a folder, as one file that runs it again: all that was given, and what the method brought."""
+"""``gear.yaml`` in a run's folder, which runs it again: all settings, including those of the method."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from gear_rl.runs.config import RunConfig
 from gear_rl.traits import method_settings
 
 RUN_FILE, OUTPUT_DIR = "gear.yaml", "runs/train"
-"""The file's name, and where a run without an ``output_dir`` goes."""
+"""The file's name, and the folder of a run without an ``output_dir``."""
 
 
 def run_folder(config: RunConfig) -> RunFolder:
@@ -44,16 +44,15 @@ def how_to_go_on(config: RunConfig) -> str:
 def write_run(config: RunConfig, trainer: Any) -> None:
     """Write all settings of a run into its folder, below the command that runs it again in another one.
 
-    Those of the method and those of the engine that it brought are among them. A record file in the folder is
-    named relative to it, so that another ``output_dir`` gets its own.
+    They include those of the method and the engine settings that it sets. A record file in the folder is named
+    relative to it, so that another ``output_dir`` gets its own.
     """
     folder: RunFolder = trainer.run_folder
     own = config.model_dump(exclude_none=True)
     name = config.credit if isinstance(config.credit, str) else config.credit.get("name", trainer.credit.name)
     own["credit"] = {**method_settings(trainer.credit), "name": name}
     own |= {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
-    once = ("resume_from_checkpoint", "overwrite_output_dir")
-    own |= {key: value for key, value in config.trainer.items() if key not in once}
+    own |= {key: value for key, value in config.trainer.items() if key != "overwrite_output_dir"}
     own["output_dir"] = str(folder.path)
     if folder.records is not None and not folder.records_outside:
         own["record_file"] = os.path.relpath(folder.records.resolve(), folder.path.resolve())
@@ -67,6 +66,6 @@ def write_run(config: RunConfig, trainer: Any) -> None:
 
 
 def _command(folder: RunFolder, words: str) -> str:
-    """``gear train`` with the folder's configuration; a record file outside must be a new one."""
+    """``gear train`` with the folder's configuration; a record file outside the folder must be a new one."""
     records = " --record_file records.jsonl" if folder.records_outside else ""
     return f"gear train --config {shlex.quote(str(folder.path / RUN_FILE))} {words}{records}"

@@ -1,6 +1,7 @@
-"""``gear train --smoke``: the recipe itself, with a tiny model and a few rows, in less than a minute on a CPU.
+"""``gear train --smoke``: a run with a tiny model and a few rows, in less than a minute on a CPU.
 
-Model, data, sizes and GPU settings are swapped; configuration, columns, rewards, tools, teacher and loss are run.
+The model, the data, sizes and GPU settings are swapped. The configuration's columns, rewards, tools, teacher and
+loss are what runs.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -49,20 +50,20 @@ _DROPPED = """
     use_transformers_continuous_batching use_transformers_paged push_to_hub hub_model_id log_completions run_name
     resume_from_checkpoint load_best_model_at_end eval_on_start
 """
-"""Settings of machines and sizes; the default of each works anywhere."""
+"""Settings of machines and sizes that are left out; their defaults work on any machine."""
 
 
 def alternating_reward(completions: Sequence[Any], **columns: Any) -> list[float]:
-    """0, 1, 0, 1, ...: every group has spread, so a credit pass runs even where a model solves nothing."""
+    """0, 1, 0, 1, ...: the rewards of every group differ, so it is scored even where a model solves nothing."""
     return [float(i % 2) for i in range(len(completions))]
 
 
 def smoke(
     config: RunConfig, callbacks: Sequence[Any] = (), say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Run a recipe for two steps with everything costly swapped; returns what the run did, in one line.
+    """Run two steps with everything costly swapped; returns what the run did, in one line.
 
-    ``say`` gets each swapped key. ``InputError`` names the key or the line of the author's code that failed.
+    ``say`` gets each swapped key. ``InputError`` names the key or the line of the user's code that failed.
     """
     from gear_rl.runs.trainer import train
 
@@ -82,17 +83,12 @@ def smoke(
 
 
 def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]:
-    """The configuration to run, and for each swapped key what stands there now. Writes into ``folder``."""
-    trainer = {
-        key: value
-        for key, value in config.trainer.items()
-        if key not in _DROPPED.split() and not key.startswith(("vllm_", "hub_"))
-    }
-    dropped = [key for key in config.trainer if key not in trainer]
+    """The configuration to run, and for each swapped key its replacement. Writes into ``folder``."""
+    words = _DROPPED.split()
+    dropped = [key for key in config.trainer if key in words or key.startswith(("vllm_", "hub_"))]
+    trainer = {key: value for key, value in config.trainer.items() if key not in dropped}
     trainer |= SIZES | {"use_vllm": False, "output_dir": str(folder / "out")}
-    own: dict[str, Any] = {}
-    swaps: dict[str, str] = {}
-    calls = _example_calls(config)
+    own, swaps, calls = dict[str, Any](), dict[str, str](), _example_calls(config)
     if config.model.partition("/")[0] != "arena":
         own["model"] = save_tiny_model(folder / "model", calls)
         swaps["model"] = f"a random Qwen3 of two layers, for {config.model}"
@@ -106,8 +102,7 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
             f"smoke_rows: missing; {config.dataset!r} may be far away, so give 3 or more of its raw rows in the "
             "recipe"
         )
-    names = [config.reward] if isinstance(config.reward, str) else list(config.reward or ())
-    own["reward"] = [*names, SPREAD]
+    own["reward"] = [*config.reward_names, SPREAD]
     swaps["reward"] = "one more, 0 and 1 by turns, so that every group has spread"
     if config.trainer.get("reward_weights"):
         trainer["reward_weights"] = [*config.trainer["reward_weights"], 1.0]
@@ -127,7 +122,7 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
 
 
 def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> dict[str, Any]:
-    """The keys that make the run read ``rows``, for training and evaluation; writes them to ``file``."""
+    """Write ``rows`` to ``file``; returns the keys that make training and evaluation read it."""
     if len(rows) < 3:
         raise InputError(f"smoke_rows: {len(rows)} rows are too few for two groups; give 3 or more")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -144,7 +139,7 @@ def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> 
 
 
 def _check_settings(config: RunConfig) -> None:
-    """TRL's own checks of the settings, those of vLLM included, which the run itself leaves out."""
+    """TRL's own checks of the settings, including those of vLLM, which the run itself leaves out."""
     from gear_rl.engines.trl.config import GEARConfig
 
     run_folder(config)
@@ -157,7 +152,7 @@ def _check_settings(config: RunConfig) -> None:
 
 
 def _example_calls(config: RunConfig) -> list[str]:
-    """One call per tool that the recipe offers, with the plainest arguments that its schema allows, as JSON."""
+    """One call of each tool, with the simplest arguments that its schema allows, as JSON."""
     from transformers.utils.chat_template_utils import get_json_schema
 
     from gear_rl.engines.tools import tool_functions
@@ -178,7 +173,7 @@ def _example_calls(config: RunConfig) -> list[str]:
             schema: Any = get_json_schema(tool)["function"]
         except Exception as error:
             raise InputError(f"tools: {tool.__name__}: {str(error).strip()}") from None
-        properties: Mapping[str, Any] = (schema.get("parameters") or {}).get("properties") or {}
+        properties = schema["parameters"]["properties"]
         arguments = {key: _plainest(facts) for key, facts in properties.items()}
         calls.append(json.dumps({"name": schema["name"], "arguments": arguments}))
     return calls

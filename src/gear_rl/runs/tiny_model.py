@@ -1,4 +1,4 @@
-"""A random Qwen3 of two layers that any CPU can train, and that can be made to call tools."""
+"""A random Qwen3 of two layers that trains on any CPU and can call tools."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -17,8 +17,8 @@ _MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
     """A folder with a random Qwen3 and a byte tokenizer with TRL's Qwen3 chat template.
 
-    With ``calls`` (JSON of tool calls) the model begins every turn by a coin: one of them, or plain text. No
-    training makes a random model call tools, so the few transitions that it takes are written into its head.
+    With ``calls`` (JSON of tool calls) every turn is one of them or plain text, at random. A random model never
+    learns to call tools, so the transitions of a call are written into its head.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,12 +44,12 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
     with torch.no_grad():
         for parameter in model.model.layers.parameters():
             if parameter.dim() > 1:
-                # Strong, or student and teacher see the same; but not so strong that no call gets through.
+                # Large enough for student and teacher to differ, small enough for calls to be sampled.
                 parameter.mul_(4.0 if bodies else 6.0)
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         embedding.normal_()
         head.normal_(std=0.2)
-        # One coordinate is the same in every state, so that every token may be the last: about one in ten is.
+        # One coordinate is the same in every state, so that about one token in ten is the last.
         embedding[:, 0] = 4.0
         head[:, 0] = 0.0
         head[tokenizer.eos_token_id, 0] = 1.2
@@ -63,7 +63,7 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
 def _tokenizer(bodies: Sequence[str]) -> Any:
     """Bytes, and one token each for the markup of chat and calls and for the ``bodies``.
 
-    A call is one token, so that a model without memory can say it.
+    A call is one token, so that a model without memory can sample it.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -84,7 +84,7 @@ def _tokenizer(bodies: Sequence[str]) -> Any:
 
 
 def _write_calls(embedding: Any, head: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
-    """Write into the head what follows what: a line break, a call with its markup or "ok", the end."""
+    """Write transitions into the head: from a line break to a call with its markup or to "ok", then the end."""
 
     def follows(token: int, then: int, logit: float = 24.0) -> None:
         state = embedding[token].clone()

@@ -1,4 +1,4 @@
-"""From a checked configuration to a trainer, and to a trained model."""
+"""Make the trainer of a configuration, and train."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -27,10 +27,11 @@ from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 def train(
     config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False, source: Path | None = None
 ) -> Any:
-    """Run the training with further callbacks, save the model, and return the trainer.
+    """Train with the given callbacks, save the model, and return the trainer.
 
     ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
-    for one that another process writes; for a step that is not finite; for records that would replace data.
+    for a folder that another process writes; for a step that is not finite; for records that would replace data.
+    ``source`` is the configuration's file, which the records may not replace either.
     """
     if overwrite:
         config.trainer["overwrite_output_dir"] = True
@@ -60,7 +61,7 @@ def train(
 
 
 def make_trainer(config: RunConfig) -> Any:
-    """The trainer that a configuration describes, without callbacks that print."""
+    """The trainer that a configuration describes, without the callbacks that print."""
     credit = build_method(config.credit)
     dataset, held_out = load_data(config)
     rewards, options = _rewards(config), _options(config)
@@ -91,7 +92,7 @@ def make_trainer(config: RunConfig) -> Any:
 
 
 def check_run(config: RunConfig, dataset: Any, where: str) -> None:
-    """What can be refused before a model is loaded; ``InputError`` begins with ``where``."""
+    """Raise ``InputError``, which begins with ``where``, for what can be refused before a model is loaded."""
     from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 
     with _input_errors(f"{where}: "):
@@ -104,7 +105,7 @@ def check_run(config: RunConfig, dataset: Any, where: str) -> None:
 
 @contextmanager
 def _input_errors(where: str = "") -> Generator[None]:
-    """What TRL and transformers refuse, as ``InputError``."""
+    """Turn what TRL and transformers refuse into ``InputError``."""
     try:
         yield
     except (ValueError, ImportError, OSError) as error:
@@ -116,27 +117,23 @@ def _input_errors(where: str = "") -> Generator[None]:
 
 
 def _rewards(config: RunConfig) -> list[Reward]:
-    names = [config.reward] if isinstance(config.reward, str) else config.reward or []
-    return [load_reward(name, config.dataset) for name in names]
+    return [load_reward(name, config.dataset) for name in config.reward_names]
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
-    """What the trainer calls during rollouts, as far as the configuration names it."""
-    options: dict[str, Any] = {
-        "environment_factory": load_environment(config),
-        "tools": [_function(path, "tools") for path in config.tools] or None,
-    }
-    named = {
-        "rollout_func": (config.rollout_func, rollouts_fault),
-        "privileged": (config.privileged, context_fault),
-    }
-    for name, (path, fault) in named.items():
-        options[name] = None if path is None else guarded(_function(path, name), name, path, fault)
-    return {name: value for name, value in options.items() if value is not None}
+    """The arguments of the trainer that are called during rollouts."""
+    options: dict[str, Any] = {"environment_factory": load_environment(config)}
+    if config.tools:
+        options["tools"] = [_function(path, "tools") for path in config.tools]
+    for name, fault in (("rollout_func", rollouts_fault), ("privileged", context_fault)):
+        path = getattr(config, name)
+        if path is not None:
+            options[name] = guarded(_function(path, name), name, path, fault)
+    return options
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """The fields of ``GEARConfig``; transformers' own bar is switched off, since the command has one."""
+    """The fields of ``GEARConfig``; the progress bar is off, since the command has its own."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
     defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine}
@@ -147,9 +144,9 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _check_folder(config: RunConfig, source: Path | None) -> str | None:
-    """What to resume from, taken out of the trainer's settings; None for a run that begins anew.
+    """What to resume from, taken out of the trainer's settings; None for a new run.
 
-    Refuses to write records over what is read, and to mix a new run with one that is there.
+    Refuses to write records over a file that is read, and to start a new run in a folder that holds one.
     """
     folder, resume = run_folder(config), config.trainer.pop("resume_from_checkpoint", None)
     overwrite = bool(config.trainer.get("overwrite_output_dir"))
@@ -186,7 +183,7 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
         raise InputError("held_out: there is an eval_dataset already; leave one of them out")
 
     def held_out(name: str) -> Any:
-        # A hub name alone means the same configuration; of a local file there is one split.
+        # The configuration of the same dataset on the hub.
         same = config.dataset_config if name == config.dataset else None
         return load_rows(name, split=config.eval_split, config=same, **columns)
 
@@ -210,7 +207,7 @@ def load_environment(config: RunConfig) -> Any:
 
 
 def environment_of(path: str, dataset: str, key: str = "environment") -> Any:
-    """The environment that a path names; ``arena`` is that of the arena's dataset."""
+    """The environment at ``path``; ``arena`` stands for that of the arena's dataset."""
     if path == "arena":
         task, _ = dataset_task(dataset)
         environment = get_task(task).environment
@@ -229,7 +226,7 @@ def _function(path: str, where: str) -> Any:
 
 
 def is_arena(model: str) -> bool:
-    """Whether a name means one of the arena's own models.
+    """Whether a name is that of one of the arena's own models.
 
     >>> is_arena("arena"), is_arena("arena/of/mine")
     (True, False)
@@ -238,7 +235,7 @@ def is_arena(model: str) -> bool:
 
 
 def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    """The arena's model, its tokenizer, and the settings that a run of it has beside the file."""
+    """The arena's model, its tokenizer, and the settings that training it adds."""
     from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 
     use_few_threads()
@@ -249,7 +246,7 @@ def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _pretrained(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
-    """A name that TRL loads itself; of an adapter's folder the model, whose adapter goes on being trained."""
+    """A name that TRL loads itself; for an adapter's folder its model, loaded to be trained further."""
     from gear_rl.engines.models import load_causal_lm, load_tokenizer
 
     use_few_threads(pretrained=True)

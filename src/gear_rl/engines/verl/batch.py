@@ -1,7 +1,7 @@
-"""verl's rollouts as the batch that the credit step reads. Imports no verl.
+"""verl's rollouts as the batch of the credit step. Imports no verl.
 
-verl's columns have one entry per rollout, ids without padding, and keys ``{prompt}_{session}_{output}``. Under
-``SEEN`` of ``extra_fields`` is what our agent loop saw, under ``SAMPLED`` the mask before verl rejected tokens.
+verl's columns have one entry per rollout, ids without padding, and keys ``{prompt}_{session}_{output}``. ``SEEN``
+of ``extra_fields`` has the facts from our agent loop, ``SAMPLED`` the mask before verl rejected tokens.
 """
 
 import logging
@@ -21,7 +21,7 @@ from gear_rl.tensor.lists import float_list, int_list
 logger = logging.getLogger(__name__)
 
 AGENT_NAME = "gear_env"
-"""What a dataset's column ``agent_name`` says for a row of an environment."""
+"""The value of a dataset's column ``agent_name`` for a row with an environment."""
 SEEN, SAMPLED = "gear", "gear_sampled"
 COLUMNS = (
     *("prompts", "responses", "response_mask", "advantages", "rm_scores", "old_log_probs"),
@@ -36,7 +36,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 class SeenEnvironment(dict[str, Any]):
-    """What an environment said of a rollout in the agent loop, for the driver, where the environment is not."""
+    """The facts that an environment gave in the agent loop, with the environment's methods, for the driver."""
 
     def privileged_context(self) -> Any:
         return self.get(PRIVILEGED_CONTEXT)
@@ -51,8 +51,8 @@ class SeenEnvironment(dict[str, Any]):
 def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer) -> RolloutBatch:
     """The rollouts of the whole batch, without padding rows; those of one prompt are a group.
 
-    Turns and messages are those that were sampled, whatever verl rejected of them. ``ValueError`` where the
-    tokens of a completion differ in their advantage.
+    Turns and messages include the tokens that verl rejected. ``ValueError`` where the tokens of a completion
+    have different advantages.
     """
     rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
     ids = padded(columns["responses"])
@@ -96,12 +96,12 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
 
 
 def seen_rows(columns: Columns, rows: int) -> list[dict[str, Any]]:
-    """What our agent loop saw of each rollout; nothing of one that another loop sampled."""
+    """The facts of each rollout from our agent loop; empty for one of another loop."""
     return [(row or {}).get(SEEN) or {} for row in columns.get("extra_fields", [{}] * rows)]
 
 
 def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
-    """The row of the dataset as the credit step reads it: ``extra_info`` with the ground truth and the source.
+    """The row of the dataset: ``extra_info`` with the ground truth and the source.
 
     >>> columns = {"extra_info": [{"answer": "so 4"}], "reward_model": [{"ground_truth": "4"}]}
     >>> dataset_row(columns, 0)
@@ -120,7 +120,7 @@ def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
 
 
 def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """What a completion says, as messages: a run of sampled tokens is the assistant's, any other a tool's."""
+    """A completion as messages: a run of sampled tokens is the assistant's, any other a tool's."""
     kept = attention.bool()
     ids, sampled = ids[kept], mask[kept].tolist()
     messages: list[dict[str, Any]] = []
@@ -134,7 +134,7 @@ def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokeniz
 
 
 def _advantages(columns: Columns, mask: Tensor) -> Tensor:
-    """The one advantage of every completion; 0 where no token is trained."""
+    """The advantage of each completion; 0 where no token is trained."""
     each = padded([row.float() for row in columns["advantages"]], mask.shape[1])
     low = torch.where(mask, each, torch.inf).amin(-1)
     high = torch.where(mask, each, -torch.inf).amax(-1)
@@ -150,12 +150,12 @@ def _advantages(columns: Columns, mask: Tensor) -> Tensor:
 
 
 def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
-    """What the reward function returned beside the score, under this name; None if it never did."""
+    """The values that the reward function returned under this name; None if there are none."""
     return [row.get(name) for row in extras] if any(name in row for row in extras) else None
 
 
 def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | None:
-    """How far verl's own log-probs of the sampled tokens are from ours at most; None where verl has none.
+    """The largest difference between verl's log-probs of the sampled tokens and ours; None where verl has none.
 
     Both are of the same weights, except in bypass mode. Warns above ``LARGEST_GAP``.
     """

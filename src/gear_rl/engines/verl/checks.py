@@ -1,6 +1,6 @@
-"""What verl would run without token credit or with a wrong one: refused, each with the setting that would do."""
+"""Refuses settings of verl under which token credit would be missing or wrong; the error names one that works."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,7 @@ from gear_rl.types import CreditAssigner
 
 TRAINERS = ("gear_sync", "gear_colocate_async")
 TESTED = "0.9.1"
-"""The version of verl that this was run with."""
+"""The version of verl that gear-rl is tested with."""
 TOKEN_ESTIMATORS = ("gae", "reinforce_plus_plus", "optimal_token_baseline", "tir_optimal_token_baseline")
 """Estimators that give the tokens of a completion different advantages already."""
 
@@ -40,8 +40,65 @@ class VerlSettings:
 def check(config: Any, settings: VerlSettings) -> None:
     """Raise ``InputError`` for what cannot run under verl's whole configuration (a DictConfig)."""
     check_method(settings)
-    for problem in _problems(config, settings):
-        raise InputError(problem)
+
+    def refuse(path: str, refused: Callable[[Any], object], why: str) -> None:
+        value = select(config, path)
+        if refused(value):
+            raise InputError(f"{path}: {value!r} {why}")
+
+    method, actor = settings.method, "actor_rollout_ref.actor"
+    refuse(
+        "trainer.use_v1",
+        lambda value: value is False,
+        "is verl's old trainer, which has no credit step; set it to True",
+    )
+    refuse(
+        "trainer.v1.trainer_mode",
+        lambda value: value not in TRAINERS,
+        f"does not assign token credit, though there is a section gear; set it to {' or '.join(TRAINERS)}",
+    )
+    if needs_passes(method):
+        refuse(
+            f"{actor}.strategy",
+            lambda value: value not in ("fsdp", "fsdp2"),
+            f"divides the vocabulary among its ranks, so the exact signals of {method.name!r} cannot be computed "
+            "there; set it to fsdp2, or take a method that needs no pass (uniform, gigpo, mt_grpo)",
+        )
+        refuse(
+            "actor_rollout_ref.model.use_fused_kernels",
+            bool,
+            "replaces the model's forward, which the signals were never run with; set it to False",
+        )
+        reference = reads_reference(config, settings)
+        for part in ("actor", "ref") if reference else ("actor",):
+            for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+                refuse(
+                    f"actor_rollout_ref.{part}.{key}",
+                    lambda value: int(value or 1) > 1,
+                    "divides a sequence among ranks, which the signals were never run with; set it to 1",
+                )
+        if reference and settings.config.teacher_contrast != NO_CONTRAST:
+            raise InputError(
+                "gear.teacher_contrast: a contrast with teacher=base was never run in verl without LoRA; use live"
+            )
+    refuse(
+        "algorithm.adv_estimator",
+        lambda value: value in TOKEN_ESTIMATORS,
+        "gives every token an advantage of its own, and token credit divides one per completion; use grpo or "
+        "rloo",
+    )
+    refuse(
+        f"{actor}.policy_loss.loss_mode",
+        lambda value: value == "geo_mean" and not is_even(method),
+        f"averages the advantages of a completion, so the token credit of {method.name!r} would be lost; use "
+        "vanilla, gspo or cispo",
+    )
+    refuse(
+        "distillation.distillation_loss.use_task_rewards",
+        lambda value: not value and select(config, "distillation.enabled"),
+        "leaves the advantages out of the loss, and the credit with them; set it to True, or "
+        "distillation.enabled to False",
+    )
     try:
         RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
     except ValueError as error:
@@ -96,7 +153,7 @@ def check_environment() -> None:
 
 
 def version_note() -> str | None:
-    """One line where this verl was never run with us; None for one that was."""
+    """One line for a version of verl that is not the tested one; None otherwise."""
     found = installed("verl")
     return None if found in (None, TESTED) else f"verl {found} was never run with gear-rl, only {TESTED} was"
 
@@ -107,62 +164,3 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _problems(config: Any, settings: VerlSettings) -> Iterator[str]:
-    method, actor = settings.method, "actor_rollout_ref.actor"
-    if select(config, "trainer.use_v1") is False:
-        yield "trainer.use_v1: False is verl's old trainer, which has no credit step; set it to True"
-    mode = select(config, "trainer.v1.trainer_mode")
-    if mode not in TRAINERS:
-        yield (
-            f"trainer.v1.trainer_mode: {mode!r} does not assign token credit, though there is a section gear; "
-            f"set it to {' or '.join(TRAINERS)}"
-        )
-    if needs_passes(method):
-        yield from _problems_of_passes(config, settings)
-    estimator = str(select(config, "algorithm.adv_estimator"))
-    if estimator in TOKEN_ESTIMATORS:
-        yield (
-            f"algorithm.adv_estimator: {estimator!r} gives every token an advantage of its own, and token credit "
-            "divides one per completion; use grpo or rloo"
-        )
-    if select(config, f"{actor}.policy_loss.loss_mode") == "geo_mean" and not is_even(method):
-        yield (
-            f"{actor}.policy_loss.loss_mode: 'geo_mean' averages the advantages of a completion, so the token "
-            f"credit of {method.name!r} would be lost; use vanilla, gspo or cispo"
-        )
-    distilled = "distillation.distillation_loss.use_task_rewards"
-    if select(config, "distillation.enabled") and not select(config, distilled):
-        yield (
-            f"{distilled}: False leaves the advantages out of the loss, and the credit with them; set it to "
-            "True, or distillation.enabled to False"
-        )
-
-
-def _problems_of_passes(config: Any, settings: VerlSettings) -> Iterator[str]:
-    """What the passes in verl's workers were never run with, or cannot be."""
-    method, actor = settings.method, "actor_rollout_ref.actor"
-    strategy = select(config, f"{actor}.strategy")
-    if strategy not in ("fsdp", "fsdp2"):
-        yield (
-            f"{actor}.strategy: {strategy!r} divides the vocabulary among its ranks, so the exact signals of "
-            f"{method.name!r} cannot be computed there; set it to fsdp2, or take a method that needs no pass "
-            "(uniform, gigpo, mt_grpo)"
-        )
-    if select(config, "actor_rollout_ref.model.use_fused_kernels"):
-        yield (
-            "actor_rollout_ref.model.use_fused_kernels: True replaces the model's forward, which the signals "
-            "were never run with; set it to False"
-        )
-    reference = reads_reference(config, settings)
-    for part in ("actor", "ref") if reference else ("actor",):
-        for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
-            size = int(select(config, f"actor_rollout_ref.{part}.{key}") or 1)
-            if size > 1:
-                yield (
-                    f"actor_rollout_ref.{part}.{key}: {size} divides a sequence among ranks, which the signals "
-                    "were never run with; set it to 1"
-                )
-    if reference and settings.config.teacher_contrast != NO_CONTRAST:
-        yield "gear.teacher_contrast: a contrast with teacher=base was never run in verl without LoRA; use live"

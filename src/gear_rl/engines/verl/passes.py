@@ -23,11 +23,11 @@ from gear_rl.types import Signal, is_per_row
 T = TypeVar("T")
 
 ROW, ORDER = "gear_row", "gear_order"
-"""The keys of a rollout's ``Row``, pickled since the queue would turn it into a dict, and of the ``Order``."""
+"""The keys of the ``Order`` and of a rollout's ``Row``, which is pickled: the queue would turn it into a dict."""
 FIELDS = ("prompts", "responses", ROW)
-"""What a worker reads of a rollout."""
+"""The fields of a rollout that a worker reads."""
 PADDING = -1
-"""Stands for a rollout that verl only added to fill the batch."""
+"""The number of a rollout that verl added to fill the batch."""
 
 
 def signal_field(name: str) -> str:
@@ -37,7 +37,7 @@ def signal_field(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What all ranks need to know of a request."""
+    """The part of a request that all ranks have in common."""
 
     needs: tuple[str | Signal, ...]
     step: int
@@ -49,7 +49,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a rank needs to know of one rollout; the fields are those of ``ForwardRequest``."""
+    """The part of a request about one rollout; the fields are those of ``ForwardRequest``."""
 
     mask: Tensor
     teachers: list[Tensor]
@@ -58,7 +58,7 @@ class Row:
 
 
 def rows_of_request(request: ForwardRequest, places: Sequence[int]) -> list[Row]:
-    """The rows of the rollouts numbered by ``places``; one that is ``PADDING`` has nothing to score."""
+    """The rows of the rollouts with the numbers ``places``; a ``PADDING`` row has nothing to score."""
     nothing, rows = torch.zeros(1, dtype=torch.long), list[Row]()
     for b in places:
         if b == PADDING:  # without a trained token it is compared with none
@@ -85,7 +85,7 @@ def request_of_rows(
     responses: Sequence[Tensor],
     device: torch.device,
 ) -> ForwardRequest:
-    """The request as a rank sees it, of its own rollouts, with verl's ``prompts`` and ``responses``."""
+    """The request for the rollouts of one rank, with verl's ``prompts`` and ``responses``."""
 
     def right(values: Sequence[Tensor]) -> Tensor:
         return padded(values).to(device)
@@ -112,14 +112,15 @@ def request_of_rows(
 
 
 Passes = Callable[[list[int], list[bytes], Order], dict[str, list[Tensor]]]
-"""Runs the workers on the rollouts in the given order, with the ``Row`` of each; each signal in that order."""
+"""Runs the workers on rollouts and the ``Row`` of each; every signal comes back in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerlEngine:
-    """verl's driver, for one batch, as an ``Engine`` of the credit step.
+    """verl's driver as the ``Engine`` of the credit step, for one batch.
 
-    ``parts`` ranks score the batch, ``padding`` rollouts only fill it, ``tools`` are the schemas of each rollout.
+    The batch is scored by ``parts`` ranks; ``padding`` of its rollouts only fill it; ``tools`` has the schemas of
+    each rollout.
     """
 
     rank = 0
@@ -188,7 +189,7 @@ class VerlEngine:
 
 
 def placed(scored: Sequence[bool], lengths: Sequence[int], parts: int) -> list[int]:
-    """An order in which ``parts`` equal runs have as much to score: the longest first, dealt back and forth.
+    """An order whose ``parts`` equal runs have about as much to score: the longest first, dealt back and forth.
 
     >>> placed([True, False, True, True, False, True], [9, 5, 8, 7, 5, 6], parts=2)
     [0, 5, 1, 2, 3, 4]
@@ -201,7 +202,7 @@ def placed(scored: Sequence[bool], lengths: Sequence[int], parts: int) -> list[i
 
 
 def placed_by_group(groups: Sequence[int], parts: int) -> list[int]:
-    """An order in which ``parts`` equal runs hold whole groups; ``ValueError`` where groups would be split.
+    """An order whose ``parts`` equal runs hold whole groups; ``ValueError`` where a group would be split.
 
     >>> placed_by_group([7, 8, 7, 8], parts=2)
     [0, 2, 1, 3]

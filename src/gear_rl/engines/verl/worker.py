@@ -1,4 +1,4 @@
-"""verl's hybrid worker with one more method: the signals of a credit step, computed where the weights are."""
+"""verl's hybrid worker with one more method, which computes the signals of a credit step."""
 
 import pickle
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ from gear_rl.signals.teacher import Teacher, make_teacher
 
 
 class CreditWorker(ActorRolloutRefWorker):
-    """The worker of an unmodified verl, which can score its rollouts for token credit too."""
+    """verl's worker, which also scores rollouts for token credit."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_credit_signals(self, data: TensorDict) -> TensorDict:
@@ -57,7 +57,7 @@ def _is_sharded() -> bool:
 
 
 def _largest(count: int) -> int:
-    """The largest count of all ranks, which run the same number of forwards or wait for each other for ever."""
+    """The largest count of all ranks: each must run the same number of forwards, or all would deadlock."""
     number = torch.tensor(count, device=get_device_id())
     if _is_sharded():
         dist.all_reduce(number, op=dist.ReduceOp.MAX)

@@ -1,7 +1,7 @@
 """TRL's environment contract in verl's agent loop: ``reset(**row)``, public methods as tools, ``get_reward()``.
 
-What the credit step reads on the driver travels with the rollout. It is read after the last token was sampled, so
-nothing privileged can reach a prompt.
+The facts for the credit step are sent to the driver with the rollout. They are read after the last token was
+sampled, so no privileged context can reach a prompt.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @register(AGENT_NAME)
 class EnvironmentLoop(ToolAgentLoop):
-    """One rollout in an environment of its own, that of ``gear.environment``. Tools are guarded as under TRL."""
+    """One rollout in an environment of its own, from ``gear.environment``. Tools are guarded as under TRL."""
 
     def __init__(self, trainer_config: Any, *args: Any, **options: Any) -> None:
         super().__init__(trainer_config, *args, **options)
@@ -42,10 +42,8 @@ class EnvironmentLoop(ToolAgentLoop):
         """One rollout."""
         given = dict(row.get("extra_info") or {})
         environment = self.guard.environment(environment_factory(self.settings.environment, given))()
-        hidden = (
-            self.settings.config.privileged_column,
-            PRIVILEGED_CONTEXT,
-        )  # the student sees reset()'s text
+        # The student sees the text of reset().
+        hidden = (self.settings.config.privileged_column, PRIVILEGED_CONTEXT)
         shown = {name: value for name, value in given.items() if name not in hidden}
         prompt = [dict(message) for message in row["raw_prompt"]]
         observation = environment.reset(**shown)
@@ -83,7 +81,7 @@ class EnvironmentLoop(ToolAgentLoop):
         if inspect.iscoroutinefunction(method):
             return str(await method(**arguments))
         try:
-            # A tool that waits holds up no other rollout; one that never returns is left behind in its thread.
+            # A tool that waits delays no other rollout; one that never returns stays in its thread.
             limit = self.settings.tool_time_limit
             return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), limit))
         except TimeoutError:
@@ -94,7 +92,7 @@ class EnvironmentLoop(ToolAgentLoop):
     def _seen(
         self, prompt: list[dict[str, Any]], environment: Any, output: AgentLoopOutput
     ) -> dict[str, Any]:
-        """What the credit step reads of this rollout, as plain data."""
+        """The facts of this rollout for the credit step, as plain data."""
         messages = copy.deepcopy(self.agent_data.messages[len(prompt) :])
         names, tools = iter(self.called), list(self.methods)
         for message in messages:
@@ -102,13 +100,15 @@ class EnvironmentLoop(ToolAgentLoop):
                 message["name"] = next(names, "")
                 message["failure"] = self.guard.failure_of(message, tools)
         last = self.tokenizer.decode(_last_turn(output.response_ids, output.response_mask))
-        said = {name: _said(environment, name) for name in (PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)}
+        facts = {
+            name: _value(environment, name) for name in (PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)
+        }
         return {
             "prompt": prompt,
             "messages": messages,
             "tools": self.tool_schemas,
             "tool_counts": self.guard.report(messages, last, tools, self.control),
-            **said,
+            **facts,
         }
 
 
@@ -119,8 +119,8 @@ def _last_turn(ids: list[int], mask: list[int]) -> list[int]:
     return ids[begin:end]
 
 
-def _said(environment: Any, name: str) -> Any:
-    """What the environment says of the rollout; one that fails to is reported, and the run goes on."""
+def _value(environment: Any, name: str) -> Any:
+    """The environment's value for the rollout; a failure is logged, and the run goes on."""
     try:
         return value_of(environment, name)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A configuration of ``gear train`` as what verl starts from: parquet, reward, the arena's model, command."""
+"""``gear export verl``: the data, the reward and the launch script of a run, from its configuration."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -44,7 +44,7 @@ SAME: dict[str, tuple[Any, str]] = {
     "num_iterations": (1, f"{ACTOR}.ppo_epochs"),
     "beta": (0.0, f"{ACTOR}.kl_loss_coef"),
 }
-"""Settings that verl has under another name, with what ``gear train`` takes where a file says nothing."""
+"""Settings that verl has under another name, each with the default of ``gear train``."""
 DEFAULTS: dict[str, Any] = {
     **{name: default for name, (default, _) in SAME.items()},
     "warmup_steps": 0,
@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "tool_time_limit": 30.0,
     "tool_max_chars": 20_000,
 }
-"""Every setting of ``gear train`` that the command reads, since TRL may not be installed."""
+"""The defaults of ``gear train`` for every setting that is exported, since TRL may not be installed."""
 _AGGREGATION = {
     "dapo": "token-mean",
     "bnpo": "token-mean",
@@ -82,7 +82,7 @@ _AGGREGATION = {
     "grpo": "seq-mean-token-mean",
     "dr_grpo": "seq-mean-token-sum-norm",
 }
-"""TRL's losses that verl has too, and how verl calls their mean."""
+"""TRL's losses that verl has too, and verl's name of their mean."""
 _CHOICES = {
     "loss_type": tuple(_AGGREGATION),
     "lr_scheduler_type": ("constant_with_warmup", "constant", "cosine", "linear"),
@@ -91,19 +91,19 @@ _CHOICES = {
 }
 _NO_NEED = {"use_vllm", "vllm_mode", "bf16", "fp16", "logging_steps", "use_cpu", "output_dir"}
 _LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclude_modules": None}
-"""The settings of an adapter that verl has too, with peft's defaults: verl's are others."""
-GOLD_COLUMNS = ("ground_truth", "answer", "solution")
-"""Where verl's ``ground_truth`` is taken from; our rewards read the whole row."""
+"""The settings of an adapter that verl has too, with peft's defaults, from which verl's differ."""
+_GOLD_COLUMNS = ("ground_truth", "answer", "solution")
+"""The columns that verl's ``ground_truth`` is taken from; our rewards read the whole row."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 _NOT_EXPORTED = {
     "rollout_func": "verl's agent loop makes the rollouts; write an environment class",
     "tools": "verl's agent loop has tools of an environment; make them methods of one and name it in environment",
 }
-"""Keys of ours that have no counterpart, and what to do."""
+"""Our keys that have no counterpart in verl, and what to do instead."""
 
 
 def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run that a file describes, also where TRL is not installed: then keys that may be TRL's stay unchecked.
+    """The run that a file describes; without TRL installed, keys that may be TRL's stay unchecked.
 
     >>> words = ["--model", "arena", "--dataset", "arena", "--reward", "arena", "--learning_rate", "1e-4"]
     >>> read_run(None, words).trainer
@@ -127,55 +127,78 @@ def export(
 ) -> dict[str, int]:
     """Write everything that verl needs for a run into the folder ``out``; returns the rows of each parquet file.
 
-    ``say`` gets each stage as it begins, and what does not come along. ``InputError`` for what cannot be
-    exported; of the settings, before a dataset is read.
+    ``say`` gets each stage as it begins, and the settings that are left out. ``InputError`` for what cannot be
+    exported; settings are checked before a dataset is read.
     """
     out = out.resolve()
     environment = _environment(config)
-    files = {name: str(out / f"{name}.parquet") for name in ("train", "test")}
-    files |= {"reward": str(out / "reward.py"), "model": str(out / "model")}
-    given, arena = config.trainer, arena_model(config) if is_arena(config.model) else None
-    if arena is not None:
-        given = arena[2] | given
+    arena = arena_model(config) if is_arena(config.model) else None
+    if arena is None:
+        settings, model = DEFAULTS | config.trainer, resolve_model(config.model)
+        model = str(Path(model).resolve()) if Path(model).is_dir() else model
     else:
-        name = resolve_model(config.model)
-        files["model"] = str(Path(name).resolve()) if Path(name).is_dir() else name
-
-    def overrides(rows: int) -> dict[str, Any]:
-        return _overrides(config, given, environment, files, rows, gpus, prompt_tokens)
-
-    overrides(rows=1)  # for what it refuses
+        settings, model = DEFAULTS | arena[2] | config.trainer, str(out / "model")
+    overrides: dict[str, Any] = {
+        **_credit(config, settings, environment),
+        **_training(settings, gpus),
+        **_adapter(config.lora),
+        f"{MODEL}.path": model,
+        "data.max_prompt_length": prompt_tokens,
+        "data.filter_overlong_prompts": True,
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.val_before_train": False,
+        "trainer.project_name": "gear",
+    }
+    if environment is None:
+        overrides["reward.custom_reward_function.path"] = str(out / "reward.py")
+    else:
+        turns = settings["max_tool_calling_iterations"]
+        overrides |= {
+            f"{ROLLOUT}.multi_turn.enable": True,
+            # The turn after the last call answers. verl's default cuts a tool's answer at 256 characters.
+            f"{ROLLOUT}.multi_turn.max_assistant_turns": None if turns is None else turns + 1,
+            f"{ROLLOUT}.multi_turn.max_tool_response_length": settings["tool_max_chars"],
+        }
     say(f"reading {config.dataset}")
     parts = _parts(config, environment is not None)
-    if "test" not in parts:
-        del files["test"]
+    files = {name: str(out / f"{name}.parquet") for name in parts}
+    solves = settings["eval_strategy"] == "steps" and "test" in parts
+    steps, batches = int(settings["max_steps"]), len(parts["train"]) // overrides["data.train_batch_size"]
+    epochs = steps / max(batches, 1) if steps > 0 else settings["num_train_epochs"]
+    overrides |= {
+        "data.train_files": files["train"],
+        # verl always reads a file here; without held-out rows it never evaluates.
+        "data.val_files": files.get("test", files["train"]),
+        "trainer.test_freq": int(settings["eval_steps"] or 1) if solves else -1,
+        "trainer.total_epochs": math.ceil(epochs),
+        "trainer.total_training_steps": steps if steps > 0 else None,
+    }
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in parts.items():
         say(f"writing {len(rows)} rows to {name}.parquet")
         rows.to_parquet(files[name])
-    if arena is not None:
-        for part in arena[:2]:
-            part.save_pretrained(files["model"])
+    for part in arena[:2] if arena is not None else ():
+        part.save_pretrained(model)
     if environment is None:
-        Path(files["reward"]).write_text(_reward_file(config), encoding="utf-8")
-    notes, command = _notes(given), out / "launch.sh"
-    command.write_text(_script(overrides(len(parts["train"])), notes), encoding="utf-8")
-    command.chmod(0o755)
+        (out / "reward.py").write_text(_reward_file(config), encoding="utf-8")
+    notes = _notes(settings)
+    (out / "launch.sh").write_text(_script(overrides, notes), encoding="utf-8")
+    (out / "launch.sh").chmod(0o755)
     for note in notes:
         say(f"note: {note}")
     return {name: len(rows) for name, rows in parts.items()}
 
 
 def _environment(config: RunConfig) -> str | None:
-    """How the section ``gear`` names the environment; None where there is none.
+    """The environment's name in the section ``gear``; None where there is none.
 
-    Raises ``InputError`` for what has no counterpart in verl, or would mean something else there.
+    ``InputError`` for what has no counterpart in verl, or a different meaning there.
     """
     for name, advice in _NOT_EXPORTED.items():
         if getattr(config, name):
             raise InputError(f"{name}: cannot be exported; {advice}")
     if config.environment is None:
-        for name in _rewards(config):
+        for name in config.reward_names:
             if name not in OUR_REWARDS and ":" not in name and not name.startswith("verifiers/"):
                 raise InputError(
                     f"reward: {name!r} is none of ours ({did_you_mean(name, OUR_REWARDS)}), and TRL's cannot be "
@@ -200,10 +223,6 @@ def _environment(config: RunConfig) -> str | None:
     return config.environment if is_own else "/".join(("arena", *dataset_task(config.dataset)))
 
 
-def _rewards(config: RunConfig) -> list[str]:
-    return [config.reward] if isinstance(config.reward, str) else list(config.reward or ())
-
-
 def _parts(config: RunConfig, agent: bool) -> dict[str, Any]:
     """The datasets with verl's columns: ``train``, and ``test`` where there are held-out rows."""
     train, held_out = load_data(config)
@@ -217,13 +236,13 @@ def _parts(config: RunConfig, agent: bool) -> dict[str, Any]:
 
 
 def _as_verl(rows: Any, source: str, agent: bool) -> Any:
-    """Rows with verl's columns; ``extra_info`` is the row itself, as reward, teacher and environment know it."""
+    """Rows with verl's columns; ``extra_info`` is the row itself, for the reward, teacher and environment."""
     prompt, text = rows[0]["prompt"], datasets.Value("string")
     if isinstance(prompt, str):
         raise InputError("chat: verl takes prompts as messages; set it to true")
     if _MEDIA & set(rows.column_names) or not all(isinstance(message["content"], str) for message in prompt):
         raise InputError(f"dataset: {source} has more than text, which cannot be scored yet; take text alone")
-    gold = next((name for name in GOLD_COLUMNS if name in rows.column_names), None)
+    gold = next((name for name in _GOLD_COLUMNS if name in rows.column_names), None)
     features: dict[str, Any] = {
         "data_source": text,
         "prompt": rows.features["prompt"],
@@ -245,7 +264,7 @@ def _as_verl(rows: Any, source: str, agent: bool) -> Any:
 
 def _reward_file(config: RunConfig) -> str:
     """The module that verl loads; it names the rewards and holds none of their code."""
-    names, weights = _rewards(config), config.trainer.get("reward_weights")
+    names, weights = config.reward_names, config.trainer.get("reward_weights")
     return (
         '"""The reward of this run: verl\'s reward.custom_reward_function. Written by `gear export verl`."""\n\n'
         "from gear_rl.runs.verl.reward import scorer\n\n"
@@ -253,25 +272,15 @@ def _reward_file(config: RunConfig) -> str:
     )
 
 
-def _overrides(
-    config: RunConfig,
-    given: Mapping[str, Any],
-    environment: str | None,
-    files: Mapping[str, str],
-    rows: int,
-    gpus: int,
-    prompt_tokens: int,
-) -> dict[str, Any]:
-    """Hydra's keys (with a plus sign where verl has no such key) and values, the method's first.
+def _training(settings: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """Hydra's keys and values of the batch, the optimizer, the loss and what is saved.
 
-    ``given`` are the trainer's settings, ``files`` the paths of ``train``, ``test``, ``reward`` and ``model``.
     ``InputError`` for a setting that verl has no counterpart for and that would change what is trained.
     """
-    settings = DEFAULTS | dict(given)
     for name, choices in _CHOICES.items():
         if str(settings[name]) not in choices:
             raise InputError(f"{name}: {settings[name]!r} is not in verl; use {' or '.join(choices)}")
-    # One step has the prompts of one batch of the file on one device.
+    # A step has the prompts of one batch of the file on one device.
     total = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
     prompts, left_over = divmod(total, settings["num_generations"])
     if left_over:
@@ -280,65 +289,58 @@ def _overrides(
             "(per_device_train_batch_size x gradient_accumulation_steps)"
         )
     micro = math.gcd(settings["per_device_train_batch_size"], total // gpus)
-    steps, folder = int(settings["max_steps"]), str(given.get("output_dir") or OUTPUT_DIR)
-    epochs = steps / max(rows // prompts, 1) if steps > 0 else settings["num_train_epochs"]
-    solves = settings["eval_strategy"] == "steps" and "test" in files
-    report = settings["report_to"] or "none"
+    kind, low, high = (settings[name] for name in ("loss_type", "epsilon", "epsilon_high"))
+    folder, report = str(settings.get("output_dir") or OUTPUT_DIR), settings["report_to"] or "none"
     trackers = [report] if isinstance(report, str) else list(report)
-    return {
-        **_credit(config, settings, given, environment),
-        "data.train_files": files["train"],
-        # verl reads a file here in any case; without held-out rows it never solves them.
-        "data.val_files": files.get("test", files["train"]),
+    chat = settings["chat_template_kwargs"] or {}
+    overrides: dict[str, Any] = {
+        **{verl: settings[name] for name, (_, verl) in SAME.items()},
+        **{f"+data.apply_chat_template_kwargs.{name}": value for name, value in chat.items()},
         "data.train_batch_size": prompts,
-        "data.max_prompt_length": prompt_tokens,
-        "data.filter_overlong_prompts": True,
-        **{
-            f"+data.apply_chat_template_kwargs.{name}": value
-            for name, value in (settings["chat_template_kwargs"] or {}).items()
-        },
-        f"{MODEL}.path": files["model"],
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": str(settings["scale_rewards"]) in ("group", "True"),
+        "critic.enable": False,
         f"{ROLLOUT}.name": "vllm",
         f"{ROLLOUT}.top_k": settings["top_k"] or -1,  # 0 and None mean all tokens
-        **{verl: settings[name] for name, (_, verl) in SAME.items()},
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
         f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.ppo_mini_batch_size": prompts,
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
+        f"{ACTOR}.loss_agg_mode": _AGGREGATION[kind],
+        f"{ACTOR}.clip_ratio": low,
+        f"{ACTOR}.clip_ratio_low": low,
+        f"{ACTOR}.clip_ratio_high": low if high is None else high,
+        f"{ACTOR}.use_kl_loss": settings["beta"] > 0,
         f"{ACTOR}.optim.lr_scheduler_type": "cosine"
         if settings["lr_scheduler_type"] == "cosine"
         else "constant",
         f"{ACTOR}.optim.lr_warmup_steps": int(settings["warmup_steps"]),
         f"{ACTOR}.optim.betas": [settings["adam_beta1"], settings["adam_beta2"]],
-        **_loss(settings),
-        **(_turns(settings) if environment else {"reward.custom_reward_function.path": files["reward"]}),
-        **_adapter(config.lora),
-        "trainer.n_gpus_per_node": gpus,
-        "trainer.total_epochs": math.ceil(epochs),
-        "trainer.total_training_steps": steps if steps > 0 else None,
         "trainer.save_freq": int(settings["save_steps"]) if settings["save_strategy"] == "steps" else -1,
         "trainer.max_actor_ckpt_to_keep": settings["save_total_limit"],
-        "trainer.test_freq": int(settings["eval_steps"] or 1) if solves else -1,
-        "trainer.val_before_train": False,
         "trainer.logger": ["console", *(one for one in trackers if one not in ("none", "all"))],
-        "trainer.project_name": "gear",
         "trainer.experiment_name": Path(folder).name,
         "trainer.default_local_dir": folder,
     }
+    if kind in ("cispo", "sapo"):
+        overrides[f"{ACTOR}.policy_loss.loss_mode"] = kind
+    if kind == "dr_grpo":
+        overrides[f"{ACTOR}.loss_scale_factor"] = settings["max_completion_length"]
+    return overrides
 
 
-def _notes(given: Mapping[str, Any]) -> list[str]:
-    """What of the trainer's settings does not come along."""
-    left = sorted(set(given) - set(DEFAULTS) - STEP - _NO_NEED)
+def _notes(settings: Mapping[str, Any]) -> list[str]:
+    """The trainer's settings that are left out."""
+    left = sorted(set(settings) - set(DEFAULTS) - STEP - _NO_NEED)
     notes = [f"left to verl's own settings: {', '.join(left)}"] if left else []
-    if given.get("lr_scheduler_type", "linear") == "linear":
+    if settings["lr_scheduler_type"] == "linear":
         notes.append("lr_scheduler_type: verl has no linear schedule, so the learning rate stays constant")
     return notes
 
 
-def _script(overrides: dict[str, Any], notes: Sequence[str] = ()) -> str:
-    """A shell script that starts verl; what is written after it is handed on, and wins."""
+def _script(overrides: dict[str, Any], notes: Sequence[str]) -> str:
+    """A shell script that starts verl; its arguments are further overrides, which win."""
     about = "Written by `gear export verl`. Further overrides may follow, as in: bash FILE trainer.nnodes=2"
     lines = [shlex.quote(f"{key}={hydra_value(value)}") for key, value in overrides.items()]
     head = ["#!/usr/bin/env bash", *(f"# {line}" for line in [about, *notes]), "set -euo pipefail"]
@@ -367,13 +369,11 @@ def hydra_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _credit(
-    config: RunConfig, settings: Mapping[str, Any], given: Mapping[str, Any], environment: str | None
-) -> dict[str, Any]:
-    """The section ``gear``, checked as verl's run would."""
+def _credit(config: RunConfig, settings: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
+    """Hydra's keys (with a plus sign where verl has no such key) and values of the section ``gear``."""
     section = {"name": config.credit} if isinstance(config.credit, str) else dict(config.credit)
     name = str(section.pop("name"))
-    section |= {key: value for key, value in given.items() if key in STEP}
+    section |= {key: value for key, value in settings.items() if key in STEP}
     if config.privileged is not None:
         section["privileged"] = config.privileged
     if environment is not None:
@@ -385,36 +385,6 @@ def _credit(
     else:  # a class of the user's own has no group
         overrides, known = {"trainer.v1.trainer_mode": TRAINERS[0], f"+{SECTION}.credit": name}, set[str]()
     return overrides | {f"{'' if k in known else '+'}{SECTION}.{k}": value for k, value in section.items()}
-
-
-def _loss(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kind, low, high = (settings[name] for name in ("loss_type", "epsilon", "epsilon_high"))
-    overrides: dict[str, Any] = {
-        "algorithm.adv_estimator": "grpo",
-        "critic.enable": False,
-        "algorithm.norm_adv_by_std_in_grpo": str(settings["scale_rewards"]) in ("group", "True"),
-        f"{ACTOR}.loss_agg_mode": _AGGREGATION[kind],
-        f"{ACTOR}.clip_ratio": low,
-        f"{ACTOR}.clip_ratio_low": low,
-        f"{ACTOR}.clip_ratio_high": low if high is None else high,
-        f"{ACTOR}.use_kl_loss": settings["beta"] > 0,
-    }
-    if kind in ("cispo", "sapo"):
-        overrides[f"{ACTOR}.policy_loss.loss_mode"] = kind
-    if kind == "dr_grpo":
-        overrides[f"{ACTOR}.loss_scale_factor"] = settings["max_completion_length"]
-    return overrides
-
-
-def _turns(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where an environment plays and gives the reward."""
-    turns = settings["max_tool_calling_iterations"]
-    return {
-        f"{ROLLOUT}.multi_turn.enable": True,
-        # The turn after the last call answers. verl would cut a tool's answer at 256 characters.
-        f"{ROLLOUT}.multi_turn.max_assistant_turns": None if turns is None else turns + 1,
-        f"{ROLLOUT}.multi_turn.max_tool_response_length": settings["tool_max_chars"],
-    }
 
 
 def _adapter(lora: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The entry point of group ``verl.plugins``: verl imports this module in every process, at ``import verl``.
+"""The entry point in the group ``verl.plugins``: verl imports this module in every process, at ``import verl``.
 
-verl hides whatever fails here, so trainers and agent loop are registered later, once verl has loaded what they
-extend. ``gear doctor --engine verl`` says whether all of it happened.
+Trainers and the agent loop are registered later, once verl has loaded the classes that they extend. verl hides
+errors of a plugin; ``gear doctor --engine verl`` shows them.
 """
 
 import importlib
@@ -24,11 +24,11 @@ REGISTERED = {
     "verl.trainer.ppo.v1": "gear_rl.runs.verl.trainer",
     "verl.experimental.agent_loop": "gear_rl.runs.verl.agent_loop",
 }
-"""Modules of verl with a registry, and ours that register something there."""
+"""Modules of verl with a registry, and our modules that register there."""
 
 
 class CheckConfiguration(Callback):
-    """Hydra's callback: ends the command with one line for a run with token credit that cannot work."""
+    """Hydra's callback: ends the command with one line for a run with token credit that cannot train."""
 
     def on_job_start(self, config: Any, **options: Any) -> None:
         mode = select(config, "trainer.v1.trainer_mode")
@@ -38,13 +38,12 @@ class CheckConfiguration(Callback):
             check_environment()
             check(config, read_config(config))
         except InputError as error:
-            raise SystemExit(f"gear-rl: {error}") from None  # of another exception Hydra makes a warning
+            raise SystemExit(f"gear-rl: {error}") from None  # Hydra turns other exceptions into warnings
 
 
 def store_groups() -> None:
-    """Put a group ``gear`` of every method that runs in verl into Hydra's store, and the check beside it."""
-    # A section that is written without the group meets no other code of ours before Ray runs, and none at all
-    # beside one of verl's trainers: so the check is in Hydra's own settings.
+    """Add a group ``gear`` with every method that runs in verl to Hydra's store, and the check as a callback."""
+    # Without the group, no other code of ours runs before Ray does, and none at all with verl's own trainers.
     store = ConfigStore.instance()
     callback = {"_target_": f"{__name__}.{CheckConfiguration.__name__}"}
     store.store(group="hydra", name="config", node=HydraConf(callbacks={SECTION: callback}))
@@ -59,7 +58,7 @@ def store_groups() -> None:
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Imports ``ours`` right after the module ``name``, since at ``import verl`` verl is not whole yet."""
+    """Imports ``ours`` right after the module ``name``, since verl is incomplete at ``import verl``."""
 
     def __init__(self, name: str, ours: str) -> None:
         self.name, self.ours = name, ours

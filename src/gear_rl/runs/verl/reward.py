@@ -14,8 +14,8 @@ def scorer(
 ) -> Callable[..., float | dict[str, float]]:
     """verl's ``compute_score`` for the rewards that a configuration names.
 
-    A reward is given what TRL gives it; ``extra_info`` has the row's columns. One reward is its number; several
-    are their weighted sum under ``score``, and each under its name. One that does not apply counts as 0.
+    A reward gets the arguments that TRL gives it; ``extra_info`` has the row's columns. For one reward the result
+    is a number, for several the weighted sum under ``score`` and each under its name. None counts as 0.
 
     >>> score = scorer(["arena"], dataset="arena/chain/easy")
     >>> score(data_source="arena", solution_str="ans 45", ground_truth="45", extra_info={"answer": "45"})
@@ -43,7 +43,7 @@ def scorer(
 
 
 def _value(function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> float:
-    """What one reward gives one completion; NaN where it does not apply."""
+    """The reward of one completion; NaN for None."""
     columns = {k: [v] for k, v in row.items() if k not in ("prompt", "completion", "completion_ids")}
     result = function(
         prompts=[row.get("prompt")],
@@ -58,4 +58,4 @@ def _value(function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> f
 
 
 def _unlogged(*words: Any) -> None:
-    """verl logs what a reward returns; it has no place for what one says beside."""
+    """In place of TRL's loggers: verl logs only what a reward returns."""

@@ -1,4 +1,4 @@
-"""The settings under Hydra's key ``gear``: a method and its own, the credit step's, and what an agent needs."""
+"""The settings under Hydra's key ``gear``: those of a method, of the credit step and of an agent."""
 
 import dataclasses
 import typing
@@ -16,7 +16,7 @@ from gear_rl.runs.config import build_method, checked
 SECTION = "gear"
 """The key of verl's configuration."""
 _BATCH_SIZE = 8
-"""Completions in a forward pass, where verl's own setting says nothing."""
+"""Completions in a forward pass, where verl has no setting of its own."""
 STEP = {field.name for field in dataclasses.fields(CreditConfig)}
 _OWN = ("environment", "tool_time_limit", "tool_max_chars")
 
@@ -80,7 +80,7 @@ def group_of(name: str) -> dict[str, Any]:
 
 
 def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[], Any]:
-    """What makes the environment that ``gear.environment`` names; ``arena`` alone is that of the row's source."""
+    """The class or factory at ``gear.environment``; ``arena`` alone is the environment of the row's source."""
     from gear_rl.runs.trainer import environment_of
 
     if path is None:

@@ -1,4 +1,4 @@
-"""The steps of verl's trainer that token credit changes: which worker it starts, and what advantages are."""
+"""verl's trainers with token credit: another worker, and other advantages."""
 
 import logging
 from collections.abc import Mapping
@@ -50,13 +50,13 @@ from gear_rl.signals.signal import names_of
 logger = logging.getLogger(__name__)
 
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
-"""How verl calls a worker that holds the actor."""
+"""verl's roles of a worker that holds the actor."""
 
 
 class CreditTrainer:
-    """Mixed into one of verl's trainers, before it; ``mode`` is verl's own name of that trainer.
+    """A mixin for one of verl's trainers; ``mode`` is verl's own name of that trainer.
 
-    verl decides by that name how it buffers and fetches prompts, so the configuration is given the name back.
+    verl decides by that name how it buffers and fetches prompts, so it is set back in the configuration.
     """
 
     mode: str
@@ -102,7 +102,7 @@ class CreditTrainer:
             ref.log_prob_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        # verl's rejection of tokens writes over the mask, and turns are runs of what was sampled.
+        # verl's rejection of tokens overwrites the mask, and turns are runs of sampled tokens.
         masks = self._columns(batch.keys, batch.partition_id, ("response_mask",))["response_mask"]
         sampled = dict(zip(batch.keys, masks, strict=True))
         batch = super()._compute_advantage(batch, metrics)  # pyright: ignore[reportAttributeAccessIssue]
@@ -143,7 +143,7 @@ class CreditTrainer:
     def _engine(
         self, batch: KVBatchMeta, real: list[int], columns: Columns, metrics: dict[str, Any]
     ) -> VerlEngine:
-        """The driver as an engine for this batch."""
+        """The engine of the credit step for this batch."""
         actor_rollout_ref = self.config.actor_rollout_ref
         return VerlEngine(
             tokenizer=self.tokenizer,
@@ -163,7 +163,7 @@ class CreditTrainer:
 
     @cached_property
     def _max_positions(self) -> int | None:
-        """The places of the model; its configuration is read as verl's workers read it, overrides included."""
+        """The positions of the model, from its configuration with verl's overrides."""
         model = cast(HFModelConfig, omega_conf_to_dataclass(self.config.actor_rollout_ref.model))
         return max_positions(model.hf_config)
 
@@ -197,7 +197,7 @@ class CreditTrainer:
         transfer_queue.kv_batch_put(keys=keys, partition_id=partition, fields=get_tensordict(fields))
 
     def _check_prompts(self, rollouts: RolloutBatch, columns: Columns, engine: VerlEngine) -> None:
-        """Once: that the teacher's prompts go through the template that made the student's."""
+        """Once: check that the template renders the student's prompts again, since the teacher's use it."""
         if self._prompts_agree:
             return
         for ids, shown in zip(columns["prompts"], engine.render(rollouts.prompts, None), strict=True):
