@@ -26,7 +26,7 @@ BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
     "types": set[str](),
-    "traits": {"types"},
+    "traits": {"types", "errors"},
     "tensor": set[str](),
     "errors": set[str](),
     "files": set[str](),

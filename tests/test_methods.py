@@ -23,36 +23,20 @@ SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
 """A completion of this tier is shorter than a span of the default length."""
 
 
-def history_of(name: str, folder, **changes):
-    with untouched(None):
-        return _history_of(name, folder, changes)
-
-
-def _history_of(name: str, folder, changes):
-    quiet_libraries()
-    task = "errands" if name in AGENTS else "chain"
-    trainer = make_trainer(
-        arena_config(
-            task,
-            "easy",
-            SETTINGS.get(name, name),
-            seed=1,
-            steps=STEPS,
-            output_dir=str(folder),
-            rollouts_per_step=8,
-            record_file=str(folder / "records.jsonl"),
-            **changes,
-        )
-    )
-    for printer in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printer)
-    trainer.train()
-    return trainer, [entry for entry in trainer.state.log_history if "loss" in entry]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_without_a_non_finite_value(name, tmp_path):
-    trainer, entries = history_of(name, tmp_path)
+    with untouched(None):
+        quiet_libraries()
+        task = "errands" if name in AGENTS else "chain"
+        places = {"output_dir": str(tmp_path), "record_file": str(tmp_path / "records.jsonl")}
+        config = arena_config(
+            task, "easy", SETTINGS.get(name, name), seed=1, steps=STEPS, rollouts_per_step=8, **places
+        )
+        trainer = make_trainer(config)
+        for printer in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printer)
+        trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(entries) == STEPS
     for entry in entries:
         assert all(math.isfinite(value) for value in entry.values() if isinstance(value, int | float)), entry

@@ -1,4 +1,4 @@
-"""verl's environment must not have TRL: what it uses of this package works where `import trl` fails."""
+"""verl's environment has no TRL: the parts that verl uses work where `import trl` fails."""
 
 import json
 import subprocess

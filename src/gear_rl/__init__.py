@@ -1,7 +1,7 @@
 """GEAR gives each token of a GRPO completion the credit it earned.
 
-The front door: a dozen names. Everything is imported on first use, so that ``gear --help`` does not wait for
-torch, and the package works with torch and jaxtyping alone until an engine is needed.
+Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works with torch
+and jaxtyping alone until an engine is needed.
 
 >>> from gear_rl import METHODS
 >>> METHODS["rlsd"](strength=0.5).needs

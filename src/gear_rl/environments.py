@@ -1,16 +1,16 @@
-"""What an environment may offer beside its tools. Imports nothing heavy: an environment has its own process."""
+"""The optional methods of an environment beside its tools. Imports nothing heavy."""
 
 from collections.abc import Mapping
 from typing import Any, cast
 
 PRIVILEGED_CONTEXT = "privileged_context"
-"""What the teacher may see of the rollout that the environment has just seen; never shown to the student."""
+"""The teacher's privileged context for the rollout that has just ended; never shown to the student."""
 TURN_REWARDS = "turn_rewards"
-"""What the environment gives each turn of that rollout."""
+"""The reward of each turn of that rollout."""
 ANCHOR_STATES = "anchor_states"
-"""The state in which each turn of that rollout began, as text."""
+"""The state at the start of each turn of that rollout, as text."""
 RESERVED_METHODS: tuple[str, ...] = ("reset", "get_reward", PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)
-"""Public methods of an environment that are no tools of the model; every other public method is one."""
+"""Public methods of an environment that are no tools; every other public method is a tool of the model."""
 
 TOOL_FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
 """How a tool call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size,
@@ -18,9 +18,9 @@ chat control tokens in the answer, a call that could not be parsed."""
 
 
 def value_of(environment: object, name: str) -> Any:
-    """What the environment's method ``name`` returns for the rollout it has just seen; None if it has none.
+    """The result of the environment's method ``name`` for the rollout that has just ended; None without it.
 
-    Also where an engine has hidden the method from the model in a subclass.
+    Finds the method also where an engine has hidden it from the model in a subclass.
 
     >>> class Env:
     ...     def turn_rewards(self) -> list[float]:
@@ -34,7 +34,7 @@ def value_of(environment: object, name: str) -> Any:
 
 
 def has_privileged_context(cls: type) -> bool:
-    """Whether environments of this class have a privileged context to offer.
+    """Whether environments of this class have a ``privileged_context`` method.
 
     >>> class Env:
     ...     def privileged_context(self) -> str:
@@ -51,7 +51,7 @@ def _declared(cls: type, name: str) -> Any:
 
 
 def texts_of(content: Any) -> list[str]:
-    """The texts of a message's content: the one that it is, or those of its text blocks.
+    """The texts of a message's content, which is a string or a list of blocks.
 
     >>> texts_of("a"), texts_of([{"type": "text", "text": "b"}, {"type": "image", "image": ...}]), texts_of(None)
     (['a'], ['b'], [])
@@ -64,7 +64,7 @@ def texts_of(content: Any) -> list[str]:
 
 
 def is_blocks(content: Any) -> bool:
-    """Whether a chat template takes it for content: a list of mappings with a type, text blocks with a text.
+    """Whether it is a message's content in blocks: a list of mappings with a type, text blocks with a text.
 
     >>> is_blocks([{"type": "text", "text": "a"}]), is_blocks([{"type": "text"}]), is_blocks([]), is_blocks("a")
     (True, False, False, False)

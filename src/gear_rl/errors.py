@@ -1,4 +1,4 @@
-"""The one error that a user is meant to read: what is wrong, where, and how to correct it."""
+"""The error for bad input, and what its messages are made of."""
 
 import difflib
 import math
@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 
 class InputError(Exception):
-    """Bad input. Its text names the field, the value and the fix; the command prints it without a traceback.
+    """Bad input. The message names the field, the value and the fix; a command prints it without a traceback.
 
     >>> print(InputError("--steps: 0; give 1 or more"))
     --steps: 0; give 1 or more
@@ -34,7 +34,7 @@ def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """What an error of the user's own code says, and the deepest line of it that is in no library.
+    """The message of an error in the user's code, and its deepest line that is in no library.
 
     >>> raised(ValueError("no answer\\nmore"))
     'ValueError: no answer'
@@ -49,10 +49,10 @@ def raised(error: BaseException) -> str:
 def check_settings(
     settings: object, *, shares: Sequence[str] = (), finite: Sequence[str] = (), positive: Sequence[str] = ()
 ) -> None:
-    """``ValueError`` that names the first setting of a dataclass that is outside its range.
+    """Raise ``ValueError`` for the first setting of a dataclass that is outside its range.
 
-    A ``Literal`` field holds one of its choices, ``shares`` are 0 to 1, ``finite`` numbers 0 or more and
-    ``positive`` ones above 0.
+    A ``Literal`` field must be one of its choices, ``shares`` 0 to 1, ``finite`` numbers 0 or more, ``positive``
+    numbers above 0.
 
     >>> from types import SimpleNamespace
     >>> check_settings(SimpleNamespace(strength=2.0), shares=["strength"])

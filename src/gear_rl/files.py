@@ -1,17 +1,18 @@
-"""Files that are put in place at once, and JSON that means what is written."""
+"""Atomic replacement of files, and strict JSON."""
 
 import json
 import math
 import os
 import shutil
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in place at once (``replacing``): a reader sees the old content or the new.
+    """Replace a file at once: a reader sees the old content or the new, also after a crash.
+
+    Makes the folder, follows a link, keeps an old file's permissions. Writes into a terminal or a pipe instead.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -19,23 +20,8 @@ def replace_file(path: Path, content: bytes) -> None:
     ...     (Path(folder) / "new" / "a.txt").read_text()
     'whole'
     """
-    with replacing(path) as file:
-        file.write(content)
-
-
-@contextmanager
-def replacing(path: Path) -> Generator[BinaryIO, None, None]:
-    """A file that takes the place of ``path`` when the block ends, and is removed where it raises.
-
-    Makes the folder, follows a link, keeps an old file's permissions. Writes into a terminal or a pipe instead.
-
-    >>> with replacing(Path(os.devnull)) as file:
-    ...     file.write(b"1234")
-    4
-    """
     if path.exists() and not path.is_file():
-        with open(path, "wb") as file:
-            yield file
+        path.write_bytes(content)
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +30,7 @@ def replacing(path: Path) -> Generator[BinaryIO, None, None]:
         with open(temporary, "wb") as file:
             if target.exists():
                 shutil.copymode(target, temporary)
-            yield file
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -53,7 +39,7 @@ def replacing(path: Path) -> Generator[BinaryIO, None, None]:
 
 
 def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
-    """Raise ``ValueError`` if the file to write is one of ``inputs``, by any name, or in a folder of them."""
+    """Raise ``ValueError`` if ``out`` is one of ``inputs``, by any name, or in a folder among them."""
     for path in inputs:
         if out.exists() and path.exists() and out.samefile(path):
             raise ValueError(f"{option}: {out} is read here too; name another file")
@@ -62,7 +48,7 @@ def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ``ValueError`` for NaN, a number too large, or a key that stands twice.
+    """The value of a JSON text; ``ValueError`` for NaN, a number too large, or a repeated key.
 
     >>> parse_json("[1e999]")
     Traceback (most recent call last):

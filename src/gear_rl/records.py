@@ -1,6 +1,6 @@
-"""The record file: one JSON line per completion, with what is needed to see where its credit went.
+"""The record file: one JSON line per completion, with its tokens and their credit.
 
-Written by any engine, read by the viewer and the laboratory. It holds the privileged context.
+Engines write it, the viewer and the laboratory read it. It contains the privileged context.
 """
 
 import json
@@ -35,13 +35,13 @@ class Record:
     """
 
     step: int
-    """Optimizer steps that were done when the completion was sampled; 0 at first."""
+    """Optimizer steps before the completion was sampled."""
     group: int
-    """Which prompt of the step it answers; the completions of a group share the number."""
+    """Number of the prompt within the step; the completions of a group share it."""
     method: str
     """Name of the credit-assignment method."""
     prompt: str
-    """What the student was shown, decoded."""
+    """The student's prompt, decoded."""
     tokens: list[str]
     """Each token decoded alone."""
     ids: list[int]
@@ -59,23 +59,27 @@ class Record:
     weight: list[float]
     """``credit / advantage``; 1 where the advantage is 0."""
     signals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """What the forward passes saw, in nats; empty where no pass was run (zero advantage)."""
+    """Signals of the forward passes, in nats; empty where no pass was run (zero advantage)."""
     fallback: str | None = None
     """Why the completion kept its GRPO advantage (``gear_rl.credit.plan.FALLBACKS``); else None."""
     context: str | None = None
     """Where the teacher's privileged context came from (a column, ``environment``, ``sibling``, ...)."""
     teacher_prompt: str | None = None
-    """What the teacher was shown, privileged context included, decoded; None where it was shown nothing of its
-    own."""
+    """The teacher's prompt with the privileged context, decoded; None where it had no prompt of its own."""
     tools: dict[str, int] = field(default_factory=dict[str, int])
-    """Tool calls that the completion made (``calls``), and how many failed of which kind."""
+    """Number of tool calls (``calls``), and of failures by kind."""
     truncated: bool = False
     """True if the completion was cut off before it ended."""
     format: int = FORMAT
 
     def to_json(self) -> str:
         """One line of JSON; numbers to 6 significant digits, NaN and infinities as null."""
-        return json.dumps(_compact(asdict(self)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        short = json.loads(
+            json.dumps(asdict(self)),
+            parse_float=lambda digits: float(f"{float(digits):.6g}"),
+            parse_constant=lambda _: None,
+        )
+        return json.dumps(short, ensure_ascii=False, separators=(",", ":"))
 
 
 _FIELDS: dict[str, Any] = {f.name: f.type for f in fields(Record)}
@@ -86,7 +90,7 @@ _REQUIRED = _FIELDS.keys() - {"signals", "fallback", "context", "teacher_prompt"
 def read_records(path: str | Path) -> Iterator[Record]:
     """Every record of the file, in order; ``ValueError`` names the file, the line and what is wrong with it.
 
-    Fields that a later version of the same format added are ignored.
+    Null in place of a number is read as NaN. Fields that a later version of the same format added are ignored.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
@@ -100,7 +104,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
             if line.strip():
                 try:
                     yield _record(line)
-                except (ValueError, RecursionError) as error:
+                except ValueError as error:
                     raise ValueError(f"{path}, line {number}: {error}") from None
 
 
@@ -125,6 +129,9 @@ def _record(line: bytes) -> Record:
             raise ValueError(
                 f"not a credit record, {name} has {len(values)} entries for {len(known['tokens'])} tokens"
             )
+        values[:] = [math.nan if value is None else value for value in values]
+    if known["advantage"] is None:
+        known["advantage"] = math.nan
     if row["format"] > FORMAT:
         raise ValueError(f"format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl")
     return Record(**known)
@@ -148,9 +155,8 @@ def _fits(value: Any, hint: Any) -> bool:
 class RecordWriter:
     """Keeps the newest records of a run in one file of at most ``max_bytes``, replaced as a whole at each write.
 
-    At ``resume_step`` 0 the file begins anew; else it is continued without the records from that step on, which
-    the resumed run makes again. A file that cannot be read or written (a full disk, a damaged line) ends the
-    recording with one warning, not the training.
+    At ``resume_step`` 0 the file is new; else it keeps the records before that step. A file that cannot be read
+    or written (a full disk, a damaged line) ends the recording with one warning, not the training.
 
     >>> import tempfile
     >>> lists = dict.fromkeys(("tokens", "ids", "mask", "turn", "segment", "credit", "weight"), [])
@@ -200,13 +206,3 @@ class RecordWriter:
 
 def _line(record: Record) -> bytes:
     return record.to_json().encode() + b"\n"
-
-
-def _compact(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _compact(item) for name, item in cast(dict[str, Any], value).items()}
-    if isinstance(value, list):
-        return [_compact(item) for item in cast(list[Any], value)]
-    return value

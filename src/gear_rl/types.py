@@ -1,11 +1,8 @@
 """The central types: what a method reads, what it returns, and the method itself.
 
-Shapes, once for the whole package: ``B`` completions, ``T`` completion tokens, ``V`` vocabulary, ``S`` prompt
-plus completion, ``D`` width, ``N`` tokens gathered from a mask. ``(B, T)`` is the default and bears no suffix.
-Every ``(B, T)`` tensor is indexed by the token that was *emitted*: ``x[b, t]`` speaks of completion token
-``t``, never of the position that predicted it.
-
-Knows no model, no trainer, no method and no signal by name.
+Shapes in the whole package: ``B`` completions, ``T`` completion tokens, ``V`` vocabulary, ``S`` prompt plus
+completion, ``D`` width, ``N`` tokens gathered from a mask. A name without suffix has shape ``(B, T)``, indexed by
+the token that was *emitted*: ``x[b, t]`` is about completion token ``t``, not the position that predicted it.
 """
 
 from collections.abc import Mapping
@@ -18,21 +15,20 @@ from torch import Tensor
 
 
 class Signal:
-    """What a signal is called and what it is made from; ``signals.signal`` and ``signals.passes`` have
-    the three kinds that compute one.
+    """The name of a signal and what it is made from; subclasses in ``gear_rl.signals`` compute one.
 
-    A method names it in ``needs``: by its name, or as an object that carries settings.
+    A method lists it in ``needs``, by name or as an object with settings.
     """
 
     name: str
-    """Its shape too: (B, T), or one entry per completion where the name ends in ``_B`` or ``_BR``."""
+    """The shape is (B, T), or one entry per completion where the name ends in ``_B`` or ``_BR``."""
     teacher: bool = False
     """Whether it needs the teacher's pass, and so a privileged context."""
     context: bool = False
     """Whether it reads the privileged context as text."""
     late: bool = False
-    """Whether it does not depend on what other completions it is computed with, so that an engine may compute it
-    for some completions at a time, inside the loss."""
+    """Whether it depends on its own completion alone, so that an engine may compute it inside the loss, for some
+    completions at a time."""
     whole_groups: bool = False
     """Whether the completions of a group must be in one process."""
 
@@ -48,10 +44,9 @@ def is_per_row(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class TokenSignals:
-    """The signals that a method reads, one number per emitted token each. Detached.
+    """The signals that a method reads, without gradient: ``mask``, and those that its ``needs`` lists.
 
-    Only ``mask`` is always there. A method names the others in ``needs``; an engine computes no signal that
-    nobody needs. Raises ``ValueError`` for a signal whose shape is not the mask's or that carries a gradient.
+    Raises ``ValueError`` for a signal whose shape does not fit the mask's or that carries a gradient.
 
     >>> signals = TokenSignals(mask=torch.ones(1, 2, dtype=torch.bool), divergence=torch.tensor([[0.5, 0.0]]))
     >>> signals.divergence, "student_entropy" in signals
@@ -61,8 +56,8 @@ class TokenSignals:
     mask: Bool[Tensor, "B T"]
     """True on tokens the policy sampled and is trained on; False on tool output and padding."""
     turn_id: Int[Tensor, "B T"] | None
-    """Which turn of the rollout emitted the token: 0, 1, 2, ...; -1 where the mask is False. It belongs to the
-    mask, so no method names it in ``needs``; None means the maximal runs of the mask."""
+    """Number of the turn that emitted the token; -1 where the mask is False. Never listed in ``needs``. None
+    means the maximal runs of the mask."""
     values: Mapping[str, Tensor]
     """The signals by name."""
 
@@ -84,7 +79,7 @@ class TokenSignals:
         return name in self.values
 
     def get(self, name: str) -> Tensor:
-        """The signal ``name``; ``ValueError`` if it is not there.
+        """The signal ``name``; ``ValueError`` if it is missing.
 
         >>> TokenSignals(mask=torch.ones(1, 1, dtype=torch.bool)).get("divergence")
         Traceback (most recent call last):
@@ -119,7 +114,7 @@ def _check_signal(name: str, value: Tensor, mask: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What a method hands to the loss. Raises ``ValueError`` where shapes disagree or one carries a gradient.
+    """The result of a method. Raises ``ValueError`` where shapes disagree or the advantage carries a gradient.
 
     >>> credit = Credit(advantage=torch.tensor([[2.0, 6.0]]), segment_id=torch.tensor([[0, 1]]))
     >>> every, mask = torch.tensor([True]), torch.tensor([[True, True]])
@@ -131,10 +126,9 @@ class Credit:
     advantage: Float[Tensor, "B T"]
     """Per-token advantage; exactly 0 where the mask is False."""
     segment_id: Int[Tensor, "B T"]
-    """Which segment a token belongs to, 0, 1, 2, ... along each row; -1 where the mask is False."""
+    """Number of the token's segment, from 0 along each row; -1 where the mask is False."""
     distill_weight: Float[Tensor, "B T"] | None = None
-    """Coefficient of the method's ``distillation`` in the loss, for methods that also distil (OPSD, SDPO,
-    SDPG); 0 or more, and exactly 0 where the mask is False."""
+    """Coefficient of the method's ``distillation`` in the loss, 0 or more; exactly 0 where the mask is False."""
 
     def __post_init__(self) -> None:
         for name, value in (("segment_id", self.segment_id), ("distill_weight", self.distill_weight)):
@@ -166,9 +160,9 @@ class Credit:
     def distilling(
         cls, advantage_B: Float[Tensor, " B"], mask: Bool[Tensor, "B T"], strength: float
     ) -> "Credit":
-        """Distillation in place of the advantage: ``strength`` of the one, ``1 - strength`` of the other.
+        """``strength`` times distillation plus ``1 - strength`` times the advantage, one segment per completion.
 
-        One segment per completion; without ``distill_weight``, and the advantage as it was, at ``strength=0``.
+        At ``strength=0`` the advantage is unchanged and there is no ``distill_weight``.
 
         >>> credit = Credit.distilling(torch.tensor([2.0]), torch.tensor([[True, False]]), strength=0.75)
         >>> credit.advantage, credit.distill_weight
@@ -183,10 +177,7 @@ class Credit:
     def falling_back(
         self, row_B: Bool[Tensor, " B"], advantage_B: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
     ) -> "Credit":
-        """The same credit with weight 1 and one segment in the rows where ``row_B`` is True.
-
-        This is how a completion whose signals cannot be trusted gets its GRPO advantage back.
-        """
+        """The same credit, with the GRPO advantage and one segment in the rows where ``row_B`` is True."""
         row = row_B[:, None]
         advantage = torch.where(mask, advantage_B[:, None], 0.0)
         distill = self.distill_weight
@@ -199,10 +190,10 @@ class Credit:
 
 @runtime_checkable
 class CreditAssigner(Protocol):
-    """A credit-assignment method: a pure function with its settings attached.
+    """A credit-assignment method: a pure function with settings.
 
-    Implementations are frozen dataclasses whose fields are the settings and whose defaults are the published
-    ones. What else a method may declare, such as settings of the engine: ``traits``.
+    Implementations are frozen dataclasses whose fields are the settings, with the published defaults. What else a
+    method may declare: ``gear_rl.traits.Traits``.
 
     >>> class Doubled:
     ...     name, source, needs = "doubled", "an example", ()
@@ -221,7 +212,7 @@ class CreditAssigner(Protocol):
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:
-        """The signals that are read, by name or as objects; nothing else may be. May depend on the settings."""
+        """The signals that the method reads, by name or as objects. May depend on the settings."""
         ...
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:

@@ -1,4 +1,4 @@
-"""Which versions of everything a result may depend on are installed."""
+"""Installed versions of everything a result may depend on."""
 
 import importlib.metadata
 import platform

@@ -21,21 +21,14 @@ def test_trl_in_the_environment_and_a_missing_verl_are_broken_with_their_fix():
     assert found["verl"].state == found["registration"].state == "broken"
     done = gear("doctor", "--engine", "verl")
     assert done.returncode == 1 and "registration" in done.stdout
-
-
-def test_an_engine_that_is_none_is_named():
     done = gear("doctor", "--engine", "verll")
     assert done.returncode == 2 and "--engine: 'verll' is none; choose from trl, verl" in done.stderr
 
 
 @pytest.mark.parametrize(("version", "state"), [("0.9.1", "ok"), ("0.9.7", "note")])
-def test_a_version_that_was_never_run_is_a_note(version, state, monkeypatch):
+def test_a_version_that_was_not_tested_is_a_note(version, state, monkeypatch):
     real = importlib.metadata.version
-
-    def installed(package):
-        return version if package == "verl" else real(package)
-
-    monkeypatch.setattr(checks, "version", installed)
+    monkeypatch.setattr(checks, "version", lambda name: version if name == "verl" else real(name))
     monkeypatch.setattr(doctor, "registration_fault", lambda: "RuntimeError: nothing here")
     found = by_subject()
     assert found["verl"].state == state and version in found["verl"].fact

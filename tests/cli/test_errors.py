@@ -1,4 +1,4 @@
-"""What a user can mend is one line everywhere, with a traceback on request; what is ours keeps its traceback."""
+"""Errors that a user can correct are one line with exit code 2; others keep their traceback."""
 
 import errno
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,55 +15,30 @@ from cli.test_view import write
 from gear_rl.cli.console import DEBUG, user_errors
 from gear_rl.data.objects import context_fault, guarded, import_object, reward_fault, rollouts_fault
 from gear_rl.errors import InputError
-from gear_rl.records import read_records
 from support.commands import gear
 
 
-def ended(error: BaseException | type[BaseException]) -> int:
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("--n: 0; give more"), 2, "gear: --n: 0; give more\n"),
+        (InputError("two\nlines"), 2, "gear: two⏎lines\n"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 2, "gear: [Errno 28] No space left on device ("),
+        (PermissionError(errno.EACCES, "Denied", "/a\x1b[2J"), 2, "gear: [Errno 13] Denied: '/a\\x1b[2J' ("),
+        (EOFError("Ran out of input"), 2, "gear: Ran out of input (gear"),
+        (KeyboardInterrupt(), 130, "gear: interrupted\n"),
+    ],
+)
+def test_an_error_of_the_user_or_the_machine_is_one_line(capsys, monkeypatch, error, code, line):
     @user_errors
     def command() -> None:
         raise error
 
+    monkeypatch.delenv(DEBUG, raising=False)
     with pytest.raises(typer.Exit) as end:
         command()
-    return end.value.exit_code
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (InputError("--n: 0; give more"), "gear: --n: 0; give more"),
-        (
-            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-            "gear: [Errno 28] No space left on device (",
-        ),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "/a\x1b[2J"),
-            "gear: [Errno 13] Permission denied: '/a\\x1b[2J' (",
-        ),
-        (EOFError("Ran out of input"), "gear: Ran out of input (gear"),
-        (InputError("two\nlines"), "gear: two⏎lines"),
-    ],
-)
-def test_an_error_of_the_user_or_the_machine_is_one_line(capsys, monkeypatch, error, line):
-    monkeypatch.delenv(DEBUG, raising=False)
-    assert ended(error) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(line) and told.count("\n") == 1
-
-
-def test_the_traceback_comes_on_request_with_what_lay_behind(capsys, monkeypatch):
-    def reads() -> None:
-        try:
-            raise KeyError("the cause")
-        except KeyError:
-            raise InputError("data: no answer") from None
-
-    monkeypatch.setenv(DEBUG, "1")
-    with pytest.raises(typer.Exit):
-        user_errors(reads)()
-    told = capsys.readouterr().err
-    assert "KeyError: 'the cause'" in told and told.endswith("gear: data: no answer\n")
+    stderr = capsys.readouterr().err
+    assert end.value.exit_code == code and stderr.startswith(line) and stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", [KeyError("ours"), RecursionError(), ValueError("ours"), AssertionError()])
@@ -75,11 +49,6 @@ def test_an_error_of_ours_keeps_its_traceback(error):
 
     with pytest.raises(type(error)):
         command()
-
-
-def test_interrupted_is_130(capsys):
-    assert ended(KeyboardInterrupt) == 130
-    assert capsys.readouterr().err == "gear: interrupted\n"
 
 
 SLEEPER = """
@@ -101,9 +70,8 @@ app([])
     ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_a_signal_ends_a_command_with_one_line_and_leaves_no_temporary_folder(tmp_path, number, code, word):
-    command = [sys.executable, "-c", SLEEPER, str(tmp_path)]
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", SLEEPER, str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -111,48 +79,17 @@ def test_a_signal_ends_a_command_with_one_line_and_leaves_no_temporary_folder(tm
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    begin = time.monotonic()
-    _, told = process.communicate(timeout=30)
-    assert (process.returncode, told) == (code, f"gear: {word}\n")
-    assert time.monotonic() - begin < 20
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (code, f"gear: {word}\n")
     assert not list(tmp_path.iterdir())
 
 
-# --- commands --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"[" * 100_000, "line 1: not JSON (maximum recursion"),
-        (b'{"step": ', "line 1: not JSON (Expecting value"),
-        (b'{"step": 1}', "line 1: not a credit record, it lacks"),
-    ],
-)
-def test_a_record_that_is_none_is_one_line(tmp_path, line, message):
-    (tmp_path / "a.jsonl").write_bytes(line)
-    done = gear("view", "a.jsonl", cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("step", '"\\u001b[2J"', "step is str"),
-        ("method", "5", "method is int"),
-        ("weight", "{}", "weight is dict"),
-        ("advantage", '"a"', "advantage is str"),
-        ("format", '"1"', "format is str"),
-    ],
-)
-def test_a_field_of_another_kind_is_named_and_never_reaches_the_terminal_raw(tmp_path, field, value, message):
+def test_a_field_of_another_type_is_named_and_never_reaches_the_terminal_raw(tmp_path):
     write(tmp_path / "a.jsonl", "gear")
-    row = json.loads((tmp_path / "a.jsonl").read_text()) | {field: json.loads(value)}
+    row = json.loads((tmp_path / "a.jsonl").read_text()) | {"step": "\x1b[2J"}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ValueError, match="not a credit record"):
-        list(read_records(tmp_path / "a.jsonl"))
     done = gear("view", "a.jsonl", cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert done.returncode == 2 and "line 1: not a credit record, step is str" in done.stderr
     assert "\x1b[2J" not in done.stderr + done.stdout
 
 
@@ -161,19 +98,20 @@ def test_an_output_is_never_an_input_a_folder_or_behind_a_file(tmp_path):
     before = (tmp_path / "a.jsonl").read_bytes()
     (tmp_path / "link.html").symlink_to("a.jsonl")
     (tmp_path / "folder.html").mkdir()
-    for out, message in (
-        ("a.jsonl", "--html: a.jsonl is read here too"),
-        ("link.html", "--html: link.html is read here too"),
-        ("folder.html", "Is a directory"),
-        ("a.jsonl/x.html", "a.jsonl"),
+    for option, out, message in (
+        ("--picture", "a.jsonl", "--picture: a.jsonl is read here too"),
+        ("--html", "a.jsonl", "--html: a.jsonl is read here too"),
+        ("--html", "link.html", "--html: link.html is read here too"),
+        ("--html", "folder.html", "Is a directory"),
+        ("--html", "a.jsonl/x.html", "a.jsonl"),
     ):
-        done = gear("view", "a.jsonl", "--html", out, cwd=tmp_path)
+        done = gear("view", "a.jsonl", option, out, cwd=tmp_path)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert (tmp_path / "a.jsonl").read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {"a.jsonl", "link.html", "folder.html"}
 
 
-def test_debug_is_an_option_of_every_command(tmp_path, monkeypatch):
+def test_debug_shows_the_traceback_with_its_cause(tmp_path, monkeypatch):
     monkeypatch.setenv(DEBUG, "")
     (tmp_path / "a.jsonl").write_text("{")
     done = gear("--debug", "view", "a.jsonl", cwd=tmp_path)
@@ -186,7 +124,7 @@ def test_debug_is_an_option_of_every_command(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", [":", "a:", ":b", ".a:b", "a..b:c", "a"])
-def test_a_name_of_no_object_is_said(path):
+def test_a_path_that_names_no_object_is_refused(path):
     with pytest.raises(InputError, match=r"reward: .* names no object; write package.module:object"):
         import_object(path, "reward")
 
@@ -208,40 +146,32 @@ def test_a_module_that_fails_to_import_is_named(tmp_path, monkeypatch):
         ([1.0, [2.0]], r"'\[1.0, \[2.0\]\]'; return a list"),
         ([1j, 2], "'.*1j.*'; return a list"),
         (None, "'None'; return a list"),
-        (1.0, "'1.0'; return a list"),
         ("ab", "'ab'; return a list"),
+        ([1, None], None),
+        ([True, 0.5], None),
     ],
 )
 def test_a_reward_of_the_wrong_kind_is_named(result, message):
     def reward(completions, **row):
         return result
 
-    with pytest.raises(InputError, match=f"reward: mine:reward gave {message}"):
-        guarded(reward, "reward", "mine:reward", reward_fault)(prompts=[], completions=["a", "b"])
+    checked = guarded(reward, "reward", "mine:reward", reward_fault)
+    if message is None:
+        assert checked(prompts=[], completions=["a", "b"]) is result and checked.__name__ == "reward"
+    else:
+        with pytest.raises(InputError, match=f"reward: mine:reward gave {message}"):
+            checked(prompts=[], completions=["a", "b"])
 
 
-def test_rewards_that_are_right_pass_as_they_are():
-    def reward(completions, **row):
-        return given
-
-    for given in ([1, None], [True, 0.5], [float("nan"), 1]):
-        assert guarded(reward, "reward", "mine:reward", reward_fault)(completions=["a", "b"]) is given
-    assert guarded(reward, "reward", "x", reward_fault).__name__ == "reward"
-
-
-def test_what_a_function_raises_names_its_line():
+def test_an_exception_of_a_function_names_its_line():
     def hint(row, rollout):
         return row["hint"]
 
-    line = hint.__code__.co_firstlineno + 1
-    with pytest.raises(
-        InputError, match=rf"mine:hint raised KeyError: 'hint' \({Path(__file__).name}, line {line}\)"
-    ):
-        guarded(hint, "privileged", "mine:hint", context_fault)({}, None)
+    checked = guarded(hint, "privileged", "mine:hint", context_fault)
+    where = rf"{Path(__file__).name}, line {hint.__code__.co_firstlineno + 1}"
+    with pytest.raises(InputError, match=rf"mine:hint raised KeyError: 'hint' \({where}\)"):
+        checked({}, None)
     with pytest.raises(InputError, match="privileged: mine:hint gave int; return text"):
-        guarded(hint, "privileged", "mine:hint", context_fault)({"hint": 7}, None)
-    for value, message in (
-        (None, "NoneType without 'prompt_ids'"),
-        ({"prompt_ids": []}, "dict without 'compl"),
-    ):
-        assert (rollouts_fault(value, {}) or "").startswith(message)
+        checked({"hint": 7}, None)
+    assert (rollouts_fault(None, {}) or "").startswith("NoneType without 'prompt_ids'")
+    assert (rollouts_fault({"prompt_ids": []}, {}) or "").startswith("dict without 'compl")

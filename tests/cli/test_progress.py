@@ -1,21 +1,37 @@
-"""The pace that a run without a terminal says."""
+"""Progress where no terminal shows a bar."""
 
 import io
 import time
 from types import SimpleNamespace
 
-import pytest
 from rich.console import Console
 
+from gear_rl.cli import console as module
+from gear_rl.cli.console import progress_bar
 from gear_rl.cli.progress import ProgressLine
 
 
-def test_what_comes_before_the_first_step_is_no_part_of_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation at the start of a large model takes longer than many steps."""
+def test_a_long_command_prints_a_line_now_and_then_unless_a_terminal_shows_a_bar(monkeypatch):
+    seconds = iter(range(0, 1000, 10))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(seconds)))
+    piped = Console(file=io.StringIO())
+    with progress_bar(piped, "scoring ") as advance:
+        for done in range(8):
+            advance("gear:alpha=2", done, 8)
+    assert piped.file.getvalue().splitlines() == [
+        "scoring gear:alpha=2: 2 of 8",
+        "scoring gear:alpha=2: 5 of 8",
+    ]
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    module.Pace(terminal, every=0.0)("8 of 64")
+    assert terminal.file.getvalue() == ""
+
+
+def test_an_evaluation_before_the_first_step_does_not_count_in_the_pace(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    said = io.StringIO()
-    line = ProgressLine(Console(file=said, width=200))
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, width=200))
     state = SimpleNamespace(global_step=4, max_steps=20, is_world_process_zero=True)
     line.on_train_begin(None, state, None)
     now[0] = 600.0  # the evaluation
@@ -25,4 +41,4 @@ def test_what_comes_before_the_first_step_is_no_part_of_its_pace(monkeypatch: py
         now[0] += 10.0
         state.global_step += 1
         line.on_log(None, state, None, {"reward": 0.5})
-    assert "train 6/20  reward 0.50  10.0 s a step, 0:02:20 left" in said.getvalue()
+    assert "train 6/20  reward 0.50  10.0 s a step, 0:02:20 left" in out.getvalue()

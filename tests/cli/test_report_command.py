@@ -1,4 +1,4 @@
-"""gear report: the page of a comparison is made from its JSON file alone."""
+"""`gear report` makes the page of a comparison from its JSON file alone."""
 
 import shutil
 from pathlib import Path
@@ -20,12 +20,6 @@ def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
     for folder, task in zip(folders, ("chain/hard", "errands/default"), strict=True):
         page = (folder / "report.html").read_text(encoding="utf-8")
         assert f"Does it help? {task}" in page and "</html>" in page
-
-
-def test_a_folder_is_one_line(tmp_path):
-    done = gear("report", ".", cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "give the comparison.json of a `gear compare`" in done.stderr
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"format": 0}'])

@@ -1,6 +1,8 @@
-"""gear view: one file in the terminal or as a picture, several on a page."""
+"""`gear view`: one file in the terminal or as a picture, several on a page."""
 
 from pathlib import Path
+
+import pytest
 
 from gear_rl.records import Record
 from support.commands import gear
@@ -14,29 +16,37 @@ def write(file: Path, method: str) -> None:
     file.write_text(record.to_json() + "\n", encoding="utf-8")
 
 
-def test_several_files_become_one_page(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
     write(tmp_path / "a.jsonl", "gear")
     write(tmp_path / "b.jsonl", "rlsd")
-    done = gear("view", "a.jsonl", "b.jsonl", "--html", "page.html", cwd=tmp_path)
-    assert done.returncode == 0 and "wrote page.html (2 records)" in done.stdout, done.stderr
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.lstrip().lower().startswith("<!doctype html") and "default-src 'none'" in page
-
-
-def test_without_a_page_several_files_are_refused(tmp_path):
-    write(tmp_path / "a.jsonl", "gear")
-    write(tmp_path / "b.jsonl", "rlsd")
-    done = gear("view", "a.jsonl", "b.jsonl", cwd=tmp_path)
-    assert done.returncode == 2 and "2 files: only a page shows several; add --html FILE" in done.stderr
-    done = gear("view", "a.jsonl", "c.jsonl", "--html", "page.html", cwd=tmp_path)
-    assert done.returncode == 2 and "c.jsonl does not exist" in done.stderr
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_a_damaged_record_is_one_line(tmp_path):
-    write(tmp_path / "a.jsonl", "gear")
     good = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
-    (tmp_path / "a.jsonl").write_text(good + good.replace('["2","!"]', "[1,null]"), encoding="utf-8")
-    for more in ([], ["--html", "page.html"], ["--picture", "a.svg"]):
-        done = gear("view", "a.jsonl", *more, cwd=tmp_path)
-        assert done.returncode == 2 and "a.jsonl, line 2: not a credit record, tokens is" in done.stderr
+    (tmp_path / "bad.jsonl").write_text(good + good.replace('["2","!"]', "[1,null]"), encoding="utf-8")
+    return tmp_path
+
+
+def test_several_files_become_one_page_and_one_a_picture_or_text(folder):
+    done = gear("view", "a.jsonl", "b.jsonl", "--html", "page.html", cwd=folder)
+    assert done.returncode == 0 and "wrote page.html (2 records)" in done.stdout, done.stderr
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert page.lstrip().lower().startswith("<!doctype html") and "default-src 'none'" in page
+    assert "wrote a.svg" in gear("view", "a.jsonl", "--picture", "a.svg", cwd=folder).stdout
+    shown = gear("view", "a.jsonl", "--number", "0", "--prompts", cwd=folder).stdout
+    assert "2⟨1.5⟩!" in shown and "prompt of the student:" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.jsonl", "b.jsonl"], "2 files: only a page shows several; add --html FILE"),
+        (["a.jsonl", "c.jsonl", "--html", "page.html"], "c.jsonl does not exist"),
+        (["a.jsonl", "--number", "1"], "--number: 1 is not there; a.jsonl has 1 records, from 0"),
+        (["bad.jsonl"], "bad.jsonl, line 2: not a credit record, tokens is"),
+        (["bad.jsonl", "--html", "page.html"], "bad.jsonl, line 2: not a credit record, tokens is"),
+        (["bad.jsonl", "--picture", "a.svg"], "bad.jsonl, line 2: not a credit record, tokens is"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(folder, words, message):
+    done = gear("view", *words, cwd=folder)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert {path.suffix for path in folder.iterdir()} == {".jsonl"}

@@ -1,212 +1,195 @@
-"""The viewer in a real browser: what a person sees and hears; skipped where there is no Chromium."""
+"""The viewer's page in Chromium; skipped without selenium, chromium or chromedriver."""
 # ruff: noqa: RUF001  the page writes real minus signs
 
 import json
+import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gear_rl.records import Record
 from gear_rl.view.html import save_html
 from gear_rl.view.terminal import shade
-from view.browser import ESCAPE, LEFT, MIXED, NASTY, RIGHT, colour, contrast, made, numbers, token
 
+webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
+support = pytest.importorskip("selenium.webdriver.support.ui")
+PROGRAMS = [shutil.which(program) for program in ("chromium", "chromedriver")]
+if None in PROGRAMS:
+    pytest.skip("apt-get install chromium chromium-driver", allow_module_level=True)
 pytestmark = pytest.mark.browser
+RIGHT, ESCAPE = "\ue014", "\ue00c"
+FLAGS = ("--headless", "--no-sandbox", "--force-color-profile=srgb", "--window-size=1280,860")
+NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
+
+MIXED = Record(
+    step=0, group=0, method="gear", prompt="7 - 3 - 5", tokens=["7-3", " =", " 4\n", "so", " no"],
+    ids=[1, 2, 3, 4, 5], mask=[1, 1, 1, 1, 0], turn=[0, 0, 0, 0, -1], segment=[0, 1, 1, 70_000, -1], reward=0.0,
+    advantage=-2.0, credit=[-1.0, -8.0, -8.0, 2.0, 0.0], weight=[0.5, 4.0, 4.0, -1.0, 0.0],
+    signals={"student_entropy": [0.5, 0.25, 1.0, 0.0, 0.0], "divergence": [0.1, 2.0, 0.0, 0.5, 0.0],
+             "teacher_logprob": [-1.0, -2.0, 0.0, -4.0, 0.0]},
+    context="answer",
+)  # fmt: skip
+"""In units of the advantage: blame 0.5, a segment of blame 4, which is the full colour, and praise 1."""
+AGENT = Record(
+    step=1, group=1, method="gear", prompt="<|im_start|>user\nwho?<|im_end|>\n", reward=1.0, advantage=1.0,
+    tokens=["I ask", "<tool_call>", "{}", "</tool_call>", " then", "<tool_response>", "ann", "done"],
+    ids=[1, 2, 3, 4, 5, 6, 7, 8], mask=[1, 1, 1, 1, 1, 0, 0, 1], turn=[0, 0, 0, 0, 0, -1, -1, 1],
+    segment=[0, 1, 1, 1, 2, -1, -1, 3], credit=[0.5, 1.5, 1.5, 1.5, 1.0, 0.0, 0.0, 1.0],
+    weight=[0.5, 1.5, 1.5, 1.5, 1.0, 0.0, 0.0, 1.0], signals={"divergence": [0, 1, 0, 0, 0, 0, 0, 0.5]},
+    tools={"calls": 2, "raised": 1}, truncated=True,
+)  # fmt: skip
+TWIN = replace(MIXED, method="rlsd", step=7, segment=[0, 1, 2, 3, -1], weight=[1.0, 0.5, 1.0, 1.0, 0.0])
 
 
-def test_the_page_asks_for_nothing_and_the_console_is_silent(browser, page):
-    browser.open(page)
-    browser.press("o", ESCAPE, "c", "j")
-    browser.wait("state.sides.length === 1")
-    assert browser.requests() == [page.as_uri()] or browser.requests() == []
-    assert browser.js("return performance.getEntriesByType('resource').length") == 0
-    refused = browser.js(
-        "const e = document.createElement('script'); e.textContent = 'window.broken = 1';"
-        "document.body.append(e); return window.broken === undefined"
-    )
-    assert refused, "the policy lets no other script run"
-    [complaint] = browser.complaints()
-    assert "Content Security Policy" in complaint
+class Browser:
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, page: Path) -> None:
+        self.driver.get("about:blank")
+        self.driver.get_log("browser")
+        self.driver.get(page.as_uri())
+        self.wait("document.documentElement.dataset.shown === '0'")
+
+    def js(self, code: str, *values: object) -> Any:
+        return self.driver.execute_script(f"return {code}", *values)
+
+    def wait(self, condition: str) -> None:
+        support.WebDriverWait(self.driver, 20, poll_frequency=0.02).until(lambda _: self.js(condition))
+
+    def texts(self, selector: str) -> list[str]:
+        return self.js("[...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            webdriver.ActionChains(self.driver).send_keys(key).perform()
+
+    def hover(self, t: int) -> None:
+        node = self.driver.find_element("css selector", f".t[data-t='{t}']")
+        webdriver.ActionChains(self.driver).move_to_element(node).perform()
+
+    def numbers(self) -> dict[str, str]:
+        pairs = "[...document.querySelectorAll('#token .pair')]"
+        return dict(self.js(f"{pairs}.map((e) => [...e.children].map((c) => c.textContent))"))
 
 
-def test_tokens_stand_on_the_terminals_colours(browser, page):
-    browser.open(page)
-    for t, strength in enumerate([-0.5, -4.0, -4.0, 1.0]):
-        expected = tuple(bytes.fromhex(shade(strength, 4.0)[1:]))
-        found = colour(browser.look(token(t), "backgroundColor"))
-        assert all(abs(a - b) <= 1 for a, b in zip(found, expected, strict=True)), (t, found, expected)
-    grey = colour(browser.look(token(4), "backgroundColor"))
-    assert len(set(grey)) <= 2 and max(grey) - min(grey) < 4, "a masked token is grey"
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = PROGRAMS[0]
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(PROGRAMS[1]))
+    yield driver
+    driver.quit()
 
 
-def test_the_sign_is_told_without_colour(browser, page):
-    browser.open(page)
-    assert [browser.look(token(t), "borderBottomStyle") for t in (0, 1, 3, 4)] == [
-        "dotted", "dotted", "solid", "none",
-    ]  # fmt: skip
-    assert "advantage −2 blame" in browser.text(".facts")
-    assert browser.js("return document.querySelector('.worth').dataset.worth") == "−4.0"
-    assert browser.text('.row[aria-posinset="1"] .sign') == "−"
-    assert browser.text('.row[aria-posinset="2"] .sign') == "+"
+@pytest.fixture
+def browser(driver: Any) -> Iterator[Browser]:
+    yield Browser(driver)
+    assert [entry["message"] for entry in driver.get_log("browser")] == []
 
 
-def test_segments_are_boxed_and_their_onsets_marked(browser, page):
-    browser.open(page)
-    assert browser.texts(".body .box") == [" = 4⏎"]
-    mark = "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
-    assert browser.js(mark, token(1)) == '""', "a triangle is drawn"
-    assert browser.js(mark, token(2)) == "none"
-    assert browser.look(".box", "borderTopStyle") == "solid"
-    assert browser.text(".body") == "7-3 = 4⏎\nso no", "and the text is the completion's"
+def made(folder: Path, *files: list[Record], **changes: object) -> Path:
+    """The page of the files; ``changes`` are written into every record's JSON."""
+    paths = [folder / f"{n}.jsonl" for n in range(len(files))]
+    for path, records in zip(paths, files, strict=True):
+        rows = [json.loads(record.to_json()) | changes for record in records]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    save_html(paths, folder / "page.html")
+    return folder / "page.html"
 
 
-def test_turns_calls_and_answers_have_lines_of_their_own(browser, page):
-    browser.open(page, 1)
-    assert browser.texts(".label") == ["turn 1", "tool", "turn 2"]
-    tops = browser.js(
-        "return [...document.querySelectorAll('.body .t')].map((e) => Math.round(e.getBoundingClientRect().top))"
-    )
-    assert browser.texts(".body .t") == ["I ask", "<tool_call>", "{}", "</tool_call>", " then", "ann", "done"]
-    assert tops[1] == tops[2] == tops[3]
-    assert tops[0] < tops[1] < tops[4] < tops[5] < tops[6]
-    assert browser.text(".question") == "who?"
-    assert browser.text("#prompt details .question") == "<|im_start|>user⏎\nwho?<|im_end|>⏎\n"
-    assert "tools 2 calls, 1 raised" in browser.text(".facts")
-    assert "cut off" in browser.text(".facts")
-    browser.hover(token(6))
-    assert "token 8 of 8, id 8" in browser.text(".which"), "counted in the completion, not in the layout"
-    browser.hover(token(5))
-    assert browser.text("#token .value") == "tool output, not trained"
+def test_the_page_requests_nothing_and_its_policy_runs_no_other_script(browser, tmp_path):
+    browser.open(made(tmp_path, [MIXED]))
+    assert browser.js("performance.getEntriesByType('resource').length") == 0
+    assert browser.js(
+        "((e) => {e.textContent = 'window.broken = 1'; document.body.append(e); return window.broken})"
+        "(document.createElement('script'))"
+    ) is None  # fmt: skip
+    [entry] = browser.driver.get_log("browser")
+    assert "Content Security Policy" in entry["message"]
 
 
-SHOWN = {
-    "segment": "1 ▾ onset", "weight": "4", "advantage": "−8 blame", "KL": "2", "entropy": "0.25",
-    "teacher logprob": "−2",
-}  # fmt: skip
+def test_tokens_have_the_terminals_colours_and_lines_below_for_the_sign(browser, tmp_path):
+    browser.open(made(tmp_path, [MIXED]))
+    style = "[...document.querySelectorAll('.body .t')].map((e) => getComputedStyle(e)[arguments[0]])"
+    for colour, strength in zip(browser.js(style, "backgroundColor"), [-0.5, -4.0, -4.0, 1.0], strict=False):
+        parts = [float(part) for part in re.findall(r"[\d.]+", colour.removeprefix("color(srgb"))][:3]
+        shown = [part * 255 if colour.startswith("color") else part for part in parts]
+        assert shown == pytest.approx([*bytes.fromhex(shade(strength, 4.0)[1:])], abs=1)
+    assert browser.js(style, "borderBottomStyle") == ["dotted", "dotted", "dotted", "solid", "none"]
+    assert browser.texts(".body .box") == [" = 4⏎"] and browser.texts(".body") == ["7-3 = 4⏎\nso no"]
 
 
-def test_the_pointer_shows_every_number_of_a_token(browser, page):
-    browser.open(page)
-    browser.hover(token(3))
-    assert browser.text("#token code") == "so"
-    assert numbers(browser) == {
-        "segment": "70000", "weight": "−1", "advantage": "+2 praise", "KL": "0.5", "entropy": "0",
-        "teacher logprob": "−4",
-    }  # fmt: skip
-    browser.hover(token(1))
-    assert numbers(browser) == SHOWN
-    assert "token 2 of 5, id 2" in browser.text(".which")
-
-
-def test_the_keyboard_shows_the_same_and_is_heard(browser, page):
-    browser.open(page)
-    browser.hover(token(0))
+def test_pointer_and_keyboard_show_the_numbers_of_a_token(browser, tmp_path):
+    browser.open(made(tmp_path, [MIXED]))
+    browser.hover(0)
     browser.press(RIGHT)
-    assert numbers(browser) == SHOWN
-    assert browser.js("return document.activeElement.dataset.t") == "1"
-    assert browser.look(token(1), "outlineStyle") == "solid"
-    said = browser.text("#spoken")
-    assert "=" in said and "KL 2" in said and "advantage −8 blame" in said
-    browser.press(RIGHT, RIGHT, LEFT)
-    assert browser.js("return document.activeElement.dataset.t") == "2"
-    browser.press("p")
-    assert browser.js("return document.activeElement.dataset.t") == "1"
-    assert browser.js("return document.querySelectorAll('.t[tabindex=\"0\"]').length") == 1
+    onset = {"segment": "1 ▾ onset", "weight": "4", "advantage": "−8 blame", "KL": "2", "entropy": "0.25"}
+    assert browser.numbers() == onset | {"teacher logprob": "−2"}
+    [spoken] = browser.texts("#spoken")
+    assert "KL 2" in spoken and "advantage −8 blame" in spoken
+    browser.hover(3)
+    other = {"segment": "70000", "weight": "−1", "advantage": "+2 praise", "KL": "0.5", "entropy": "0"}
+    assert browser.numbers() == other | {"teacher logprob": "−4"}
 
 
-def test_strips_draw_the_signals_from_zero(browser, page):
-    """Steps of a token each: KL 0.1, 2, 0, 0.5 of 2 stand at 95, 0, nothing and 75 from the top."""
-    browser.open(page)
-    assert browser.texts(".strip .name") == [
-        "credit−4.0 to +1.0",
-        "KL1 = 2",
-        "entropy1 = 1",
-        "teacher logprob−4 to 0",
-    ]
-    assert browser.js("return document.querySelector('.strip.divergence .curve').getAttribute('d')") == (
-        "M0 100.0V95.0H1V100.0M1 100.0V0.0H2V100.0M3 100.0V75.0H4V100.0"
+def test_keys_walk_through_records_and_show_two_methods_side_by_side(browser, tmp_path):
+    browser.open(made(tmp_path, [MIXED, AGENT], [TWIN]))
+    browser.press("c")
+    browser.wait("state.sides.length === 2")
+    assert browser.texts("article h2") == ["gear0.jsonl", "rlsd1.jsonl"]
+    browser.press("c", "j")
+    browser.wait("document.documentElement.dataset.shown === '1'")
+    assert browser.texts("#place") == ["2 of 3"] and browser.texts(".question")[0] == "who?"
+    assert browser.texts(".label") == ["turn 1", "tool", "turn 2"]
+    browser.hover(6)
+    assert "token 8 of 8, id 8" in browser.texts(".which")[0], "counted in the completion, not in the layout"
+    browser.press("?", "k", ESCAPE)
+    assert browser.texts("#place") == ["2 of 3"], "keys do nothing behind a dialog"
+    browser.js(
+        "((field) => {field.value = '0'; field.dispatchEvent(new Event('input', {bubbles: true}))})"
+        "(document.getElementById('reward-to'))"
     )
-    blame, praise = (
-        browser.js("return document.querySelector(arguments[0]).getAttribute('d')", f".credit .{sign}")
-        for sign in ("blame", "praise")
-    )
-    assert praise == "M3 20.0V0.0H4V20.0", "zero lies 1 of 5 from the top"
-    assert blame == "M0 20.0V30.0H1V20.0M1 20.0V100.0H2H3V20.0"
-    box = browser.js(
-        "const e = document.querySelector('.credit .gap'); return [e.getAttribute('x'), e.getAttribute('width')]"
-    )
-    assert box == ["4", "1"], "tool output is grey"
-    assert browser.js("return document.querySelector('.credit .opened').getAttribute('width')") == "2"
-    browser.click(".strip.divergence svg")  # its middle: token 2 of 0 to 4
-    assert browser.js("return document.activeElement.dataset.t") == "2"
-    assert browser.js("return document.querySelector('.strip.divergence .cursor').getAttribute('x')") == "2"
+    assert browser.js("list.order") == [0, 2]
+    browser.press("o")
+    browser.wait("document.querySelector('#onsets tbody').rows.length === 1")
+    assert browser.texts("#onsets tbody tr > *") == [" =", "1", "100.0%", "2", "1"]
+    browser.press(ESCAPE)
 
 
-def test_records_without_credit_or_tokens(browser, page):
-    browser.open(page, 2)
-    assert "no credit: the advantage is 0" in browser.text(".legend")
-    assert "kept its GRPO advantage: no_context" in browser.text(".facts")
-    assert "reward none" in browser.text(".facts")
-    assert browser.look(token(0), "borderBottomStyle") == "none"
-    browser.press("j")
-    browser.shown(3)
-    assert browser.text(".body") == "no token"
-    assert browser.text("#token") == ""
-    browser.press(RIGHT, "n")
-
-
-def test_what_was_not_finite_is_named(browser, tmp_path):
-    page = made(tmp_path, [MIXED])
-    line = (tmp_path / "0.jsonl").read_text(encoding="utf-8")
-    for known, unknown in [("credit", "[-1.0,-8.0"), ("divergence", "[0.1")]:
-        line = line.replace(f'"{known}":{unknown}', f'"{known}":[NaN' + ",NaN" * unknown.count(","))
-    (tmp_path / "0.jsonl").write_text(line, encoding="utf-8")
-    save_html([tmp_path / "0.jsonl"], page)
-    browser.open(page)
-    browser.hover(token(0))
-    assert browser.js("return document.querySelector('.body .worth').dataset.worth") == "−4.0 to 0"
-    assert (numbers(browser)["advantage"], numbers(browser)["KL"]) == ("not finite", "not finite")
-    assert browser.look(token(0), "borderBottomStyle") == "none"
-
-
-def test_nothing_of_a_record_is_obeyed(browser, tmp_path):
+def test_nothing_of_a_record_is_markup_or_code(browser, tmp_path):
+    text = dict.fromkeys(("prompt", "method", "context", "fallback", "teacher_prompt"), NASTY)
     signals = {NASTY: [0.5] * 5, "__proto__": [0.25] * 5}
-    nasty = replace(
-        MIXED, tokens=[NASTY] * 5, prompt=NASTY, method=NASTY, context=NASTY, fallback=NASTY,
-        tools={NASTY: 1, "__proto__": 2}, signals=signals,
-    )  # fmt: skip
-    page = made(tmp_path, [nasty], [replace(nasty, method=NASTY + "2")])
-    browser.open(page)
+    nasty = replace(MIXED, tokens=[NASTY] * 5, tools={NASTY: 1, "__proto__": 2}, signals=signals, **text)
+    browser.open(made(tmp_path, [nasty], [replace(nasty, method=NASTY + "2")]))
     browser.press("c", "o")
     browser.wait("document.querySelector('#onsets tbody').rows.length === 1")
     browser.press(ESCAPE)
-    browser.hover(token(0))
-    assert browser.js("return [window.broken, document.querySelectorAll('img').length]") == [None, 0]
-    assert browser.text(token(0)) == NASTY
-    assert browser.text(".question") == NASTY
-    assert browser.text("article h2").startswith(NASTY)
-    assert browser.texts("#by-method option")[1].startswith(NASTY)
-    assert f"teacher saw {NASTY}" in browser.text(".facts")
-    assert {NASTY: "0.5", "  proto  ": "0.25"}.items() <= numbers(browser).items()
+    browser.hover(0)
+    assert browser.js("[window.broken, document.querySelectorAll('img').length]") == [None, 0]
+    assert browser.texts(".body .t")[0] == browser.texts(".question")[0] == NASTY
+    assert {NASTY: "0.5", "  proto  ": "0.25"}.items() <= browser.numbers().items()
 
 
-def test_special_characters_are_shown(browser, tmp_path):
-    tokens = ["<|im_end|>", "\t", "a\n\nb", "\u202e\ud800", ""]
-    page = made(tmp_path, [replace(MIXED, tokens=["x"] * 5)])
-    text = (tmp_path / "0.jsonl").read_text(encoding="utf-8")
-    row = json.loads(text) | {"tokens": tokens}
-    (tmp_path / "0.jsonl").write_text(json.dumps(row), encoding="utf-8")
-    save_html([tmp_path / "0.jsonl"], page)
+def test_null_is_shown_as_not_finite_and_invisible_characters_are_shown(browser, tmp_path):
+    changes = {"credit": [None, None, -8.0, 2.0, 0.0], "signals": {"divergence": [None] * 5}}
+    browser.open(made(tmp_path, [MIXED], tokens=["a\n\nb", "\t", "\u202e\ud800", "", "x"], **changes))
+    browser.hover(0)
+    assert (browser.numbers()["advantage"], browser.numbers()["KL"]) == ("not finite", "not finite")
+    assert browser.texts(".body .t") == ["a⏎\n⏎\nb", "⇥", "\\u202e\\ud800", "∅", "x"]
+
+
+def test_a_page_that_was_cut_off_says_so(browser, tmp_path):
+    page = made(tmp_path, [MIXED, AGENT])
+    page.write_text(page.read_text().partition('<script type="text/plain" id="r1">')[0])
     browser.open(page)
-    assert browser.texts(".body .t") == ["<|im_end|>", "⇥", "a⏎\n⏎\nb", "\\u202e\\ud800", "∅"]
-    height = browser.js("return document.querySelectorAll('.body .t')[2].getClientRects().length")
-    assert height >= 3, "and its line breaks are made"
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_can_be_read_on_every_ground(browser, page, dark):
-    browser.dark(dark)
-    browser.open(page)
-    light = sum(colour(browser.look("body", "backgroundColor"))) > 380
-    assert light is not dark
-    for selector in (token(0), token(1), token(3), token(4), ".sign", "body"):
-        assert contrast(browser, selector) >= 4.5, selector
+    browser.press("j")
+    browser.wait("!document.getElementById('message').hidden")
+    assert "the page lacks the block r1: it was cut off" in browser.texts("#message")[0]

@@ -24,17 +24,10 @@ def points(path: Path, gid: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', found[0])]
 
 
-def test_everything_logged_has_its_panel(tmp_path: Path):
-    save_curves([{"step": n, **ALL} for n in (1, 2, 3)], tmp_path / "c.svg")
-    assert headings(tmp_path / "c.svg") == [panel.heading for panel in PANELS]
-
-
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.heading)
-def test_a_panel_appears_with_any_one_of_its_keys_and_alone(panel, tmp_path: Path):
-    for key in panel.curves:
-        save_curves([{"step": 1, key: 0.5}, {"step": 2, "loss": 1.0}, {key: 9.0}], tmp_path / "c.svg")
-        assert headings(tmp_path / "c.svg") == [panel.heading]
-        assert panel.unit in (tmp_path / "c.svg").read_text()
+@pytest.mark.parametrize("key", ALL)
+def test_a_panel_appears_with_any_one_of_its_keys_and_alone(key, tmp_path: Path):
+    save_curves([{"step": 1, key: 0.5}, {"step": 2, "loss": 1.0}, {key: 9.0}], tmp_path / "c.svg")
+    assert headings(tmp_path / "c.svg") == [panel.heading for panel in PANELS if key in panel.curves]
 
 
 @pytest.mark.parametrize("history", [[], [{"reward": 1.0}], [{"step": 1, "reward": math.nan, "loss": 2.0}]])
@@ -67,13 +60,6 @@ def test_many_points_are_smoothed_by_the_mean_that_is_named(tmp_path: Path):
     assert "<!-- mean of" not in (tmp_path / "c.svg").read_text()
 
 
-def test_titles_are_not_mathematics_and_pngs_have_the_width_of_a_page(tmp_path: Path):
+def test_titles_are_not_mathematics(tmp_path: Path):
     save_curves([{"step": 1, **ALL}], tmp_path / "c.svg", {"$x$ <": 0.0, "日": 1.0}, "cost $x_1$ \x1b日")
     assert "cost $x_1$ ␛日" in (tmp_path / "c.svg").read_text()
-    save_curves([{"step": 1, **ALL}], tmp_path / "deep" / "c.png")
-    assert 1000 <= int.from_bytes((tmp_path / "deep" / "c.png").read_bytes()[16:20]) <= 2000
-
-
-def test_another_suffix_is_an_error(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"only \.svg and \.png"):
-        save_curves([{"step": 1, **ALL}], tmp_path / "c.jpg")

@@ -1,4 +1,4 @@
-"""What a reader of the terminal sees: the right tokens coloured, bracketed and marked, and nothing obeyed."""
+"""The terminal shows the right tokens coloured, bracketed and marked, and obeys nothing in a record."""
 
 import io
 import re
@@ -55,68 +55,48 @@ def look(text: Text, shown: str) -> tuple[str | None, bool, bool]:
 
 def printed(thing: object, **settings: object) -> str:
     file = io.StringIO()
-    Console(file=file, width=100, **settings).print(thing)  # type: ignore[arg-type]
+    Console(file=file, width=200, **settings).print(thing)  # type: ignore[arg-type]
     return file.getvalue()
 
 
-def test_each_token_bears_the_colour_of_its_own_weight(record: Record):
+def test_each_token_has_the_colour_of_its_own_credit(record: Record):
     text = credit_text(record)
     assert look(text, "7-3")[0] == shade(-0.8, 2.0)
     assert look(text, "=")[0] == look(text, ";")[0] == shade(-1.6, 2.0)
     assert look(text, "so")[0] == shade(-0.4, 2.0)
-
-
-def test_praise_is_blue_and_blame_orange():
-    def channels(advantage: float) -> list[int]:
-        background = look(credit_text(make(["a", "b"], [1.0, 1.0], [0, 1], advantage)), "a")[0] or ""
-        return [int(background[n : n + 2], 16) for n in (1, 3, 5)]
-
-    red, _, blue = channels(0.5)
-    assert blue > red
-    red, _, blue = channels(-0.5)
-    assert red > blue
-
-
-def test_the_sign_is_the_credits_not_the_advantages():
-    """An additive method flips signs inside one completion."""
+    assert look(credit_text(make(["a", "b"], [0.0, 2.0], [0, 1])), "a")[0] is None
+    # An additive method flips signs inside one completion.
     text = credit_text(replace(make(["a", "b"], [1.0, -1.0], [0, 1], 1.0), credit=[1.0, -1.0]))
-    assert look(text, "a")[0] == shade(1.0, 2.0)
-    assert look(text, "b")[0] == shade(-1.0, 2.0)
+    assert look(text, "a")[0] == shade(1.0, 2.0) == "#aadaf4", "praise is blue"
+    assert look(text, "b")[0] == shade(-1.0, 2.0) == "#f2cf80", "blame is orange"
 
 
 def test_tool_output_is_never_coloured_even_if_the_file_gives_it_credit(record: Record):
-    record = replace(record, credit=[-1.6, -3.2, -3.2, -3.2, -0.8, 9.0, 9.0])
-    text = credit_text(record)
+    text = credit_text(replace(record, credit=[-1.6, -3.2, -3.2, -3.2, -0.8, 9.0, 9.0]))
     assert look(text, "so")[0] == shade(-0.4, 2.0)  # nor does it pale the others
     assert look(text, "tool") == look(text, "!") == (None, False, False)
-
-
-def test_a_token_without_credit_has_no_background():
-    assert look(credit_text(make(["a", "b"], [0.0, 2.0], [0, 1])), "a")[0] is None
 
 
 def test_only_the_onset_is_bold_and_underlined(record: Record):
     text = credit_text(record)
     assert look(text, "=")[1:] == (True, True)
     for other in ("7-3", "3;", ";", "so"):
-        place = text.plain.rindex(other)
-        style = text.get_style_at_offset(Console(), place)
+        style = text.get_style_at_offset(Console(), text.plain.rindex(other))
         assert not style.bold and not style.underline
 
 
-def test_the_plain_text_carries_segments_weights_and_tool_output(record: Record):
-    assert credit_text(record).plain == "7-3⟨0.8⟩⟦=3;⟧⟨1.6⟩so⟨0.4⟩«tool!»"
-    assert printed_wide(rollout_panel(record)).count("7-3⟨0.8⟩⟦=3;⟧⟨1.6⟩so⟨0.4⟩«tool!»") == 1
-
-
-def test_weights_near_the_typical_one_are_not_written():
-    assert credit_text(make(list("abcd"), [0.7, 0.7, 0.8, 1.0], [0, 1, 2, 3])).plain == "abcd⟨1.0⟩"
-
-
-def test_one_segment_for_all_is_bracketed_without_an_onset():
-    text = credit_text(make(["a", "b", "c"], [1.0] * 3, [0, 0, 0]))
-    assert text.plain == "⟦abc⟧⟨1.0⟩"
-    assert look(text, "a")[1:] == (False, False)
+@pytest.mark.parametrize(
+    ("tokens", "weight", "segment", "plain"),
+    [
+        (["7-3", "=", "3;", "so"], [0.8, 1.6, 1.6, 0.4], [0, 1, 1, 2], "7-3⟦=3;⟧⟨1.6⟩so⟨0.4⟩"),
+        (list("abcd"), [0.7, 0.7, 0.8, 1.0], [0, 1, 2, 3], "abcd⟨1.0⟩"),
+        (list("abc"), [1.0, 1.0, 1.0], [0, 0, 0], "⟦abc⟧⟨1.0⟩"),
+        (list("abc"), [1.0, float("nan"), 1.0], [0, 1, 2], "ab⟨nan⟩c"),
+        (["a", "b", "c\n", "d"], [0.8, 1.5, 1.5, 0.8], [0, 1, 1, 2], "a⟦bc⏎⟧⟨1.5⟩\nd"),
+    ],
+)
+def test_the_plain_text_has_segments_and_the_weights_that_are_not_typical(tokens, weight, segment, plain):
+    assert credit_text(make(tokens, weight, segment)).plain == plain
 
 
 def test_a_segment_that_tool_output_interrupts_has_one_onset():
@@ -132,30 +112,23 @@ def test_at_zero_advantage_signed_credit_is_written():
     assert strengths(record) == [0.0, 0.0, -1.0]
 
 
-def test_a_null_of_the_file_is_not_credit():
-    record = replace(make(["a", "b", "c"], [1.0] * 3, [0, 1, 2]), credit=[-2.0, float("nan"), -2.0])
+def test_what_is_not_finite_is_no_credit():
+    record = replace(make(list("abc"), [1.0] * 3, [0, 1, 2]), credit=[-2.0, float("nan"), -2.0])
     assert strengths(record) == [-1.0, 0.0, -1.0]
-    object.__setattr__(record, "credit", [-2.0, None, -2.0])  # what read_records gives
-    object.__setattr__(record, "weight", [1.0, None, 1.0])
-    assert credit_text(record).plain == "ab⟨nan⟩c"
+    assert strengths(replace(record, advantage=float("nan"))) == [-1.0, 0.0, -1.0]
 
 
-def test_a_newline_is_shown_and_ends_the_line_after_the_bracket():
-    record = make(["a", "b", "c\n", "d"], [0.8, 1.5, 1.5, 0.8], [0, 1, 1, 2])
-    assert credit_text(record).plain == "a⟦bc⏎⟧⟨1.5⟩\nd"
-
-
-def test_what_student_and_teacher_were_shown_stands_there_as_it_was(record):
-    shown = "<|im_start|>user\n" + "long " * 200 + "[bold]?\x1b<|im_end|>"
-    told = replace(record, prompt=shown, teacher_prompt=shown + "it is -1")
-    out = printed(rollout_panel(told, prompts=True))
+def test_whole_prompts_are_shown_on_request(record):
+    prompt = "<|im_start|>user\n" + "long " * 200 + "[bold]?\x1b<|im_end|>"
+    both = replace(record, prompt=prompt, teacher_prompt=prompt + "it is -1")
+    out = printed(rollout_panel(both, prompts=True))
     assert out.count("<|im_start|>user") == 2 and out.count("[bold]?␛<|im_end|>") == 2
-    assert "it is -1" in out and "it is -1" not in printed(rollout_panel(told))
-    assert "the teacher was shown nothing" in printed(rollout_panel(record, prompts=True))
+    assert "it is -1" in out and "it is -1" not in printed(rollout_panel(both))
+    assert "the teacher had no prompt of its own" in printed(rollout_panel(record, prompts=True))
 
 
 @pytest.mark.parametrize("field", ["tokens", "prompt", "method", "fallback"])
-def test_model_text_reaches_no_terminal_as_a_command(record: Record, field: str):
+def test_model_text_is_no_command_of_the_terminal(record: Record, field: str):
     evil = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202eabc[red]x[/red]\u2028\ud800"
     record = replace(record, **{field: [evil] * 7 if field == "tokens" else evil})
     out = printed(rollout_panel(record), no_color=True)
@@ -167,18 +140,18 @@ def test_model_text_reaches_no_terminal_as_a_command(record: Record, field: str)
 
 
 @given(st.text(st.characters(codec=None, exclude_categories=())))
-def test_whatever_the_text_nothing_steers(text: str):
+def test_no_visible_text_has_a_control_character(text: str):
     shown = visible(text)
     assert all(c.isprintable() or c.isspace() or c in "\u200c\u200d" or ord(c) > 0x9F for c in shown)
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) <= 0x9F for c in shown)
     shown.encode()  # no lone surrogate is left
 
 
-def test_the_panel_tells_what_the_rollout_was(record: Record):
+def test_the_panel_shows_the_facts_and_the_end_of_a_long_prompt(record: Record):
     out = printed(rollout_panel(replace(record, fallback="no_context", prompt="x" * 999 + " the question?")))
     for fact in ("gear", "step 3", "group 1", "reward 0", "advantage -2", "no_context", "the question?"):
         assert fact in out
-    assert "x" * 400 not in out.replace("\n", "").replace("│", "").replace(" ", "")
+    assert "x" * 400 not in re.sub(r"[\n│ ]", "", out)
 
 
 def test_choose_takes_a_segment_before_a_spread_and_the_widest_of_these():
@@ -194,47 +167,20 @@ def test_choose_takes_a_segment_before_a_spread_and_the_widest_of_these():
     assert choose(iter([silent])) is silent
 
 
-def test_choose_of_nothing_says_so():
-    with pytest.raises(ValueError, match="no records to choose from"):
-        choose([])
-
-
 def test_turns_and_answers_have_lines_of_their_own():
-    tokens = [
-        "<tool_call>",
-        "\n{look}\n",
-        "<|im_end|>",
-        "\n<|im_start|>user\n<tool_response>\n",
-        "a <b>\x1b",
-        "\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-        "do",
-        "ne",
-    ]
-    mask = [1, 1, 1, 0, 0, 0, 1, 1]
+    tokens = ["<tool_call>", "\n{look}\n", "<|im_end|>", "\n<|im_start|>user\n<tool_response>\n",
+              "a <b>\x1b", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+              "do", "ne"]  # fmt: skip
     record = make(
-        tokens,
-        [2.0, 2.0, 0.5, 0, 0, 0, 0.5, 0.5],
-        [0, 0, 1, -1, -1, -1, 2, 3],
-        mask=mask,
-        turn=[0, 0, 0, -1, -1, -1, 1, 1],
-        tools={"calls": 2, "raised": 1},
-        context="sibling",
-        truncated=True,
-    )
+        tokens, [2.0, 2.0, 0.5, 0, 0, 0, 0.5, 0.5], [0, 0, 1, -1, -1, -1, 2, 3], mask=[1, 1, 1, 0, 0, 0, 1, 1],
+        turn=[0, 0, 0, -1, -1, -1, 1, 1], tools={"calls": 2, "raised": 1}, context="sibling", truncated=True,
+    )  # fmt: skip
     lines = credit_text(record).plain.split("\n")
     assert lines == [
         " turn 1  ⟦<tool_call>⏎{look}⏎⟧⟨2.0⟩<|im_end|>⏎",
         " answer  «a <b>␛⏎»",
         " turn 2  done",
     ]
-    shown = printed_wide(rollout_panel(record))
-    assert all(line in shown for line in lines)
-    assert "2 tool calls, failed: 1 raised" in shown
-    assert "teacher saw: sibling" in shown
-    assert "cut off" in shown
-
-
-def printed_wide(panel: Any) -> str:
-    console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    console.print(panel)
-    return console.file.getvalue()
+    shown = printed(rollout_panel(record))
+    for part in (*lines, "2 tool calls, failed: 1 raised", "teacher saw: sibling", "cut off"):
+        assert part in shown

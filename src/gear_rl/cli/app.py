@@ -1,4 +1,4 @@
-"""The commands of ``gear``. Heavy imports live inside them, so that ``gear --help`` answers at once."""
+"""The commands of ``gear``. They import heavy libraries inside, so that ``gear --help`` is fast."""
 
 import os
 from typing import Annotated
@@ -19,7 +19,7 @@ from gear_rl.cli.train import train
 from gear_rl.cli.view import view
 
 _KEYS_MAY_FOLLOW = {"allow_extra_args": True, "ignore_unknown_options": True}
-_PURPOSE = "Token-level credit for GRPO: train, look where the credit went, and doubt it."
+_PURPOSE = "Token-level credit for GRPO: train, look at the credit, and compare it with controls."
 _EXPORT = "Take a configuration of `gear train` to another engine."
 app = typer.Typer(
     name="gear", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, help=_PURPOSE

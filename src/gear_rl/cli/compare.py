@@ -1,4 +1,4 @@
-"""``gear compare``: does a method help, and how much of what there is to gain?"""
+"""``gear compare``: does a method help?"""
 
 import json
 import logging
@@ -44,20 +44,19 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/compare"),
     as_json: AsJson = False,
 ) -> None:
-    """Does a method help, and how much of what there is to gain? Trains every method at its own best learning
-    rate, with every seed, on one budget of rollouts, and compares in words.
+    """Does a method help? Trains every method at its own best learning rate, with every seed, on one budget of
+    rollouts, and compares in words.
 
     Rates are a factor of two apart, tried on seeds and problems of their own; more where the best is at an edge.
 
-    A control that is told the true advantage of every token (oracle) is the reference. Where no formula knows it,
-    rollouts branch off from every token, which takes its time: a run of your own has it only if you name it.
+    The reference is a control with the true advantage of every token (oracle). Where no formula gives it,
+    rollouts branch off at every token, which is slow: your own run has this control only if you name it.
 
-    Runs that are finished in the folder are not run again; what failed is. A method may carry settings, which are
-    compared under that name or one of yours: --methods gear,blaming=gear:sign_mode=aware,shuffled. So may its
-    teacher: --methods live=gear:teacher_model_kind=live; and a placebo's method: --methods shuffled:of.alpha=1
+    Finished runs in the folder are not run again. A method may have settings and a name of yours:
+    --methods gear,blaming=gear:sign_mode=aware,live=gear:teacher_model_kind=live,shuffled:of.alpha=1
 
-    In place of a task your own run: --config run.yaml, or --model M --dataset D --reward R; its other settings
-    may follow as in gear train. Right is what has success_reward at least, on the run's own held-out rows.
+    Your own run in place of a task: --config run.yaml, or --model M --dataset D --reward R; other settings follow
+    as in gear train. A reward of success_reward or more is right, on the run's own held-out rows.
     """
     from gear_rl.lab.compare import compared, plan_of, save, split_methods
     from gear_rl.runs.arena import task_of
@@ -98,7 +97,7 @@ def compare(
 def run_plan_with_bar(
     plan: "Plan", folder: Path, *, jobs: int, console: Console
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The cells of a comparison, with a bar; a run that fails is printed at once."""
+    """``run_plan`` with a progress bar; a run that fails is printed at once."""
     from gear_rl.lab.compare import run_plan
 
     with progress_bar(console, "runs ") as progress:
@@ -120,7 +119,7 @@ def run_plan_with_bar(
 
 
 def verdict_table(comparison: dict[str, Any]) -> Table:
-    """The verdicts, for the terminal."""
+    """The verdicts as a table for the terminal."""
     one, settings = comparison["comparisons"][0], comparison["settings"]
     rows: list[dict[str, str]] = []
     for row in one["verdicts"]:

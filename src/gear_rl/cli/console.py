@@ -1,10 +1,9 @@
-"""What every command shares: where it writes, the one line of an error, and how a signal ends it."""
+"""What the commands share: consoles, one-line errors, exit codes of signals, progress and tables."""
 
 import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
@@ -25,38 +24,43 @@ out_console, error_console = Console(), Console(stderr=True)
 """Results go to the first, everything else to the second."""
 AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
 DEBUG = "GEAR_DEBUG"
-"""With this variable of the environment errors keep their traceback; ``gear --debug`` sets it."""
+"""With this environment variable errors keep their traceback; ``gear --debug`` sets it."""
 _READERS = ("pyarrow", "datasets", "huggingface_hub", "safetensors")
-"""Libraries that read what the user names: whatever they raise, a file or a place is to blame."""
+"""Libraries that read the user's files: whatever they raise is an error in a file or its location."""
 
 
 def say(text: str) -> None:
-    """Print a line on stderr as it stands, above a bar if there is one."""
+    """Print a line on stderr, without markup, above a progress bar."""
     error_console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def command_line(program: str = "gear") -> str:
-    """The command that runs, so that its result can be made again."""
+    """The command that is running, for reports."""
     return " ".join([program, *sys.argv[1:]])
 
 
 class _Terminated(BaseException):
-    """SIGTERM, as an exception: temporary folders go and children end on its way up."""
+    """SIGTERM as an exception, so that temporary folders are removed and children end."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise _Terminated
 
 
 def user_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """The command; what the user can correct is printed as one line, and the exit code is 2.
+    """The command with its errors on one line of stderr.
 
-    That is an ``InputError``, an error of the operating system (a full disk, a permission), and what libraries
-    that read files raise. Interrupted it ends with 130, terminated with 143, one line each, with the notes that
-    the command has put on the exception.
+    The exit code is 2 for an ``InputError``, an error of the operating system (a full disk, a permission) or of a
+    library that reads files; 130 for Ctrl-C and 143 for SIGTERM, with the notes of the exception. Other errors
+    keep their traceback.
     """
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
+        before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with _terminating():
-                command(*args, **kwargs)
+            command(*args, **kwargs)
         except (KeyboardInterrupt, _Terminated) as error:
             word, code = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
             say(f"gear: {'; '.join([word, *getattr(error, '__notes__', ())])}")
@@ -69,12 +73,14 @@ def user_errors(command: Callable[..., None]) -> Callable[..., None]:
                 _print_traceback(error)
             say(f"gear: {line}")
             raise typer.Exit(2) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     return run
 
 
 def one_line(error: Exception) -> str | None:
-    """What a user is told of an error that he can correct; None for one of ours, which keeps its traceback.
+    """The message of an error that the user can correct; None for a fault of ours, which keeps its traceback.
 
     >>> one_line(InputError("--steps: 0; give 1 or more")), one_line(PermissionError(13, "Denied", "a.txt"))
     ('--steps: 0; give 1 or more', "[Errno 13] Denied: 'a.txt' (gear --debug ... says where)")
@@ -89,7 +95,7 @@ def one_line(error: Exception) -> str | None:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """The whole story: errors that were translated into others are shown too."""
+    """Print the error and those behind it, even where ``from None`` hid them."""
     link: BaseException | None = error
     while link is not None:
         link.__suppress_context__ = False
@@ -97,34 +103,15 @@ def _print_traceback(error: BaseException) -> None:
     traceback.print_exception(error, file=sys.stderr)
 
 
-@contextmanager
-def _terminating() -> Generator[None]:
-    """While it is open, SIGTERM is an exception, once; where somebody handles or ignores it, it is left alone."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise _Terminated
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 class _VisibleFormatter(logging.Formatter):
-    """A log line quotes what stands in files: nothing in it steers the terminal."""
+    """A log line may quote a file: no control character in it reaches the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(visible, super().format(record).split("\n")))
 
 
 def show_log(level: int = logging.INFO) -> None:
-    """Our own log in the console; of the libraries under us only what a user can act on."""
+    """Our own log in the console; of libraries only what a user can act on."""
     from gear_rl.runs.machine import quiet_libraries
 
     quiet_libraries()
@@ -137,7 +124,7 @@ def show_log(level: int = logging.INFO) -> None:
 
 
 class Pace:
-    """A plain line every half minute on where a command stands; nothing in a terminal, which shows a bar.
+    """A plain line of progress every half minute; nothing in a terminal, which shows a bar.
 
     >>> say = Pace(Console(file=sys.stdout), every=0.0)
     >>> say("scoring gear: 8 of 64")
@@ -157,10 +144,7 @@ class Pace:
 
 @contextmanager
 def progress_bar(console: Console, what: str = "") -> Generator[Callable[[str, float, int], None]]:
-    """A bar in a terminal, elsewhere a line now and then.
-
-    Gives what moves it: a name (of a method), the problems that are done, and all of them.
-    """
+    """A bar in a terminal, else a line now and then; its function takes a name, the work done and the total."""
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         work, pace = bar.add_task(what), Pace(console)
 

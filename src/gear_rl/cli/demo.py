@@ -29,9 +29,9 @@ def demo(
     n_eval: Annotated[int, typer.Option(help="Held-out problems before and after.")] = 512,
     out: Annotated[Path, typer.Option(help="Folder for what it leaves.")] = Path("runs/demo"),
 ) -> None:
-    """Watch a small language model learn on this machine, CPU included, in a few minutes.
+    """Train a small language model on this machine, CPU included, in a few minutes.
 
-    Settings of the method may follow, as in --credit.alpha 0.5. An earlier demo in the folder is replaced.
+    Settings of the method may follow: --credit.alpha 0.5. An earlier demo in the folder is replaced.
     """
     from gear_rl.cli.progress import HeldOut, ProgressLine
     from gear_rl.records import read_records

@@ -5,9 +5,8 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -23,11 +22,10 @@ _TRL = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
 _VERL = ("torch", "verl", "vllm", "ray", "transferqueue", "transformers", "datasets", "hydra-core")
 _OWN = "make an environment of its own: pip install 'gear-rl[verl]'"
 _POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-_SIGNS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "broken": "[red]broken[/]"}
+_COLOURS = {"ok": "green", "note": "yellow", "broken": "red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One fact about the machine; ``fix`` says what to do where it is not ``ok``."""
 
     state: Literal["ok", "note", "broken"]
@@ -41,22 +39,22 @@ def doctor(
 ) -> None:
     """Say what this machine has, what will not work here, and how to correct it.
 
-    With --engine verl also whether verl really has our trainers: it hides what goes wrong in a plugin.
+    With --engine verl also whether verl has loaded our trainers: it hides what goes wrong in a plugin.
     """
     examinations = {"trl": examine, "verl": examine_verl}
     if engine not in examinations:
         raise InputError(f"--engine: {engine!r} is none; choose from {', '.join(examinations)}")
     findings = list(examinations[engine]())
     table = Table("", "what", "found", "what to do")
-    for finding in findings:
-        table.add_row(_SIGNS[finding.state], finding.subject, escape(finding.fact), escape(finding.fix))
+    for state, subject, fact, fix in findings:
+        table.add_row(f"[{_COLOURS[state]}]{state}[/]", subject, escape(fact), escape(fix))
     out_console.print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
 def examine() -> Iterator[Finding]:
-    """What a run under TRL finds here, cheap things first; nothing is downloaded and nothing is changed."""
+    """What a run under TRL needs of this machine, cheap checks first; downloads and changes nothing."""
     found = versions()
     yield Finding("ok", "python", found["python"])
     for package in PACKAGES:
@@ -87,7 +85,7 @@ def examine() -> Iterator[Finding]:
 
 
 def examine_verl() -> Iterator[Finding]:
-    """What a run under verl would miss here, cheap things first; the last loads verl."""
+    """What a run under verl needs of this machine, cheap checks first; the last one loads verl."""
     from gear_rl.engines.verl import checks
 
     for name in _VERL:
@@ -106,7 +104,18 @@ def examine_verl() -> Iterator[Finding]:
         yield Finding("broken", "trl", fact, fix)
     if checks.installed("torch") is not None:
         yield from _device()
-    yield _registration()
+    policy = os.environ.get(_POLICY, "auto").strip().lower()
+    if checks.installed("verl") is None:
+        yield Finding("broken", "registration", "verl is not installed", _OWN)
+    elif policy != "auto" and "gear" not in [name.strip() for name in policy.split(",")]:
+        fact = f"{_POLICY}={policy} leaves the plugin out"
+        yield Finding("broken", "registration", fact, "unset it, or set it to gear")
+    elif (problem := registration_fault()) is not None:
+        fix = "correct what it names, or install gear-rl[verl] again; verl itself would only say: Unknown trainer"
+        yield Finding("broken", "registration", problem, fix)
+    else:
+        fact = f"{', '.join(checks.TRAINERS)}, the agent loop and the group gear"
+        yield Finding("ok", "registration", fact)
 
 
 def _device() -> Iterator[Finding]:
@@ -124,37 +133,16 @@ def _device() -> Iterator[Finding]:
             "32 rollouts in about a minute; larger ones need a GPU"
         )
         yield Finding("note", "device", f"CPU only, {os.cpu_count()} cores", fix)
-        yield _bfloat16()
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads:
+        if has_bfloat16():
+            yield Finding("ok", "bfloat16", "in the processor; pretrained models use it by default")
+        else:
+            fix = "pretrained models stay float32 by default; leave bf16 and dtype as they are"
+            yield Finding("note", "bfloat16", "not reported by the processor: several times slower", fix)
+    if threads := os.environ.get("OMP_NUM_THREADS"):
         yield Finding("ok", "threads", f"OMP_NUM_THREADS={threads}")
     else:
-        fix = f"the arena's models run on one by themselves, pretrained ones too up to {FEW_CORES} cores"
+        fix = f"the arena's models run on one by default, pretrained ones too up to {FEW_CORES} cores"
         yield Finding("note", "threads", f"{torch.get_num_threads()} by default", fix)
-
-
-def _bfloat16() -> Finding:
-    if has_bfloat16():
-        return Finding("ok", "bfloat16", "in the processor; pretrained models use it by themselves")
-    fix = "pretrained models stay float32 by themselves; leave bf16 and dtype as they are"
-    return Finding("note", "bfloat16", "not in the processor, as far as it says: several times slower", fix)
-
-
-def _registration() -> Finding:
-    """Whether a run would find our trainers."""
-    from gear_rl.engines.verl import checks
-
-    subject, policy = "registration", os.environ.get(_POLICY, "auto").strip().lower()
-    if checks.installed("verl") is None:
-        return Finding("broken", subject, "verl is not installed", _OWN)
-    if policy != "auto" and "gear" not in [name.strip() for name in policy.split(",")]:
-        fact = f"{_POLICY}={policy} leaves the plugin out"
-        return Finding("broken", subject, fact, "unset it, or set it to gear")
-    problem = registration_fault()
-    if problem is not None:
-        fix = "correct what it names, or install gear-rl[verl] again; verl itself would only say: Unknown trainer"
-        return Finding("broken", subject, problem, fix)
-    return Finding("ok", subject, f"{', '.join(checks.TRAINERS)}, the agent loop and the group gear")
 
 
 def registration_fault() -> str | None:
@@ -169,8 +157,8 @@ def registration_fault() -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # verl warns of every backend that is not installed
             for plugin in entry_points(group="verl.plugins", name="gear"):
-                plugin.load()  # by ourselves first, since verl would hide its exception
-            # The packages first, whose import is what the plugin waits for.
+                plugin.load()  # first, since verl would hide its exception
+            # The plugin registers when these packages are imported.
             for name in ("verl", "verl.trainer.ppo.v1", "verl.experimental.agent_loop"):
                 importlib.import_module(name)
             trainers = importlib.import_module("verl.trainer.ppo.v1.trainer_base").TRAINER_REGISTRY

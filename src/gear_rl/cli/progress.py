@@ -1,10 +1,10 @@
-"""What a person sees of a run while it goes on: one line with the numbers that matter and the time left."""
+"""The progress of a run: one line with the numbers that matter and the time left."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,24 +21,11 @@ SHOWN = {
     "gear/segments/token_share": "in segments",
     "gear/fallbacks": "fallbacks",
 }
-"""Metrics of the trainer's log that the line shows, and what it calls them; one that is missing or 0 fallbacks
-is left out."""
-
-
-def _summary_line(logs: Mapping[str, Any]) -> str:
-    """The numbers of one log entry as text.
-
-    >>> _summary_line({"reward": 0.4166, "gear/divergence/mean": 0.25, "loss": 3.0})
-    'reward 0.42  KL 0.25'
-    """
-    shown = {
-        key: word for key, word in SHOWN.items() if key in logs and (logs[key] or key != "gear/fallbacks")
-    }
-    return "  ".join(f"{word} {logs[key]:.2f}" for key, word in shown.items())
+"""Metrics of the trainer's log that the line shows, by name; 0 fallbacks are left out."""
 
 
 class ProgressLine(TrainerCallback):
-    """A bar in a terminal; where output is no terminal, one plain line every tenth of the run, with its pace.
+    """A bar in a terminal, else one plain line every tenth of the run, with its pace.
 
     >>> import sys
     >>> from types import SimpleNamespace
@@ -57,10 +44,8 @@ class ProgressLine(TrainerCallback):
             "train", *columns, TimeRemainingColumn(), "left", console=console, disable=not console.is_terminal
         )
         self._task = self._bar.add_task("", total=None, numbers="")
+        # When the first step of this process began, and the steps that the run had then.
         self._begin = time.perf_counter(), 0
-
-    _begin: tuple[float, int]
-    """When the first step of this process began, and the steps that the run had then."""
 
     def note(self, **values: float) -> None:
         """Show a number that the trainer does not log, such as a held-out accuracy."""
@@ -74,7 +59,7 @@ class ProgressLine(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self._begin[1]:
-            # An evaluation before the first step is no part of its pace.
+            # An evaluation before the first step does not count.
             self._begin = time.perf_counter(), state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -84,7 +69,13 @@ class ProgressLine(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         self._latest.update(logs or {})
-        numbers, done, total = _summary_line(self._latest), state.global_step, state.max_steps
+        latest = {
+            word: self._latest[key]
+            for key, word in SHOWN.items()
+            if key in self._latest and (self._latest[key] or key != "gear/fallbacks")
+        }
+        numbers = "  ".join(f"{word} {value:.2f}" for word, value in latest.items())
+        done, total = state.global_step, state.max_steps
         self._bar.update(self._task, numbers=numbers)
         due = done in (1, total) or done % max(1, total // 10) == 0
         if due and state.is_world_process_zero and not self.console.is_terminal and "reward" in (logs or {}):

@@ -1,4 +1,4 @@
-"""``gear score``: does the credit lie where the fault is?"""
+"""``gear score``: is the credit where the fault is?"""
 
 import json
 import logging
@@ -45,14 +45,14 @@ def score(
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) with table and figure.")] = None,
 ) -> None:
-    """Does the credit lie where the fault is? Runs the engine on completions with a known fault, trains nothing.
+    """Is the credit where the fault is? Runs the engine on completions with a known fault; trains nothing.
 
-    A method may carry settings: --methods gear,gear:onset_signal=log_ratio
+    A method may have settings: --methods gear,gear:onset_signal=log_ratio
 
-    A line of --data is a problem: prompt, what the teacher sees (privileged_context, solution, answer or
+    A line of --data is a problem: prompt, the teacher's context (privileged_context, solution, answer or
     ground_truth), a completion, and its faulty span: {"start": 10, "end": 12} in characters, or a text that
-    stands there once. If you have a better completion, give it as correct. With decisions, a list of such spans
-    (the results of a sum), there is a second AUC, among them alone: which decision was wrong. For example:
+    occurs there once. A better completion may be given as correct. With decisions, a list of such spans
+    (the results of a sum), there is a second AUC among them alone. For example:
 
     {"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40",
     "completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}
@@ -123,10 +123,10 @@ def refuse_words(context: typer.Context) -> None:
 
 
 def score_table(document: dict[str, Any]) -> Table:
-    """The numbers, for the terminal: what they are compared with below the methods."""
+    """The numbers as a table for the terminal; controls are below the methods."""
     kind = "marked" if "data" in document else "planted"
     methods = sorted(document["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"]))
-    partly = any(row["n"] < document["n"] for _, row in methods)  # some say nothing of a method
+    partly = any(row["n"] < document["n"] for _, row in methods)
     cells: list[dict[str, str]] = []
     for name, row in methods:
         span = row["auc_interval"]

@@ -15,7 +15,7 @@ def train(
     smoke: Annotated[bool, typer.Option(help="Two steps with a tiny model, on any CPU.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
-    """Train with token credit. Any key of the file may follow as --KEY VALUE; they win over the file.
+    """Train with token credit. Any key of the file may follow as --KEY VALUE, which overrides the file.
 
     Keys: model, dataset, dataset_split, dataset_config, held_out, eval_dataset, eval_split, columns,
     chat, reward, environment, tools, rollout_func, privileged, credit, lora, smoke_rows, and every setting of

@@ -1,23 +1,23 @@
-"""The curves of a run: what the trainer logged, over the steps, one small panel for each thing to watch."""
+"""The curves of a run: the trainer's log over the steps, in small panels."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gear_rl.view.picture import check_suffix, figure_style, write_figure
+from gear_rl.view.picture import figure_style, write_figure
 from gear_rl.view.terminal import visible
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#6b6b6b"  # Okabe and Ito, for lines on white
 
 _MANY = 30
-"""From so many points on a curve is drawn pale, and its running mean over it."""
+"""A curve of so many points is drawn pale, with its running mean over it."""
 
 _Points = dict[float, float]
 
 
 class Panel(NamedTuple):
-    """One small diagram: its heading, the unit of its axis, and the log keys with what each is called."""
+    """One small diagram: its heading, the unit of its axis, and the name of each log key."""
 
     heading: str
     unit: str
@@ -45,18 +45,17 @@ def save_curves(
     evaluations: Mapping[str, float] | None = None,
     title: str = "",
 ) -> None:
-    """The curves of a run as a PNG or SVG file, whichever the suffix of ``path`` says.
+    """Draw the curves of a run as an SVG or PNG file, by the suffix of ``path``.
 
-    ``history`` is a trainer's log history. A panel is drawn where a number was logged under one of its keys; of
-    two rows of a step the later one counts. ``evaluations`` are held-out accuracies by name, in the order of
-    the run: a panel of their own. The same numbers give the same bytes. The directory is made; ``ValueError``
-    where nothing can be drawn, or for another suffix.
+    ``history`` is a trainer's log history: a panel is drawn where a number was logged under one of its keys, and
+    the later of two rows of a step counts. ``evaluations`` are held-out accuracies by name, in the order of the
+    run, in a panel of their own. The same numbers give the same bytes. The directory is made. ``ValueError`` if
+    nothing can be drawn, or for another suffix.
 
     >>> save_curves([{"step": 1, "loss": 0.5}], "curves.png")
     Traceback (most recent call last):
     ValueError: nothing to draw: no row of the history has a step and one of reward, gear/divergence/mean, ...
     """
-    check_suffix(path)
     curves = {key: _curve(history, key, panel.factor) for panel in PANELS for key in panel.curves}
     panels = [panel for panel in PANELS if any(curves[key] for key in panel.curves)]
     if not panels:
@@ -88,10 +87,10 @@ def _figure(
     num_rows = math.ceil(num_panels / num_columns)
     size = min(10.2, 4.0 * num_columns), 2.3 * num_rows + 0.4 * bool(title)
     figure: Any = Figure(figsize=size, layout="constrained")
-    every: list[Any] = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    places: list[Any] = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold", parse_math=False)
-    for axes, panel in zip(every, panels, strict=False):
+    for axes, panel in zip(places, panels, strict=False):
         _style(axes, panel.heading, panel.unit)
         for (key, name), colour in zip(panel.curves.items(), (_BLUE, _ORANGE), strict=False):
             _draw(axes, curves[key], name, colour)
@@ -100,11 +99,11 @@ def _figure(
         if panel.heading != "Reward":
             axes.set_ylim(bottom=0.0, top=axes.get_ylim()[1] * 1.05 or 1.0)
     if evaluations:
-        axes = every[len(panels)]
+        axes = places[len(panels)]
         _style(axes, "Held-out accuracy", "share correct")
         steps = [step for points in curves.values() for step in points]
         _draw_accuracies(axes, evaluations, min(steps), max(steps))
-    for axes in every[num_panels:]:
+    for axes in places[num_panels:]:
         axes.set_axis_off()
     return figure
 
@@ -122,7 +121,7 @@ def _draw(axes: Any, points: _Points, name: str, colour: str) -> None:
 
 
 def _draw_accuracies(axes: Any, evaluations: Mapping[str, float], first: float, last: float) -> None:
-    """Marks from the first step to the last, each with its name."""
+    """Marks at equal distances from the first step to the last, each with its name."""
     axes.set_ylim(-0.03, 1.13)
     for place, (name, accuracy) in enumerate(evaluations.items()):
         step = first + (last - first) * place / max(len(evaluations) - 1, 1)

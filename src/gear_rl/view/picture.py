@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record
-from gear_rl.view.terminal import full_strength, number, runs, shade, shortened, strengths, visible
+from gear_rl.view.terminal import full_strength, runs, shade, shortened, strengths, visible
 from gear_rl.view.turns import by_turn
 
 COLUMNS = 90
@@ -39,16 +39,15 @@ class _Placed(NamedTuple):
 
 
 def save_picture(records: Sequence[Record], path: str | Path) -> None:
-    """One to three completions as an SVG or PNG file, whichever the suffix of ``path`` says.
+    """Draw one to three completions as an SVG or PNG file, by the suffix of ``path``.
 
-    Each token stands on the colour of its credit in units of the completion's advantage: blue praise, orange
-    blame, white none. Above it, where the record has the signals, a bar for the divergence and a line for the
-    student's entropy, each to its own largest value in the picture. A segment of two tokens or more is
-    outlined, its weight below, a triangle on its onset. Tool output is grey. Lines wrap after ``COLUMNS``
-    characters.
+    Each token is on the colour of its credit in units of the completion's advantage: blue praise, orange blame,
+    white none. Above it are a bar for the divergence and a line for the student's entropy, where the record has
+    them, each up to its largest value in the picture. A segment of two tokens or more is outlined, its weight
+    below, a triangle on its onset. Tool output is grey. Lines wrap after ``COLUMNS`` characters.
 
-    The same records give the same bytes. The directory is made; ``ValueError`` for another number of records
-    or another suffix.
+    The same records give the same bytes. The directory is made. ``ValueError`` for another number of records or
+    another suffix.
 
     >>> save_picture([], "credit.svg")
     Traceback (most recent call last):
@@ -56,38 +55,33 @@ def save_picture(records: Sequence[Record], path: str | Path) -> None:
     """
     if not 1 <= len(records) <= MOST_RECORDS:
         raise ValueError(f"a picture shows 1 to {MOST_RECORDS} records, not {len(records)}; choose first")
-    check_suffix(path)
     with figure_style():
         write_figure(_figure([by_turn(record) for record in records]), path)
 
 
-def check_suffix(path: str | Path) -> None:
-    """``ValueError`` unless the file is to be an SVG or a PNG.
-
-    >>> check_suffix("credit.pdf")
-    Traceback (most recent call last):
-    ValueError: credit.pdf: only .svg and .png can be drawn; change the suffix
-    """
-    if Path(path).suffix.lower() not in (".svg", ".png"):
-        raise ValueError(f"{path}: only .svg and .png can be drawn; change the suffix")
-
-
 @contextmanager
 def figure_style() -> Generator[None]:
-    """matplotlib's own defaults, whatever the user has set, and files that do not change from run to run."""
+    """matplotlib's own defaults instead of the user's, and the same bytes in every run."""
     from matplotlib import style
 
     files = {"svg.hashsalt": "gear", "svg.fonttype": "path"}
     looks = {"font.family": "DejaVu Sans", "figure.facecolor": "white", "text.color": _TEXT}
     style_context = cast(Any, style).context(["default", {**files, **looks}])
-    # A missing glyph is drawn as a box, and is no reason for a warning.
+    # A missing glyph is drawn as a box, without a warning.
     with warnings.catch_warnings(action="ignore", category=UserWarning), style_context:
         yield
 
 
 def write_figure(figure: Any, path: str | Path) -> None:
-    """The figure in its file at once, without date or program name."""
+    """Write the figure without date or program name; ``ValueError`` if ``path`` is no .svg or .png.
+
+    >>> write_figure(None, "credit.pdf")
+    Traceback (most recent call last):
+    ValueError: credit.pdf: only .svg and .png can be drawn; change the suffix
+    """
     kind = Path(path).suffix.lower()[1:]
+    if kind not in ("svg", "png"):
+        raise ValueError(f"{path}: only .svg and .png can be drawn; change the suffix")
     metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=160, metadata=metadata)
@@ -144,14 +138,14 @@ def _figure(records: Sequence[Record]) -> Any:
     return figure
 
 
-def _signal(record: Record, name: str, t: int) -> float:
-    values = record.signals.get(name, [])
-    value = number(values[t]) if t < len(values) and record.mask[t] else 0.0
-    return value if value > 0 else 0.0  # not for nan
+def _signal(record: Record, name: str) -> list[float]:
+    """The signal of each token; 0 on tool output and where it is missing, negative or not finite."""
+    values = record.signals.get(name) or [0.0] * len(record.tokens)
+    return [v if trained and v > 0 else 0.0 for v, trained in zip(values, record.mask, strict=True)]
 
 
 def _tallest(records: Sequence[Record], name: str) -> float:
-    return max((_signal(r, name, t) for r in records for t in range(len(r.tokens))), default=0.0)
+    return max((value for record in records for value in _signal(record, name)), default=0.0)
 
 
 def _most_telling(record: Record, lines: list[list[_Placed]]) -> tuple[list[list[_Placed]], int]:
@@ -169,7 +163,7 @@ def _write(axes: Any, x: float, y: float, text: str, size: float = 7.5, **more: 
 
 def _header(axes: Any, y: float, record: Record, omitted: int) -> float:
     reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
-    facts = f"{reward}, advantage {number(record.advantage):+.2f}".replace("-", "\N{MINUS SIGN}")
+    facts = f"{reward}, advantage {record.advantage:+.2f}".replace("-", "\N{MINUS SIGN}")
     facts += f"  ·  {visible(record.method)}, step {record.step}"
     if record.fallback is not None:
         facts += f", GRPO's advantage kept: {visible(record.fallback)}"
@@ -185,16 +179,16 @@ def _x(column: int) -> float:
 
 
 def _signals(axes: Any, base: float, record: Record, line: list[_Placed], tallest: dict[str, float]) -> None:
-    unit = {name: _STRIP / (tall or 1.0) for name, tall in tallest.items()}
+    divergence, entropy = (
+        [_STRIP / (tall or 1.0) * value for value in _signal(record, name)] for name, tall in tallest.items()
+    )
     axes.plot([_x(0), _x(line[-1].column + len(line[-1].text))], [base, base], color="#bbbbbb", lw=0.5)
     x, y = list[float](), list[float]()
     for t, text, column in line:
-        tall = unit["divergence"] * _signal(record, "divergence", t)
-        if tall > 0:
-            _bar(axes, _x(column) + 0.5, base, len(text) * _CHARACTER - 1, tall, fc=_KL)
-        height = base - unit["student_entropy"] * _signal(record, "student_entropy", t)
+        if divergence[t] > 0:
+            _bar(axes, _x(column) + 0.5, base, len(text) * _CHARACTER - 1, divergence[t], fc=_KL)
         x += [_x(column), _x(column + len(text))]
-        y += [height if record.mask[t] else math.nan] * 2  # nan interrupts the line at tool output
+        y += [base - entropy[t] if record.mask[t] else math.nan] * 2  # NaN interrupts the line at tool output
     if record.signals.get("student_entropy"):
         axes.plot(x, y, color=_ENTROPY, lw=0.8)
 
@@ -209,7 +203,7 @@ def _tokens(axes: Any, y: float, record: Record, line: list[_Placed], full: floa
 
 
 def _segments(axes: Any, y: float, record: Record, line: list[_Placed], place: int) -> None:
-    """Outlines of the segments on this line; one that runs on over the line's end is open there."""
+    """Outlines of the segments on this line; a segment that continues on another line is open there."""
     from matplotlib.collections import LineCollection
 
     first, last = line[0].t, line[-1].t
@@ -231,7 +225,7 @@ def _segments(axes: Any, y: float, record: Record, line: list[_Placed], place: i
         if run.onset:
             middle = left + len(at[run.start].text) * _CHARACTER / 2
             axes.plot([middle], [y - _ONSET / 2], gid=f"onset-{place}-{run.start}", **_TRIANGLE)
-        middle, weight = (left + right) / 2, f"{_TIMES}{number(record.weight[run.start]):.1f}"
+        middle, weight = (left + right) / 2, f"{_TIMES}{record.weight[run.start]:.1f}"
         half = 2.7 * len(weight) + 1
         x = max(middle, free + half)
         if x - middle <= half:  # further right it would seem to belong to the next segment
@@ -240,7 +234,7 @@ def _segments(axes: Any, y: float, record: Record, line: list[_Placed], place: i
 
 
 def _legend(axes: Any, y: float, records: Sequence[Record], tallest: dict[str, float], full: float) -> None:
-    """What the marks mean; facts about the signals, since the method may be any."""
+    """What the marks mean."""
     _colour_bar(axes, y, full)
     every = [run for record in records for run in runs(record)]
     if any(not run.trained for run in every):

@@ -1,6 +1,6 @@
 """One completion in the terminal: each token on the colour of its credit, segments between brackets.
 
-Also what picture and page share with it: the palette, how a token is shown, where segments lie.
+Picture and page share the palette, ``visible`` text, and the ``runs`` of a record.
 """
 
 import math
@@ -22,12 +22,10 @@ BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)
 """Praise and blame: sky blue and orange of Okabe and Ito; black text reads on both."""
 
 FULL = 2.0
-"""The least strength that gets the full colour; GRPO's own credit is then half of it."""
+"""The least strength that gets the full colour; GRPO's credit then has half of it."""
 
 CLEARLY = 0.25
-"""How far a weight must lie from the completion's typical one to be written on its token."""
-
-PROMPT_CHARACTERS = 320
+"""A weight that differs from the completion's median by less is not written on its token."""
 
 _GREY = Style(color="bright_black", italic=True)
 _QUIET = Style(dim=True)
@@ -41,10 +39,11 @@ class Run(NamedTuple):
     stop: int
     trained: bool
     onset: bool
-    """The first token opened a segment of two tokens or more, and the completion has other segments."""
+    """The first token opens a segment of two tokens or more, and the completion has other segments."""
 
     @property
     def bracketed(self) -> bool:
+        """Whether it is a segment of two tokens or more."""
         return self.trained and self.stop - self.start > 1
 
 
@@ -54,10 +53,9 @@ def credit_text(record: Record) -> Text:
     Blue is positive, orange negative; the depth is the credit relative to the completion's advantage: white at 0,
     half at weight 1 (GRPO), full at weight 2 or at the largest one beyond. Tool output is grey between ``« »``.
 
-    The same text says it without colours. A segment of two tokens or more stands in ``⟦ ⟧`` with its weight
-    behind it, its first token (the onset) bold and underlined. Any other token bears ``⟨weight⟩`` where that is
-    ``CLEARLY`` off the median; signed credit where the advantage is 0. Turns and tool answers have lines of their
-    own.
+    The plain text shows the same. A segment of two tokens or more is in ``⟦ ⟧`` with its weight behind it, its
+    first token (the onset) bold and underlined. Another token has ``⟨weight⟩`` where that is ``CLEARLY`` off the
+    median; signed credit where the advantage is 0.
 
     >>> print(credit_text(Record(
     ...     step=1, group=0, method="gear", prompt="7-3-5", tokens=["7-3", "=", "3", "!"], ids=[1, 2, 3, 4],
@@ -69,14 +67,16 @@ def credit_text(record: Record) -> Text:
     record, turns = by_turn(record), has_turns(record)
     strength = strengths(record)
     full = full_strength(strength)
-    typical = _typical(record)
     values = _values(record)
+    typical = _typical(record)
     text = Text(overflow="fold")
     turn = -1
     for run in runs(record):
-        if turns and (not run.trained or record.turn[run.start] != turn):
-            turn = record.turn[run.start] if run.trained else turn
-            text.append(f"{f'turn {turn + 1}' if run.trained else 'answer':>7}  ", _QUIET)
+        if turns and not run.trained:
+            text.append(" answer  ", _QUIET)
+        elif turns and record.turn[run.start] != turn:
+            turn = record.turn[run.start]
+            text.append(f"{f'turn {turn + 1}':>7}  ", _QUIET)
         shown = [_broken(token) for token in record.tokens[run.start : run.stop]]
         line_ends = shown[-1].endswith("\n")
         shown[-1] = shown[-1].removesuffix("\n")  # what closes the run stands before the line break
@@ -90,25 +90,23 @@ def credit_text(record: Record) -> Text:
             if strength[t] != 0:
                 style += Style(color="#000000", bgcolor=shade(strength[t], full))
             text.append(shown[t - run.start], style)
-        here = values[run.start : run.stop]
         if run.bracketed:
             text.append("⟧", _BRACKET)
-            text.append(_mark(here, record), _QUIET)
-        elif run.trained and not abs(here[0] - typical) < CLEARLY:
-            text.append(_mark(here, record), _QUIET)
+        if run.bracketed or (run.trained and not abs(values[run.start] - typical) < CLEARLY):
+            text.append(_mark(values[run.start : run.stop], record), _QUIET)
         if line_ends:
             text.append("\n")
     return text
 
 
 def rollout_panel(record: Record, prompts: bool = False) -> Panel:
-    """One rollout in a frame: prompt, coloured completion, legend, and what was made of its reward.
+    """One rollout in a frame: prompt, coloured completion, legend and reward.
 
-    Long prompts lose their middle. With ``prompts`` all that student and teacher were shown stands there. Nothing
-    in the record is read as markup.
+    A long prompt loses its middle; ``prompts`` shows the whole prompts of student and teacher. Nothing in the
+    record is read as markup.
     """
     reward = "none" if record.reward is None else f"{record.reward:g}"
-    facts = f"reward {reward} · advantage {number(record.advantage):+.3g}"
+    facts = f"reward {reward} · advantage {record.advantage:+.3g}"
     if record.fallback is not None:
         facts += f" · kept its GRPO advantage: {visible(record.fallback)}"
     if record.context is not None:
@@ -120,24 +118,17 @@ def rollout_panel(record: Record, prompts: bool = False) -> Panel:
     if record.truncated:
         facts += " · cut off"
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
-    asked = [Text(shortened(visible(by_turn(record).prompt), PROMPT_CHARACTERS), _QUIET, overflow="fold")]
+    prompt = [Text(shortened(visible(by_turn(record).prompt), 320), _QUIET, overflow="fold")]
     if prompts:
-        asked = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
-    body = Group(
-        *asked,
-        Text(),
-        credit_text(record),
-        Text(),
-        _legend(record),
-        Text(facts),
-    )
+        prompt = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
+    body = Group(*prompt, Text(), credit_text(record), Text(), _legend(record), Text(facts))
     return Panel(body, title=title, title_align="left", border_style="bright_black")
 
 
 def _whole(who: str, prompt: str | None) -> list[Text]:
     if prompt is None:
-        return [Text(f"the {who} was shown nothing of its own")]
-    return [Text(f"the {who} was shown:"), Text(visible_lines(prompt), _QUIET, overflow="fold")]
+        return [Text(f"the {who} had no prompt of its own")]
+    return [Text(f"prompt of the {who}:"), Text(visible_lines(prompt), _QUIET, overflow="fold")]
 
 
 def choose(records: Iterable[Record]) -> Record:
@@ -156,8 +147,18 @@ def choose(records: Iterable[Record]) -> Record:
     return best
 
 
+def _instructive(record: Record) -> tuple[bool, bool, float]:
+    opens = any(run.onset for run in runs(record))
+    credited = math.isfinite(record.advantage) and record.advantage != 0 and record.fallback is None
+    finite = [
+        w for w, trained in zip(record.weight, record.mask, strict=True) if trained and math.isfinite(w)
+    ]
+    spread = max(finite) - min(finite) if finite else 0.0
+    return credited and opens, credited, spread
+
+
 def visible(text: str) -> str:
-    """``text`` with every character shown that a terminal would obey, or that would hide.
+    """``text`` with every control or invisible character shown, so that a terminal obeys none.
 
     Newline becomes ⏎, tab ⇥, other control characters their Unicode picture or their escape. Joiners stay.
 
@@ -169,13 +170,22 @@ def visible(text: str) -> str:
 
 def visible_lines(text: str) -> str:
     """``visible``, but line breaks stay."""
-    return "\n".join(
-        line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n")
-    )
+    return "".join(c if c.isprintable() or c == "\n" else _visible(c) for c in text)
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return "⇥" if character == "\t" else chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d":
+        return f"\\u{code:04x}"
+    return character
 
 
 def shortened(text: str, characters: int) -> str:
-    """``text``, or its beginning and its longer end around an ellipsis: the question stands at the end.
+    """``text``, or its beginning and its longer end around an ellipsis, since a prompt ends with the question.
 
     >>> shortened("abcdefghij", 7)
     'a … hij'
@@ -188,10 +198,10 @@ def shortened(text: str, characters: int) -> str:
 
 
 def runs(record: Record) -> list[Run]:
-    """The completion cut where segment or mask changes.
+    """The completion, cut where segment or mask changes.
 
-    A segment that tool output interrupts gives several runs, the first of which holds the onset. Where all
-    trained tokens share one segment (GRPO, a fallback) there is no onset.
+    A segment that tool output interrupts gives several runs, the first of which has the onset. There is no onset
+    where all trained tokens share one segment (GRPO, a fallback).
     """
     num_segments = len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained})
     pieces: list[Run] = []
@@ -208,22 +218,22 @@ def runs(record: Record) -> list[Run]:
 
 def credit_unit(record: Record) -> float:
     """The credit that counts as 1: the advantage's size, or the largest credit where that is 0 or not finite."""
-    advantage = abs(number(record.advantage))
-    return advantage if 0 < advantage < math.inf else max(map(abs, _credits(record)), default=0.0)
+    size = abs(record.advantage)
+    return size if 0 < size < math.inf else max(map(abs, _credits(record)), default=0.0)
 
 
 def strengths(record: Record) -> list[float]:
-    """The credit of each token in ``credit_unit``; 0 on tool output and where the credit was not finite.
+    """The credit of each token in ``credit_unit``; 0 on tool output and where the credit is not finite.
 
-    The sign is the credit's: -2 is twice the blame that GRPO would give.
+    The sign is the credit's: -2 is twice GRPO's blame.
     """
     unit = credit_unit(record)
     return [c / unit if unit > 0 else 0.0 for c in _credits(record)]
 
 
 def _credits(record: Record) -> list[float]:
-    values = zip(map(number, record.credit), record.mask, strict=True)
-    return [value if trained and math.isfinite(value) else 0.0 for value, trained in values]
+    credits = zip(record.credit, record.mask, strict=True)
+    return [credit if trained and math.isfinite(credit) else 0.0 for credit, trained in credits]
 
 
 def full_strength(strength: Iterable[float]) -> float:
@@ -246,32 +256,6 @@ def shade(strength: float, full: float) -> str:
     return "#" + "".join(f"{round(255 + (channel - 255) * part):02x}" for channel in end)
 
 
-def number(value: float | None) -> float:
-    """A number of a record file, where null stands for what was not finite."""
-    return math.nan if value is None else value
-
-
-def _instructive(record: Record) -> tuple[bool, bool, float]:
-    opens = any(run.onset for run in runs(record))
-    advantage = number(record.advantage)
-    credited = math.isfinite(advantage) and advantage != 0 and record.fallback is None
-    weights = [number(w) for w, trained in zip(record.weight, record.mask, strict=True) if trained]
-    finite = [w for w in weights if math.isfinite(w)]
-    spread = max(finite) - min(finite) if finite else 0.0
-    return credited and opens, credited, spread
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return "⇥" if character == "\t" else chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d":
-        return f"\\u{code:04x}"
-    return character
-
-
 def _broken(token: str) -> str:
     """The token made visible, with a line break for its last newline."""
     head, newline, tail = token.rpartition("\n")
@@ -279,7 +263,7 @@ def _broken(token: str) -> str:
 
 
 def _values(record: Record) -> list[float]:
-    return [number(value) for value in (record.weight if record.advantage else record.credit)]
+    return record.weight if record.advantage else record.credit
 
 
 def _typical(record: Record) -> float:
@@ -299,12 +283,12 @@ def _legend(record: Record) -> Text:
         for part in (0.5, 1.0):
             text.append("  ", Style(bgcolor=shade(strength * part, FULL)))
         text.append(f" {name} · ", _QUIET)
-    kinds = {(run.bracketed, run.onset, run.trained) for run in runs(record)}
-    if any(bracketed for bracketed, _, _ in kinds):
+    pieces = runs(record)
+    if any(run.bracketed for run in pieces):
         text.append("⟦⟧", _BRACKET)
-        opens = any(onset for _, onset, _ in kinds)
+        opens = any(run.onset for run in pieces)
         text.append(" segment" + (", its first token the onset" if opens else "") + " · ", _QUIET)
-    if any(not trained for _, _, trained in kinds):
+    if not all(run.trained for run in pieces):
         text.append("«tool output»", _GREY)
         text.append(" · ", _QUIET)
     what = "weight" if record.advantage else "credit"

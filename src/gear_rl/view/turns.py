@@ -1,4 +1,4 @@
-"""A record of several turns, laid out for a person: one line for each turn and for each tool answer."""
+"""The layout of a record of several turns: one line for each turn and for each tool answer."""
 
 import re
 from dataclasses import replace
@@ -7,17 +7,17 @@ from itertools import groupby
 from gear_rl.records import Record
 
 _MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
-"""What Qwen and its kin put around a tool's answer."""
+"""What Qwen's chat templates put around a tool's answer."""
 _USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
 def has_turns(record: Record) -> bool:
-    """Whether tools answered in between: only then are there turns to lay out."""
+    """Whether tools answered between the record's turns."""
     return 0 in record.mask and any(turn > 0 for turn in record.turn)
 
 
 def last_user_text(prompt: str) -> str:
-    """What the user said last, where the prompt is in Qwen's chat format; else the prompt as it is.
+    """The last user message of a prompt in Qwen's chat format; another prompt is returned unchanged.
 
     >>> last_user_text("<|im_start|>user\\nwho?<|im_end|>\\n<|im_start|>assistant\\n"), last_user_text("who?")
     ('who?', 'who?')
@@ -26,38 +26,38 @@ def last_user_text(prompt: str) -> str:
     return said[-1] if said else prompt
 
 
-def by_turn(record: Record) -> Record:
-    """The same rollout with each tool answer as one token, without chat markup, and each turn on its own line.
+def join_answers(record: Record) -> tuple[Record, list[int]]:
+    """The record with each tool answer as one token without chat markup, and where its tokens were before.
 
-    A line break inside a tool call becomes ``⏎``; the prompt becomes ``last_user_text``. The numbers of trained
-    tokens stay as they are. A record without turns is returned unchanged.
+    The numbers of trained tokens do not change. A record without turns is returned unchanged.
+    """
+    if not has_turns(record):
+        return record, list(range(len(record.tokens)))
+    tokens: list[str] = []
+    position: list[int] = []
+    for trained, group in groupby(range(len(record.tokens)), key=lambda t: record.mask[t]):
+        run = list(group)
+        texts = record.tokens[run[0] : run[-1] + 1]
+        tokens += texts if trained else [_MARKUP.sub("", "".join(texts)).strip()]
+        position += run if trained else run[:1]
+    lists = {name: getattr(record, name) for name in ("ids", "mask", "turn", "segment", "credit", "weight")}
+    kept = {name: [values[t] for t in position] for name, values in lists.items()}
+    signals = {name: [values[t] for t in position] for name, values in record.signals.items()}
+    return replace(record, tokens=tokens, signals=signals, **kept), position
+
+
+def by_turn(record: Record) -> Record:
+    """``join_answers``, with each turn on its own line and the prompt's ``last_user_text``.
+
+    A line break inside a tool call becomes ``⏎``. A record without turns is returned unchanged.
     """
     if not has_turns(record):
         return record
-    tokens: list[str] = []
-    kept: list[int] = []
-    for trained, group in groupby(range(len(record.tokens)), key=lambda t: bool(record.mask[t])):
-        run = list(group)
-        if trained:
-            tokens += [_in_line(record.tokens, t) for t in run]
-            kept += run
-        else:
-            tokens.append(_MARKUP.sub("", "".join(record.tokens[t] for t in run)).strip())
-            kept.append(run[0])
-        if run[-1] + 1 < len(record.tokens):
-            tokens[-1] = tokens[-1].removesuffix("\n") + "\n"
-    lists = {name: getattr(record, name) for name in ("ids", "mask", "turn", "segment", "credit", "weight")}
-    return replace(
-        record,
-        prompt=last_user_text(record.prompt),
-        tokens=tokens,
-        signals={name: [values[t] for t in kept] for name, values in record.signals.items()},
-        **{name: [values[t] for t in kept] for name, values in lists.items()},
-    )
-
-
-def _in_line(tokens: list[str], t: int) -> str:
-    """The token, with a line break that is only the frame of a tool call made visible instead of obeyed."""
-    before, after = "".join(tokens[max(t - 1, 0) : t + 1]), "".join(tokens[t : t + 2])
-    in_call = "<tool_call>" in before or "</tool_call>" in after
-    return tokens[t].replace("\n", "⏎") if in_call else tokens[t]
+    joined, position = join_answers(record)
+    for place, t in enumerate(position):
+        before, after = "".join(record.tokens[max(t - 1, 0) : t + 1]), "".join(record.tokens[t : t + 2])
+        if record.mask[t] and ("<tool_call>" in before or "</tool_call>" in after):
+            joined.tokens[place] = record.tokens[t].replace("\n", "⏎")
+        if joined.mask[place : place + 2] in ([0, 1], [1, 0]):
+            joined.tokens[place] = joined.tokens[place].removesuffix("\n") + "\n"
+    return replace(joined, prompt=last_user_text(record.prompt))

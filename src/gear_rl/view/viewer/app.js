@@ -165,7 +165,7 @@ async function showOnsets() {
   element("onsets").showModal();
   const table = element("onsets").querySelector("tbody");
   try {
-    onsetTable ??= JSON.parse(new TextDecoder().decode(await inflate(await block("opened"))));
+    onsetTable ??= await unpack("opened");
   } catch (error) {
     element("onsets-about").textContent = error.message;
     return;

@@ -48,46 +48,10 @@ async function block(id) {
   }
 }
 
-async function inflate(text) {
-  const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+async function unpack(id) {
+  const packed = Uint8Array.from(atob(await block(id)), (character) => character.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-function half(bits) {
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  const size = exponent === 0 ? fraction * 2 ** -24
-    : exponent === 31 ? (fraction ? NaN : Infinity)
-      : (1 + fraction / 1024) * 2 ** (exponent - 15);
-  return bits & 0x8000 ? -size : size;
-}
-
-function unpack(bytes) {
-  const head = new DataView(bytes.buffer).getUint32(0, true);
-  const record = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + head)));
-  const length = record.length;
-  let at = 4 + head;
-  record.signals = new Map();
-  for (const column of record.columns) {
-    const whole = column.kind === "i";
-    const values = whole ? new Int32Array(length) : new Float64Array(length);
-    for (let t = 0; t < length; t++) { // the lowest byte of every number, then the next of every number
-      let bits = bytes[at + t] | (bytes[at + length + t] << 8);
-      if (whole) bits |= (bytes[at + 2 * length + t] << 16) | (bytes[at + 3 * length + t] << 24);
-      values[t] = whole ? bits : half(bits) * column.scale;
-    }
-    at += length * (whole ? 4 : 2);
-    // The first seven belong to every record; a signal may bear any name, so it lives in a map of its own.
-    if (record.columns.indexOf(column) < 7) record[column.name] = values;
-    else record.signals.set(column.name, values);
-  }
-  record.trained = (t) => record.mask[t] !== 0;
-  record.strength = (t) => {
-    const part = record.trained(t) && record.unit > 0 ? record.credit[t] / record.unit : 0;
-    return Number.isFinite(part) ? part : 0;
-  };
-  return record;
+  return new Response(stream).json();
 }
 
 const unpacked = new Map();
@@ -95,7 +59,17 @@ const unpacked = new Map();
 // The record, with everything that the index knows of it.
 async function load(n) {
   if (unpacked.has(n)) return unpacked.get(n);
-  const record = unpack(await inflate(await block(`r${n}`)));
+  const record = await unpack(`r${n}`);
+  const finite = (values) => values.map((value) => value ?? NaN);
+  record.credit = finite(record.credit);
+  record.weight = finite(record.weight);
+  // A signal may bear any name, so it lives in a map.
+  record.signals = new Map(Object.entries(record.signals).map(([name, values]) => [name, finite(values)]));
+  record.trained = (t) => record.mask[t] !== 0;
+  record.strength = (t) => {
+    const part = record.trained(t) && record.unit > 0 ? record.credit[t] / record.unit : 0;
+    return Number.isFinite(part) ? part : 0;
+  };
   record.n = n;
   for (const name of ["method", "step", "group", "reward", "advantage", "tokens", "segments"]) {
     record[name] = ROWS[name][n];
