@@ -10,7 +10,7 @@ from gear_rl.arena import model
 from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.errands.env import ErrandsEnv
 from gear_rl.arena.task import TEMPLATE, Completion, Reference
-from gear_rl.engines.trl.tools import parse_tool_calls
+from gear_rl.engines.trl.rollouts import parse_tool_calls
 
 TOOLS = [ErrandsEnv().send, ErrandsEnv().wait]
 

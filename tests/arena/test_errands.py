@@ -224,7 +224,7 @@ def test_the_right_decisions_make_up_the_reward(turns: list[list[str]], cut: int
     """As TRL's loop would play them: parsed by its parser, carried out by a real environment."""
     from trl.chat_template_utils import parse_response
 
-    from gear_rl.engines.trl.tools import parse_tool_calls
+    from gear_rl.engines.trl.rollouts import parse_tool_calls
 
     assert parse_tool_calls(TOKENIZER)
     env, completion = _env(), list[int]()

@@ -1,5 +1,5 @@
-"""One of two processes: train with TRL's trainer, with Uniform, Gear, Sdpg and Igpo; write down what came out.
-Then the same checkpoints once more where FSDP shards the weights."""
+"""One of two processes: train with TRL's trainer, Uniform, Gear and Sdpg, and write down the results.
+Then save and resume checkpoints, under DDP and where FSDP 2 shards the weights."""
 
 import gc
 import json
@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from datasets import Dataset
+from torch.distributed.tensor import DTensor
 from trl import GRPOConfig, GRPOTrainer
 
-from engines import probing, resuming, sharding, tiny
+from engines import probing, tiny
 from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
@@ -95,27 +98,59 @@ def main(model: str, folder: Path) -> None:
     torch.save(credits, folder / f"credits-{rank}.pt")
     trainer.reward_funcs[:] = [lambda prompts, **_: [float(p[0]["content"].split()[0]) for p in prompts]]
     found["solved"] = trainer.solve(list(tiny.rows(11)))
-
-    def two_turns(prompts, trainer):
-        """The second process's are longer; its completions are siblings of the first's."""
-        ids = trainer._tokenize_prompts(prompts)[0]
-        turns = [([20 + i, 31, 32, *[33] * (2 * rank)], [50 + i, 51, 2]) for i in range(len(ids))]
-        return {
-            "prompt_ids": ids,
-            "completion_ids": [[*first, 40, 41, *second] for first, second in turns],
-            "env_mask": [[*[1] * len(first), 0, 0, *[1] * len(second)] for first, second in turns],
-            "logprobs": None,
-        }
-
-    changes = {"num_generations": 16, "max_steps": 1, "teacher_prompt": "splice"}
-    settings = tiny.settings(folder / "igpo", record_file=str(folder / "igpo.jsonl"), **changes)
-    reward = lambda completion_ids, **_: [float(ids[0] + rank) for ids in completion_ids]  # noqa: E731
-    GEARTrainer(
-        model, reward, GEARConfig(**settings), tiny.rows(), rollout_func=two_turns, credit=Igpo()
-    ).train()
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    resuming.resume(model, folder / "resuming")
-    sharding.resume(model, folder)
+    resume(model, folder / "resuming")
+    resume_sharded(model, folder)
+
+
+def trained(model: str, folder: Path, resume=None, **changes) -> GEARTrainer:
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "num_iterations": 2}
+    options |= {"learning_rate": 0.02, "teacher_model_kind": "ema"}
+    settings = tiny.settings(folder, **options | changes)
+    trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), tiny.rows(12), credit=Gear())
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def resume(model: str, folder: Path, **changes) -> None:
+    """Whole and resumed weights, and the refusal of another configuration, as files of this process."""
+    whole = trained(model, folder, record_file=str(folder / "records.jsonl"), **changes)
+    rank = whole.accelerator.process_index
+    # The newest are cut, so the first is taken: in the middle of rollouts that are trained on twice. The next
+    # ones are scored by the teacher that it holds.
+    for step in (2, 3):
+        file = folder / f"checkpoint-{step}" / f"rollouts-{rank}.pt"
+        file.write_bytes(file.read_bytes()[:-1])
+    whole.accelerator.wait_for_everyone()
+    runs = {"whole": whole, "resumed": trained(model, folder, resume=True, **changes)}
+    for name, trainer in runs.items():
+        state = trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()
+        full = {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in state.items()}
+        torch.save(full, folder.parent / f"{name}-{rank}.pt")
+    refused = ""
+    try:
+        trained(model, folder, resume=True, beta=0.1, **changes)
+    except ValueError as error:
+        refused = str(error)
+    (folder.parent / f"refused-{rank}.json").write_text(json.dumps(refused))
+
+
+def resume_sharded(model: str, folder: Path) -> None:
+    """For each kind of sharded checkpoint. What trains later in this process is sharded too."""
+    os.environ |= {
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    }
+    # torch shards on CPUs too, but accelerate on accelerators alone: several CPUs (MULTI_CPU) always get DDP.
+    PartialState._prepare_backend = lambda self, *_, **__: ("gloo", DistributedType.MULTI_XPU)
+    for kind, reshards in (("SHARDED_STATE_DICT", "true"), ("FULL_STATE_DICT", "false")):
+        os.environ |= {"FSDP_STATE_DICT_TYPE": kind, "FSDP_RESHARD_AFTER_FORWARD": reshards}
+        AcceleratorState._reset_state(reset_partial_state=True)
+        (folder / kind).mkdir(exist_ok=True)
+        resume(model, folder / kind / "resuming", use_cpu=False)
 
 
 if __name__ == "__main__":

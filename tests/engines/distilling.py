@@ -30,7 +30,7 @@ def left_padded(lengths, vocab, g):
 
 
 def micro_batch(vocab, num_rows=4, num_tokens=7, seed=0):
-    """Inputs of TRL's loss: many lengths, tool output in every fourth row, old log-probs."""
+    """Inputs of TRL's loss: many lengths, tool output in every fourth row, numbers where nothing is distilled."""
     g = torch.Generator().manual_seed(seed)
     prompt, prompt_mask = left_padded([5, 2, 4, 3] * (num_rows // 4), vocab, g)
     teacher, teacher_mask = left_padded([9, 11, 6, 8] * (num_rows // 4), vocab, g)
@@ -48,8 +48,8 @@ def micro_batch(vocab, num_rows=4, num_tokens=7, seed=0):
         "advantages": torch.randn(num_rows, generator=g),
         "num_items_in_batch": tool_mask.sum(),
         "old_per_token_logps": -4 - torch.rand(mask.shape, generator=g) * 4,
-        "gear_distill_weight": torch.rand(mask.shape, generator=g) * mask,
+        "gear_distill_weight": torch.rand(mask.shape, generator=g),
         "gear_teacher_ids": teacher,
         "gear_teacher_attention": teacher_mask,
-        "gear_reference_logprob": torch.where(mask, -4 - torch.rand(mask.shape, generator=g) * 4, torch.nan),
+        "gear_reference_logprob": -4 - torch.rand(mask.shape, generator=g) * 4,
     }

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from engines import tiny
 from engines.scripted import END, call, scripted
-from gear_rl.signals.batch import Completions, Prompts
+from gear_rl.engines.trl.engine import HeldWeights
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, Signal, TokenSignals, is_per_row
@@ -51,10 +51,9 @@ class Probe:
 
 
 class Shop:
-    """Tools to look and to fail, and words about the turns if a test puts them in its mouth."""
+    """Tools to look and to fail; ``_given`` are a test's values of its turns."""
 
-    _tells: Any = None
-    _state: Any = None
+    _given: Any = None
 
     def reset(self, **row: Any) -> None:
         self.seen: list[str] = []
@@ -74,10 +73,7 @@ class Shop:
         raise KeyError("no")
 
     def turn_rewards(self) -> Any:
-        return self._tells and self._tells()
-
-    def anchor_states(self) -> Any:
-        return self._state and self._state()
+        return self._given and self._given()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,16 +96,6 @@ class Pass:
     def mask(self):
         attention = self.output["completion_mask"]
         return (attention * self.output["tool_mask"] if "tool_mask" in self.output else attention).bool()
-
-    @property
-    def completions(self):
-        return Completions(
-            ids=self.output["completion_ids"], attention=self.output["completion_mask"], mask=self.mask
-        )
-
-    @property
-    def student(self):
-        return Prompts(ids_BP=self.output["prompt_ids"], attention_BP=self.output["prompt_mask"])
 
     @property
     def advantage(self):
@@ -193,7 +179,7 @@ def passed(trainer, credit, rows: Any = None, **settings: Any) -> Pass:
         return spread(trainer, inputs, output)
 
     before = {name: getattr(trainer.args, name) for name in settings}
-    trainer.credit, trainer.teacher, trainer.reference = credit, None, None
+    trainer.credit, trainer.held_weights = credit, HeldWeights(trainer, continues_adapter=False)
     trainer._spread = watched
     trainer._metrics["train"].clear()
     trainer.model.train()

@@ -1,4 +1,4 @@
-"""Folders of checkpoints and of runs, without a trainer: what holds, what is passed over, and who may write."""
+"""Folders of checkpoints and of runs, without a trainer: which one is taken, and which process may write."""
 
 import errno
 import fcntl
@@ -23,7 +23,7 @@ from gear_rl.engines.trl.checkpoints import (
     seal,
 )
 
-FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"moments", "deep/rng_state_1.pth": b"numbers"}
+FILES = {"model.safetensors": b"weights" * 9, "deep/rng_state_1.pth": b"numbers"}
 
 
 def checkpoint(folder, step, run="mine", **facts):
@@ -40,18 +40,14 @@ def flip(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-DAMAGES = {
-    "deleted": None,
-    "emptied": lambda _: b"",
-    "cut": lambda content: content[: len(content) - 2],
-    "flipped": flip,
-}
+DAMAGES = {"deleted": None, "emptied": lambda _: b"", "cut": lambda content: content[:-2], "flipped": flip}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", [*FILES, MANIFEST])
 def test_any_damage_to_any_file_is_found_and_the_one_before_is_taken(tmp_path, caplog, name, damage):
     before, newest = checkpoint(tmp_path, 2), checkpoint(tmp_path, 10)
+    (newest / "notes.txt").write_text("a file that came later")
     assert newest_whole(tmp_path, "mine")[0] == newest
     if DAMAGES[damage] is None:
         (newest / name).unlink()
@@ -65,7 +61,15 @@ def test_any_damage_to_any_file_is_found_and_the_one_before_is_taken(tmp_path, c
     assert "checkpoint-10 is passed over" in caplog.text and name in caplog.text
 
 
-def test_what_is_no_checkpoint_of_this_run_is_named(tmp_path, caplog):
+def test_an_edited_manifest_is_found(tmp_path):
+    path = checkpoint(tmp_path, 1)
+    content = (path / MANIFEST).read_bytes()
+    (path / MANIFEST).write_bytes(content.replace(b'"seed": 1', b'"seed": 2'))
+    with pytest.raises(BrokenCheckpointError, match=r"its manifest\.json is not what this version writes"):
+        checked(path)
+
+
+def test_what_is_no_checkpoint_of_this_run_is_named(tmp_path):
     checkpoint(tmp_path, 7, run="another")
     checkpoint(tmp_path, 8, resumable=False)
     (tmp_path / "checkpoint-99999").mkdir()
@@ -78,17 +82,10 @@ def test_what_is_no_checkpoint_of_this_run_is_named(tmp_path, caplog):
         "checkpoint-7: it is of another run",
     ):
         assert why in str(error.value)
-    assert newest_whole(tmp_path, None)[1].run == "another", "where nobody knows whose folder it is"
-    assert checkpoints_in(tmp_path)[0].name == "checkpoint-99999"
+    assert newest_whole(tmp_path, None)[1].run == "another", "where the folder's run is not known"
 
 
-def test_files_that_came_later_do_no_harm(tmp_path):
-    path = checkpoint(tmp_path, 1)
-    (path / "notes.txt").write_text("mine")
-    assert "notes.txt" not in checked(path).files
-
-
-def test_a_checkpoint_of_the_same_step_is_replaced_at_once(tmp_path):
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     checkpoint(tmp_path, 3, run="former")
     aside = checkpoint(tmp_path / UNFINISHED, 3)
     move_into_place(aside, tmp_path / "checkpoint-3")
@@ -108,14 +105,12 @@ with folder.held():
 """
 
 
-def test_the_lock_names_who_has_it_and_dies_with_its_process(tmp_path):
+def test_the_lock_names_its_process_and_dies_with_it(tmp_path):
     words = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with (
-            pytest.raises(ValueError, match=rf"output_dir: process {holder.pid} on .* {tmp_path}"),
-            RunFolder(tmp_path).held(),
-        ):
+        message = rf"output_dir: process {holder.pid} on .* {tmp_path}"
+        with pytest.raises(ValueError, match=message), RunFolder(tmp_path).held():
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()
@@ -123,7 +118,7 @@ def test_the_lock_names_who_has_it_and_dies_with_its_process(tmp_path):
         pass
 
 
-def test_a_file_system_without_locks_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_is_logged_and_leaves_nothing_behind(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -132,17 +127,14 @@ def test_a_file_system_without_locks_is_said_and_leaves_nothing_behind(tmp_path,
         # A lock that is only a file would be here still after a kill, and refuse every later run.
         assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
     assert f"output_dir: {tmp_path} cannot be locked" in caplog.text
-    with RunFolder(tmp_path).held():
-        pass
 
 
 def test_leftovers_are_what_a_new_run_would_lose(tmp_path):
     folder, records = RunFolder(tmp_path, "records.jsonl"), tmp_path / "records.jsonl"
     with folder.held():
         folder.begin()
-    assert folder.leftovers() == [], "a run that was killed at once left nothing to lose"
     records.touch()
-    assert folder.leftovers() == []
+    assert folder.leftovers() == [], "a run that was killed at once left nothing to lose"
     records.write_text("{}\n")
     checkpoint(tmp_path, 10)
     checkpoint(tmp_path, 9)
@@ -152,31 +144,27 @@ def test_leftovers_are_what_a_new_run_would_lose(tmp_path):
     assert folder.leftovers() == [*names, str(records)]
     assert RunFolder(tmp_path).leftovers() == names
     folder.clear()
-    assert folder.leftovers() == []
-    assert (tmp_path / "mine.txt").exists()
+    assert folder.leftovers() == [] and (tmp_path / "mine.txt").exists()
 
 
 def test_records_are_in_the_folder_unless_they_are_named_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in (Path("runs/a"), tmp_path / "runs" / "a"):
-        assert RunFolder(folder, "more/r.jsonl").records == folder / "more" / "r.jsonl"
-        with pytest.raises(
-            ValueError, match=r"^record_file: runs/a/r.jsonl is relative to .*a; write r.jsonl$"
-        ):
-            RunFolder(folder, "runs/a/r.jsonl")
+    for path in (Path("runs/a"), tmp_path / "runs" / "a"):
+        assert RunFolder(path, "more/r.jsonl").records == path / "more" / "r.jsonl"
+        message = r"^record_file: runs/a/r.jsonl is relative to .*a; write r.jsonl$"
+        with pytest.raises(ValueError, match=message):
+            RunFolder(path, "runs/a/r.jsonl")
     assert RunFolder(Path(), "runs/a/r.jsonl").records == Path("runs/a/r.jsonl")
-    other = tmp_path / "other.jsonl"
+    other, link = tmp_path / "other.jsonl", tmp_path / "a" / "link.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(other)
     for name in (str(other), "../other.jsonl", "link.jsonl"):
         folder = RunFolder(tmp_path / "a", name)
-        folder.path.mkdir(exist_ok=True)
-        (folder.path / "link.jsonl").unlink(missing_ok=True)
-        (folder.path / "link.jsonl").symlink_to(other)
         other.unlink(missing_ok=True)
         folder.check_records()
         other.write_text("{}\n")
-        with pytest.raises(
-            ValueError, match=r"^record_file: .* holds records already, .* outside of .*a; name a new"
-        ):
+        message = r"^record_file: .* holds records already, .* outside of .*a; name a new"
+        with pytest.raises(ValueError, match=message):
             folder.check_records()
         folder.clear()
         assert other.read_text() == "{}\n"

@@ -1,16 +1,20 @@
-"""Success at the first try and at one of k, with intervals; the training does not notice."""
+"""Success at the first try and at one of k, with intervals; the training stays as it was."""
 
 import itertools
 import math
-import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import bootstrap
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from engines import tiny
+from engines.scripted import END, Desk, scripted
 from gear_rl import Gear, GEARConfig, GEARTrainer
-from gear_rl.engines.trl.evaluation import interval, pass_at_k, success_metrics
+from gear_rl.engines.trl.evaluation import RESAMPLES, interval, pass_at_k, success_metrics
 
 
 @pytest.mark.parametrize("tries", [1, 3, 5])
@@ -40,13 +44,12 @@ def test_wilsons_interval_by_hand():
     assert all(math.isnan(end) for end in interval([]))
 
 
-def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says():
-    rng = random.Random(0)
-    covered = 0
-    for _ in range(100):  # thirds of 40 problems, mean 0.5
-        low, high = interval([rng.randrange(4) / 3 for _ in range(40)])
-        covered += low <= 0.5 <= high
-    assert covered >= 88  # 95 nominal; 88 is three deviations below
+def test_the_interval_of_many_problems_is_drawn_in_batches_that_change_nothing():
+    values = [1.0, 0.5, 0.0] * 1000
+    options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": 0}
+    whole = bootstrap((np.asarray(values),), np.mean, **options).confidence_interval
+    assert 4_000_000 // len(values) < RESAMPLES, "else all are drawn at once"
+    assert interval(values) == (whole.low, whole.high)
 
 
 def test_abstentions_are_left_out():
@@ -90,21 +93,83 @@ def test_evaluation_per_tier_sampled_and_greedy(tiny_model, tmp_path):
     assert len(seen) == 4
 
 
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
 def test_evaluation_leaves_the_training_as_it_was(tiny_model, tmp_path):
     runs = []
     for often in ("no", "steps"):
         (tmp_path / often).mkdir()
-        trainer = trainer_of(tmp_path / often, tiny_model, max_steps=3, eval_strategy=often, eval_steps=1)
+        changes = {"max_steps": 3, "eval_strategy": often, "eval_steps": 1}
+        trainer = trainer_of(tmp_path / often, tiny_model, **changes)
         trainer.train()
-        losses = [e["loss"] for e in trainer.state.log_history if "loss" in e]
-        runs.append((weights(trainer), losses))
-    assert any(loss != 0.0 for loss in runs[0][1]), "else nothing was trained"
+        losses = [(e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
+        runs.append((torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), losses))
+    assert any(loss != 0.0 for loss, _ in runs[0][1]), "else nothing was trained"
     assert torch.equal(runs[0][0], runs[1][0])
     assert runs[0][1] == runs[1][1]
+
+
+def test_evaluation_calls_no_privileged_context_and_logs_once(tiny_model, tmp_path):
+    called = []
+
+    class Quiet(Desk):
+        def privileged_context(self) -> str:
+            called.append(1)
+            return "privileged"
+
+        def get_reward(self) -> float:
+            return 1.0
+
+    rows = tiny.rows().remove_columns(["privileged_context", "answer"])
+    changes = {"num_generations_eval": 2, "per_device_eval_batch_size": 4, "max_completion_length": 99}
+    settings = tiny.settings(tmp_path, max_steps=1, gradient_accumulation_steps=1, **changes)
+    scripts = [[f"{word}{END}"] for word in ("one", "two", "three", "four")]
+    options = {"environment_factory": Quiet, "eval_dataset": rows.select(range(3))}
+    trainer = scripted(tiny_model, rows, settings, scripts, credit=Gear(), **options)
+    seen: list[dict[str, float]] = []
+
+    class Watch(TrainerCallback):
+        def on_evaluate(self, args, state, control, metrics=None, **kw):
+            seen.append(dict(metrics or {}))
+
+    trainer.add_callback(Watch())
+    metrics = trainer.evaluate()
+    assert called == []
+    assert {"eval_pass@1", "eval_pass@2_low", "eval_greedy"} <= seen[0].keys(), "for early stopping"
+    assert len(trainer.state.log_history) == 1, "else the completions' table is written twice"
+    assert metrics["eval_problems"] == 3.0
+    assert metrics["eval_pass@1"] == metrics["eval_greedy"] == 1.0
+    trainer.train()
+    assert len(called) == 4
+
+
+@pytest.mark.parametrize("vllm", [False, True])
+def test_solving_leaves_everything_as_it_was_also_after_an_error(tiny_model, tmp_path, vllm):
+    trainer, seen, fail = trainer_of(tmp_path, tiny_model), [], False
+    if vllm:
+        trainer.vllm_generation = SimpleNamespace(temperature=0.9)
+    trainer._logs["prompt"].append("kept")
+
+    def judge(completions, **_):
+        sampled = trainer.vllm_generation.temperature > 0 if vllm else trainer.generation_config.do_sample
+        seen.append((not sampled, trainer.num_generations_eval, trainer.model.training))
+        if fail:
+            raise LookupError
+        return [1.0] * len(completions)
+
+    trainer.reward_funcs[:] = [judge]
+    for fail, greedy in itertools.product((False, True), (False, True)):
+        trainer.model.train()
+        before = trainer.generation_config.to_dict()
+        if fail:
+            with pytest.raises(LookupError):
+                trainer.solve(list(tiny.rows(2)), greedy=greedy)
+        else:
+            assert trainer.solve(list(tiny.rows(2)), greedy=greedy) == [1.0, 1.0]
+        assert seen[-1] == (greedy, 1, False)
+        assert not vllm or trainer.vllm_generation.temperature == 0.9
+        assert trainer.model.training and trainer.generation_config.do_sample
+        assert trainer.generation_config.to_dict() == before
+        assert trainer.num_generations_eval == 2
+        assert list(trainer._logs["prompt"]) == ["kept"]
 
 
 def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
@@ -128,3 +193,16 @@ def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
     assert trainer.solve(rows) == trainer.solve(rows, seed=trainer.args.seed) != sampled[0], "the run's own"
     greedy = [trainer.solve(rows, seed=s, greedy=True) for s in (0, 1)]
     assert greedy[0] == greedy[1] != sampled[0]
+
+
+def test_problems_that_are_repeated_to_fill_a_batch_do_not_count(tiny_model, tmp_path, monkeypatch):
+    """Several processes repeat the last problems, as TRL's loop does here."""
+
+    def repeating(self, dataloader, **_):
+        self.rollouts.evaluated += [[1.0], [0.0], [0.0], [1.0]]
+        return SimpleNamespace(metrics={})
+
+    monkeypatch.setattr(GRPOTrainer, "evaluation_loop", repeating, raising=False)
+    trainer = trainer_of(tmp_path, tiny_model, eval_greedy=False)
+    found = trainer.evaluation_loop(SimpleNamespace(dataset=[{}] * 3)).metrics
+    assert (found["eval_problems"], found["eval_pass@1"]) == (3.0, pytest.approx(1 / 3))

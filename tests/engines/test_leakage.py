@@ -1,4 +1,4 @@
-"""The privileged context is only scored with: it never reaches anything the student is generated from."""
+"""The privileged context is scored with, and reaches nothing that the student is generated from."""
 
 import secrets
 from dataclasses import replace
@@ -17,12 +17,6 @@ def contains(ids: list[int], part: list[int]) -> bool:
     return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))
 
 
-def told_to_the_teacher_alone(file, canary):
-    """A record holds the privileged context in what the teacher was shown, and nowhere else."""
-    for record in read_records(file):
-        assert canary not in replace(record, teacher_prompt=None).to_json()
-
-
 def train(folder, model, contexts, monkeypatch, credit=None, **changes):
     dataset = tiny.rows().from_list(
         [{**row, "privileged_context": context} for row, context in zip(tiny.rows(), contexts, strict=True)]
@@ -34,52 +28,36 @@ def train(folder, model, contexts, monkeypatch, credit=None, **changes):
     return trainer, watch
 
 
-@pytest.mark.parametrize("how", ["render", "splice"])
-def test_a_canary_is_seen_by_the_teacher_alone(tiny_model, tmp_path, monkeypatch, how):
+@pytest.mark.parametrize(
+    ("credit", "how"),
+    [
+        (Gear(), "render"),
+        (Gear(), "splice"),
+        *((m, "render") for m in (Igpo(), Opsd(), Sdpo(), Sdpg(weight=0.5))),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_canary_is_scored_with_and_never_generated_from(tiny_model, tmp_path, monkeypatch, credit, how):
+    """Also as the answer whose confidence is measured, and where the teacher is distilled."""
     canary = secrets.token_hex(16)
-    trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, teacher_prompt=how)
+    changes = {"teacher_prompt": how, "privileged_sources": ["row"]}  # SDPO's own are siblings and feedback
+    trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, credit, **changes)
     tokenizer = trainer.processing_class
     part = tokenizer(canary, add_special_tokens=False)["input_ids"]
-    assert len(part) > 16
-    assert all(contains(ids, part) for ids in watch.teacher), "else the test would see nothing"
-    assert len(watch.teacher) == len(watch.generated_from) == 8
+    scored = watch.teacher if credit.name == "gear" else watch.told
+    assert len(part) > 16 and len(scored) == len(watch.generated_from) == 8
+    assert all(contains(ids, part) for ids in scored), "else the test would see nothing"
     for ids in [*watch.generated_from, *watch.sampled]:
         assert not contains(ids, part)
         assert canary not in tokenizer.decode(ids)
     # Not only absent: the student was generated from its own prompt, id for id.
     known = {
-        tuple(ids)
-        for ids in tokenizer.apply_chat_template(
-            [row["prompt"] for row in tiny.rows()],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-        )["input_ids"]
-    }
-    assert {tuple(ids) for ids in watch.generated_from} <= known
-    told_to_the_teacher_alone(tmp_path / "records.jsonl", canary)
-
-
-@pytest.mark.parametrize("credit", [Igpo(), Opsd(), Sdpo(), Sdpg(weight=0.5)], ids=lambda method: method.name)
-def test_what_is_asked_of_the_ground_truth_is_never_generated_from(tiny_model, tmp_path, monkeypatch, credit):
-    """The confidence in it, and the term that a teacher distils: both are scored alone, not sampled from."""
-    canary = secrets.token_hex(16)
-    rows = {"privileged_sources": ["row"]}  # SDPO's own are siblings and feedback
-    trainer, watch = train(tmp_path, tiny_model, [canary] * 16, monkeypatch, credit, **rows)
-    tokenizer = trainer.processing_class
-    part = tokenizer(canary, add_special_tokens=False)["input_ids"]
-    assert len(watch.told) == 8 and all(contains(ids, part) for ids in watch.told), (
-        "else the test would see nothing"
-    )
-    assert len(watch.generated_from) == 8
-    known = {
         tuple(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))
         for row in tiny.rows()
     }
     assert {tuple(ids) for ids in watch.generated_from} <= known
-    for ids in [*watch.generated_from, *watch.sampled]:
-        assert not contains(ids, part)
-    told_to_the_teacher_alone(tmp_path / "records.jsonl", canary)
+    for record in read_records(tmp_path / "records.jsonl"):
+        assert canary not in replace(record, teacher_prompt=None).to_json()
 
 
 def test_another_context_changes_the_credit_and_no_rollout(tiny_model, tmp_path, monkeypatch):
@@ -96,13 +74,14 @@ def test_another_context_changes_the_credit_and_no_rollout(tiny_model, tmp_path,
     assert found[0][3] != found[1][3]
 
 
-def test_an_environments_reset_never_sees_the_context(tiny_model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("column", [None, "gold"])
+def test_an_environments_reset_never_sees_the_context(tiny_model, tmp_path, monkeypatch, column):
     """TRL hands every column to `reset(**row)`, and what that returns is shown to the student."""
-    told = []
+    given = []
 
     class Talkative:
         def reset(self, **row):
-            told.append(row)
+            given.append(row)
             return f" {row}"
 
         def look(self) -> str:
@@ -114,23 +93,17 @@ def test_an_environments_reset_never_sees_the_context(tiny_model, tmp_path, monk
         return torch.rand(len(completions)).tolist()
 
     canary = secrets.token_hex(16)
-    dataset = tiny.rows().from_list([{**row, "privileged_context": canary} for row in tiny.rows()])
-    settings = tiny.settings(tmp_path, max_steps=1, max_tool_calling_iterations=1)
-    trainer = GEARTrainer(
-        tiny_model,
-        needs_the_column,
-        GEARConfig(**settings),
-        dataset,
-        environment_factory=Talkative,
-        credit=Gear(),
-    )
+    dataset = tiny.rows().map(lambda row: {"gold": canary if column else "", "privileged_context": canary})
+    settings = tiny.settings(tmp_path, max_steps=1, privileged_column=column, max_tool_calling_iterations=1)
+    options = {"environment_factory": Talkative, "credit": Gear()}
+    trainer = GEARTrainer(tiny_model, needs_the_column, GEARConfig(**settings), dataset, **options)
     watch = Watch(monkeypatch, trainer.model)
     trainer.train()
-    text = [trainer.processing_class.decode(ids) for ids in watch.generated_from]
-    assert told
-    assert all("privileged_context" not in row for row in told)
+    decode = trainer.processing_class.decode
+    text = [decode(ids) for ids in watch.generated_from]
+    assert given and all(not row.keys() & {column, "privileged_context"} for row in given)
     assert all("'answer'" in prompt and canary not in prompt for prompt in text)
-    assert all(canary in trainer.processing_class.decode(ids) for ids in watch.teacher)
+    assert all(canary in decode(ids) for ids in watch.teacher)
 
 
 def test_control_tokens_in_a_spliced_hint_stay_text(tiny_model, tmp_path, monkeypatch):
@@ -141,35 +114,3 @@ def test_control_tokens_in_a_spliced_hint_stay_text(tiny_model, tmp_path, monkey
         (t.count(control), s.count(control)) for t, s in zip(watch.teacher, watch.generated_from, strict=True)
     ]
     assert all(teacher == student == 2 for teacher, student in counts)
-
-
-def test_a_column_of_another_name_is_kept_from_reset_too(tiny_model, tmp_path, monkeypatch):
-    told = []
-
-    class Curious:
-        def reset(self, **row):
-            told.append(set(row))
-            return f" {row}"
-
-        def look(self) -> str:
-            """Look around."""
-            return "nothing"
-
-    canary = secrets.token_hex(16)
-    dataset = tiny.rows().map(lambda row: {"gold": canary, "privileged_context": canary})
-    settings = tiny.settings(tmp_path, max_steps=1, privileged_column="gold", max_tool_calling_iterations=1)
-    trainer = GEARTrainer(
-        tiny_model,
-        tiny.vowels,
-        GEARConfig(**settings),
-        dataset,
-        environment_factory=Curious,
-        credit=Gear(),
-    )
-    watch = Watch(monkeypatch, trainer.model)
-    trainer.train()
-    decode = trainer.processing_class.decode
-    assert told
-    assert all(not names & {"gold", "privileged_context"} and "answer" in names for names in told)
-    assert all(canary not in decode(ids) for ids in watch.generated_from)
-    assert all(canary in decode(ids) for ids in watch.teacher)

@@ -1,14 +1,20 @@
-"""Multi-turn rollouts through TRL's own tool loop: masks, ids, turns, and tools that misbehave."""
+"""Multi-turn rollouts through TRL's own tool loop: masks, ids, turns, contexts, and tools that misbehave."""
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
+from importlib.resources import files
+from typing import Any
 
 import pytest
 import trl
+from trl.chat_template_utils import add_response_schema, parse_response
 
 from engines import tiny
 from engines.scripted import END, Desk, Seen, call, scripted, unpadded
 from gear_rl import Gear, Uniform
+from gear_rl.arena import model as arena
+from gear_rl.engines.trl.rollouts import parse_tool_calls
 from gear_rl.records import read_records
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.trainer import make_trainer
@@ -19,13 +25,7 @@ LOOK = call("look", '{"place": "a"}')
 THREE_TURNS = [LOOK, call("fail"), f"done{END}"]
 
 
-@pytest.fixture(scope="module")
-def roomy(tmp_path_factory):
-    """A tiny model that is loaded once; the scripts decide what it says."""
-    return tiny.save(tmp_path_factory.mktemp("roomy"))
-
-
-def run(folder, model, scripts, monkeypatch=None, credit=None, rows=None, **changes):
+def run(folder, model, scripts, monkeypatch=None, credit=None, **changes):
     settings = tiny.settings(
         folder,
         record_file=str(folder / "records.jsonl"),
@@ -36,13 +36,12 @@ def run(folder, model, scripts, monkeypatch=None, credit=None, rows=None, **chan
         gradient_accumulation_steps=1,
     )
     seen = None if monkeypatch is None else Seen(monkeypatch)
-    options = {"environment_factory": changes.pop("environment_factory", Desk)}
-    if "privileged" in changes:
-        options["privileged"] = changes.pop("privileged")
+    given = ("environment_factory", "privileged", "tools", "reward_funcs")
+    options = {name: changes.pop(name) for name in given if name in changes}
     trainer = scripted(
         model,
-        (rows or tiny.rows()).remove_columns(["privileged_context", "answer"]) if rows is None else rows,
-        # What is spied on is the pass before the loss.
+        tiny.rows().remove_columns(["privileged_context", "answer"]),
+        # ``Seen`` watches the pass before the loss.
         settings | ({} if seen is None else {"student_pass": "own"}) | changes,
         scripts,
         credit=credit or Gear(onset_floor_nats=0.0),
@@ -60,10 +59,10 @@ def suffix(tokenizer, text):
     return tokenizer(middle, add_special_tokens=False)["input_ids"]
 
 
-def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(roomy, tmp_path, monkeypatch):
+def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(tiny_model, tmp_path, monkeypatch):
     cut = ["look and look and look"]  # no call and no end: the sampler stopped
     scripts = [THREE_TURNS, [LOOK, "I saw"], cut, [f"done{END}"]]
-    trainer, records, seen = run(tmp_path, roomy, scripts, monkeypatch)
+    trainer, records, seen = run(tmp_path, tiny_model, scripts, monkeypatch)
     tokenizer = trainer.processing_class
     ids = {text: tokenizer(text)["input_ids"] for script in scripts for text in script}
     saw = suffix(tokenizer, "saw a")
@@ -91,8 +90,8 @@ def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(roomy,
     assert [record.tools for record in records] == [{"calls": 2, "raised": 1}, {"calls": 1}, {}, {}]
     assert [record.context for record in records] == ["environment"] * 4
     for record in records:
-        assert "look in the drawer" in record.teacher_prompt, "what the teacher was shown is recorded as that"
-        assert "look in the drawer" not in replace(record, teacher_prompt="").to_json(), "and nowhere else"
+        assert "look in the drawer" in record.teacher_prompt
+        assert "look in the drawer" not in replace(record, teacher_prompt="").to_json(), "nowhere else"
     # The student and the teacher are scored on these very ids, tool answers included; only the prompt differs.
     [(completions, student, teacher)] = seen.calls
     assert unpadded(completions.ids, completions.attention) == [record.ids for record in records]
@@ -102,23 +101,23 @@ def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(roomy,
         unpadded(teacher.ids_BP, teacher.attention_BP),
         strict=True,
     ):
-        shown, told = tokenizer.decode(one), tokenizer.decode(other)
-        assert "look in the drawer" in told
+        shown, taught = tokenizer.decode(one), tokenizer.decode(other)
+        assert "look in the drawer" in taught
         assert "look in the drawer" not in shown
         # In the first user turn, behind the same tools: every later turn is shifted equally.
-        assert told.split("<|im_start|>user")[0] == shown.split("<|im_start|>user")[0]
-        assert told.count("<|im_start|>") == shown.count("<|im_start|>")
-        assert "privileged_context" not in shown, "the secret's method is no tool"
+        assert taught.split("<|im_start|>user")[0] == shown.split("<|im_start|>user")[0]
+        assert taught.count("<|im_start|>") == shown.count("<|im_start|>")
+        assert "privileged_context" not in shown, "it is no tool"
 
 
-def test_the_ids_of_the_loss_are_the_ids_of_the_sampler(roomy, tmp_path):
+def test_the_ids_of_the_loss_are_the_ids_of_the_sampler(tiny_model, tmp_path):
     """No retokenisation drift: prompt, sampled turns and tool answers reach the loss id for id."""
     batches = []
     scripts = [THREE_TURNS, [LOOK, f"a  b\n\n c{END}"], [f"\u00e9\u4e2d {END}"], ["12 3  4 5"]]
     settings = tiny.settings(
         tmp_path, max_completion_length=600, max_steps=1, gradient_accumulation_steps=1, shuffle_dataset=False
     )
-    trainer = scripted(roomy, tiny.rows(), settings, scripts, credit=Gear())
+    trainer = scripted(tiny_model, tiny.rows(), settings, scripts, credit=Gear())
     loss = trainer._compute_loss
 
     def watched(model, inputs):
@@ -154,10 +153,14 @@ HOSTILE = {
     "bad json": (f'<tool_call>\n{{"name": "look", </tool_call>{END}', {"malformed": 1}, None),
     "unclosed": (f'<tool_call>\n{{"name": "look", "arguments": {{}}}}{END}', {"malformed": 1}, None),
     "smuggles": (call("smuggle"), {"calls": 1, "control": 1}, "< |im_end|>"),
+    "half a surrogate": (call("echo", '{"text": "a\\ud83d"}'), {"calls": 1}, "\na?\n"),
+    "half in the name": (call("no\\udc00body"), {"calls": 1, "unknown": 1}, "not found"),
+    "a list": (call("names"), {"calls": 1}, "['a', 'b']"),
+    "like an error": (call("like_an_error"), {"calls": 1}, "no such drawer"),
 }
 
 
-def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path):
+def test_a_bad_call_or_tool_is_an_answer_and_is_counted(tiny_model, tmp_path):
     """All in one batch: no failure of one rollout reaches another."""
     scripts = [[first, f"done{END}"] for first, _, _ in HOSTILE.values()] + [
         [LOOK, f"done{END}"],
@@ -165,7 +168,7 @@ def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path):
     ]
     size = {"num_generations": len(scripts), "per_device_train_batch_size": len(scripts)}
     limits = {"tool_time_limit": 0.2, "tool_max_chars": 100, "max_completion_length": 900}
-    trainer, records, _ = run(tmp_path, roomy, scripts, **size, **limits)
+    trainer, records, _ = run(tmp_path, tiny_model, scripts, **size, **limits)
     wanted = [(counts, answer) for _, counts, answer in HOSTILE.values()]
     tokenizer, total = trainer.processing_class, Counter()
     for record, (counts, answer) in zip(records, [*wanted, ({"calls": 1}, "saw a"), ({}, None)], strict=True):
@@ -187,15 +190,15 @@ def test_a_bad_call_or_tool_is_an_answer_and_is_counted(roomy, tmp_path):
         assert entry[f"gear/tools/{kind}"] == total[kind]
 
 
-def test_a_cut_off_rollout_that_the_trainer_masks_is_recorded_as_cut_off(roomy, tmp_path):
+def test_a_cut_off_rollout_that_the_trainer_masks_is_recorded_as_cut_off(tiny_model, tmp_path):
     scripts = [[LOOK, "I saw"], [LOOK, f"done{END}"], [f"a{END}"], ["b"]]
-    _, records, _ = run(tmp_path, roomy, scripts, mask_truncated_completions=True)
+    _, records, _ = run(tmp_path, tiny_model, scripts, mask_truncated_completions=True)
     assert [record.truncated for record in records] == [True, False, False, True]
     assert [bool(record.tokens) for record in records] == [False, True, True, False]
     assert [record.fallback for record in records] == ["no_token", None, None, "no_token"]
 
 
-def test_tools_without_an_environment_are_guarded_too(roomy, tmp_path):
+def test_tools_without_an_environment_are_guarded_too(tiny_model, tmp_path):
     def divide(a: int, b: int) -> float:
         """Divide.
 
@@ -211,25 +214,9 @@ def test_tools_without_an_environment_are_guarded_too(roomy, tmp_path):
         [call("divide", '{"a": 4.5, "b": 2}'), f"done{END}"],
         [f"no{END}"],
     ]
-    settings = tiny.settings(
-        tmp_path,
-        record_file=str(tmp_path / "records.jsonl"),
-        max_completion_length=600,
-        max_steps=1,
-        gradient_accumulation_steps=1,
-    )
-    trainer = scripted(
-        roomy,
-        tiny.rows(),
-        settings,
-        scripts,
-        credit=Uniform(),
-        environment_factory=None,
-        tools=[divide],
-        reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
-    )
-    trainer.train()
-    records = list(read_records(tmp_path / "records.jsonl"))
+    judge = {"reward_funcs": lambda completions, **_: [float(len(c)) for c in completions]}
+    options = {"credit": Uniform(), "environment_factory": None, "tools": [divide], **judge}
+    _, records, _ = run(tmp_path, tiny_model, scripts, **options)
     assert [record.tools for record in records] == [
         {"calls": 1, "raised": 1},
         {"calls": 1},
@@ -239,9 +226,7 @@ def test_tools_without_an_environment_are_guarded_too(roomy, tmp_path):
     assert "2.0" in "".join(records[1].tokens), "a number as text is a number"
 
 
-def test_async_tools_and_slotted_environments(roomy, tmp_path):
-    import asyncio
-
+def test_async_tools_and_slotted_environments(tiny_model, tmp_path):
     class Slow:
         __slots__ = ("done",)
 
@@ -278,7 +263,7 @@ def test_async_tools_and_slotted_environments(roomy, tmp_path):
         [call("add", '{"a": 20, "b": 22}'), f"done{END}"],
     ]
     _, records, _ = run(
-        tmp_path, roomy, scripts, credit=Uniform(), environment_factory=Slow, tool_time_limit=0.2
+        tmp_path, tiny_model, scripts, credit=Uniform(), environment_factory=Slow, tool_time_limit=0.2
     )
     assert [record.tools for record in records] == [
         {"calls": 1},
@@ -289,22 +274,22 @@ def test_async_tools_and_slotted_environments(roomy, tmp_path):
     assert not STATIC_TOOLS or "42" in "".join(records[3].tokens)
 
 
-def test_a_secret_that_cannot_be_told_falls_back(roomy, tmp_path, caplog):
+def test_a_privileged_context_that_raises_falls_back(tiny_model, tmp_path, caplog):
     class Broken(Desk):
         def privileged_context(self) -> str:
             raise LookupError("lost")
 
     scripts = [[LOOK, f"done{END}"], [f"done{END}"], [f"no{END}"], [f"so{END}"]]
     with caplog.at_level("WARNING", logger="gear_rl"):
-        _, records, _ = run(tmp_path, roomy, scripts, environment_factory=Broken)
+        _, records, _ = run(tmp_path, tiny_model, scripts, environment_factory=Broken)
     assert [record.fallback for record in records] == ["no_context"] * 4
     assert all({w for w, m in zip(r.weight, r.mask, strict=True) if m} == {1.0} for r in records)
     assert "lost" in caplog.text
 
 
 @pytest.mark.parametrize("source", ["sibling", "feedback", "function"])
-def test_where_there_is_no_ground_truth(roomy, tmp_path, source, monkeypatch):
-    """One success in four rollouts: who is told what, who keeps weight 1."""
+def test_contexts_without_ground_truth(tiny_model, tmp_path, source, monkeypatch):
+    """One success in four rollouts: the context of each, and the rollouts without one."""
     scripts = [[LOOK, f"first{END}"], [f"second{END}"], [call("fail"), f"third{END}"], [f"fourth{END}"]]
     changes = {"privileged_sources": [source]}
     if source == "function":
@@ -312,16 +297,16 @@ def test_where_there_is_no_ground_truth(roomy, tmp_path, source, monkeypatch):
             f"{rollout.text[:6]} {rollout.reward}" if rollout.reward == 0.0 else None
         )
         changes["privileged_sources"] = ["row"]
-    trainer, records, seen = run(tmp_path, roomy, scripts, monkeypatch, **changes)
+    trainer, records, seen = run(tmp_path, tiny_model, scripts, monkeypatch, **changes)
     [(_, _, teacher)] = seen.calls
-    told = [trainer.processing_class.decode(ids) for ids in unpadded(teacher.ids_BP, teacher.attention_BP)]
+    taught = [trainer.processing_class.decode(ids) for ids in unpadded(teacher.ids_BP, teacher.attention_BP)]
     wanted = {
         "sibling": [None, '"look"', '"look"', '"look"'],
         "feedback": [None, None, "no such drawer", None],
         "function": [None, "second 0.0", '{"name 0.0', "fourth 0.0"],
     }[source]
     assert [record.context for record in records] == [None if text is None else source for text in wanted]
-    for record, text, shown in zip(records, wanted, told, strict=True):
+    for record, text, shown in zip(records, wanted, taught, strict=True):
         if text is None:
             assert record.fallback == "no_context"
         else:
@@ -329,39 +314,9 @@ def test_where_there_is_no_ground_truth(roomy, tmp_path, source, monkeypatch):
             assert text in shown.split("<|im_start|>user")[1]
 
 
-def test_a_contrast_subtracts_the_wrong_hint(roomy, tmp_path, monkeypatch):
-    scripts = [[LOOK, f"first{END}"], [f"second{END}"], [f"third{END}"], [f"fourth{END}"]]
-    plain, other = tmp_path / "plain", tmp_path / "contrast"
-    plain.mkdir()
-    other.mkdir()
-    _, alone, _ = run(plain, roomy, scripts)
-    trainer, records, seen = run(other, roomy, scripts, monkeypatch, teacher_contrast="sibling")
-    assert len(seen.calls) == 2
-    right, wrong = (
-        [trainer.processing_class.decode(i) for i in unpadded(t.ids_BP, t.attention_BP)]
-        for _, _, t in seen.calls
-    )
-    assert all("look in the drawer" in text for text in right)
-    # Another failure of the group, never the rollout's own text.
-    assert [("second" in t, "third" in t, "fourth" in t) for t in wrong] == [
-        (True, False, False),
-        (False, True, False),
-        (False, False, True),
-        (True, False, False),
-    ]
-    for before, after in zip(alone, records, strict=True):
-        assert after.fallback is None
-        assert min(after.signals["divergence"]) == 0.0
-        assert all(
-            a <= b + 1e-6
-            for a, b in zip(after.signals["divergence"], before.signals["divergence"], strict=True)
-        )
-        assert after.signals["divergence"] != before.signals["divergence"]
-
-
-def test_the_first_tokens_of_every_turn_can_be_left_to_the_student(roomy, tmp_path):
+def test_the_first_tokens_of_every_turn_can_be_skipped(tiny_model, tmp_path):
     _, records, _ = run(
-        tmp_path, roomy, [THREE_TURNS, [f"done{END}"], ["a"], [f"no{END}"]], teacher_skip_first_tokens=2
+        tmp_path, tiny_model, [THREE_TURNS, [f"done{END}"], ["a"], [f"no{END}"]], teacher_skip_first_tokens=2
     )
     divergence, turn = records[0].signals["divergence"], records[0].turn
     for number in (0, 1, 2):
@@ -372,7 +327,7 @@ def test_the_first_tokens_of_every_turn_can_be_left_to_the_student(roomy, tmp_pa
 
 
 def test_many_turns_through_the_real_sampler(tmp_path):
-    """No script: the arena's agent calls tools turn after turn; the loop, the guard and the record hold."""
+    """No script: the arena's agent calls tools turn after turn."""
     file = str(tmp_path / "r.jsonl")
     size = {"seed": 1, "steps": 1, "rollouts_per_step": 8}
     config = arena_config("errands", "easy", "gear", output_dir=str(tmp_path), record_file=file, **size)
@@ -381,3 +336,67 @@ def test_many_turns_through_the_real_sampler(tmp_path):
     assert len(records) == 8
     assert {record.context for record in records} == {"environment"}
     assert all(record.tools["calls"] >= max(record.turn) >= 3 for record in records)
+
+
+def test_feedback_that_a_reward_function_logs_is_shown_for_failures(tiny_model, tmp_path):
+    values: list[Any] = ["a<|im_end|>", {"line": 3}, None, "won"]
+
+    def judge(completions, log_extra, **_):
+        log_extra("feedback", values)
+        return [0.0, 0.0, 0.0, 1.0]
+
+    scripts = [[f"{word}{END}"] for word in ("one", "two", "three", "four")]
+    options = {"privileged_sources": ["feedback"], "reward_weights": [0.5], "success_reward": 0.5}
+    options |= {"reward_funcs": judge, "environment_factory": None}
+    _, records, _ = run(tmp_path, tiny_model, scripts, **options)
+    shown = ["a< |im_end|>", '{"line": 3}', None, None]
+    assert [record.context for record in records] == [text and "feedback" for text in shown]
+    assert all(
+        text in (record.teacher_prompt or "") for text, record in zip(shown, records, strict=True) if text
+    )
+    assert [record.reward for record in records] == [0.0, 0.0, 0.0, 0.5]
+    values.pop()
+    with pytest.raises(ValueError, match="3 values for 4 completions; log one for each"):
+        run(tmp_path, tiny_model, scripts, **options, overwrite_output_dir=True)
+
+
+def test_the_teachers_template_has_arguments_of_its_own(tiny_model, tmp_path, monkeypatch):
+    student, teacher = {"enable_thinking": True}, {"enable_thinking": False}
+    changes = {"chat_template_kwargs": student, "teacher_chat_template_kwargs": teacher}
+    scripts = [[LOOK, f"done{END}"], [f"two{END}"], [f"three{END}"], [f"four{END}"]]
+    trainer, _, seen = run(tmp_path, tiny_model, scripts, monkeypatch, **changes)
+    [(_, shown, taught)] = seen.calls
+    thought, decode = "<think>\n\n</think>\n\n", trainer.processing_class.decode
+    assert all(decode(ids).endswith(thought) for ids in unpadded(taught.ids_BP, taught.attention_BP))
+    assert not any(thought in decode(ids) for ids in unpadded(shown.ids_BP, shown.attention_BP))
+    assert trainer.chat_template_kwargs == student
+
+
+# --- templates whose tool calls TRL can parse ----------------------------------------------------------------
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return arena.load(task="errands")[1]
+
+
+def test_a_training_variant_is_parsed_as_its_stock_template(tokenizer):
+    with pytest.raises(ValueError, match="Unrecognized chat template"):
+        add_response_schema(tokenizer)
+    assert parse_tool_calls(tokenizer)
+    assert tokenizer.chat_template == arena.chat_template()
+    text = '<tool_call>\n{"name": "look", "arguments": {"at": "jim"}}\n</tool_call><|im_end|>'
+    prompt = tokenizer("<|im_start|>assistant\n")["input_ids"]
+    [found] = parse_response(tokenizer, tokenizer(text)["input_ids"], prefix=prompt)["tool_calls"]
+    assert found["function"] == {"name": "look", "arguments": {"at": "jim"}}
+    tokenizer.response_template = {"own": True}
+    assert parse_tool_calls(tokenizer) and tokenizer.response_template == {"own": True}, "the user's is kept"
+
+
+@pytest.mark.parametrize("template", ["{{ messages }}", "cohere_training.jinja"])
+def test_what_trl_cannot_parse_is_left_to_trl(tokenizer, template):
+    if template.endswith(".jinja"):
+        template = (files("trl") / "chat_templates" / template).read_text(encoding="utf-8")
+    tokenizer.chat_template = template
+    assert not parse_tool_calls(tokenizer)
+    assert tokenizer.chat_template == template and getattr(tokenizer, "response_template", None) is None

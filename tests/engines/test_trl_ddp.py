@@ -14,7 +14,6 @@ from gear_rl import Shuffled
 from gear_rl.engines.trl.checkpoints import checked
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo
 from gear_rl.records import read_records
-from gear_rl.types import TokenSignals
 
 TESTS = Path(__file__).parents[1]
 
@@ -94,8 +93,8 @@ def test_credit_in_the_loss_is_that_of_a_pass_before_it(finished):
             assert one["gear/divergence/mean"] == pytest.approx(other["gear/divergence/mean"], rel=1e-3)
 
 
-def test_a_process_with_nothing_to_distil_waits_for_nobody(finished):
-    """Few rows have a context: the terms are logged over both processes, and pull at the weights of both."""
+def test_one_process_may_have_nothing_to_distil(finished):
+    """Few rows have a context: the terms are logged over both processes, and change the weights of both."""
     ranks = [json.loads((finished / f"{rank}.json").read_text())["sdpg"]["history"] for rank in (0, 1)]
     for one, other in zip(*ranks, strict=True):
         assert one.get("gear/distill/loss") == other.get("gear/distill/loss")
@@ -141,40 +140,12 @@ def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(fi
         assert not torch.allclose(first, apart), "else nothing is shown"
 
 
-def test_returns_are_compared_with_siblings_on_the_other_process(finished):
-    """The credit of a run, once more by the method itself from what the records hold of both processes."""
-    records = list(read_records(finished / "igpo.jsonl"))
-    assert {record.group for record in records} == {0} and len(records) == 16
-    assert [len(record.mask) for record in records] == [8] * 8 + [10] * 8
-
-    def padded(rows):
-        return torch.tensor([[*row, *[0] * (10 - len(row))] for row in rows])
-
-    mask = padded([record.mask for record in records]).bool()
-    confidence = padded([record.signals["answer_confidence"] for record in records])
-    assert (confidence[mask] > 0).all()
-    signals = TokenSignals(
-        mask=mask,
-        group_B=torch.zeros(16, dtype=torch.long),
-        reward_B=torch.tensor([record.reward for record in records]),
-        answer_confidence=confidence,
-    )
-    advantage_B = torch.tensor([record.advantage for record in records])
-    found = padded([record.credit for record in records])
-    torch.testing.assert_close(found, Igpo()(advantage_B, signals).advantage)
-    assert found[:8].sum() < 0 < found[8:].sum(), "the second process's rewards are higher"
-
-
 def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished):
     for rank in (0, 1):
         assert equal(weights(finished, "resumed", rank), weights(finished, "whole", 0)), rank
-        assert (finished / "resuming" / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
-
-
-def test_both_refuse_another_configuration(finished):
-    for rank in (0, 1):
         refused = json.loads((finished / f"refused-{rank}.json").read_text())
         assert "checkpoint-3 was made with another configuration: beta 0.0 is now 0.1" in refused
+        assert (finished / "resuming" / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
 
 
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])

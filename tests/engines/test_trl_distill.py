@@ -1,21 +1,19 @@
-"""The distillation term in TRL's loss: against the full logits of the same model."""
+"""The distillation term in TRL's loss, against the full logits of the same model and in whole trainings."""
 
-import copy
 import dataclasses
 import math
 
 import pytest
 import torch
 
+from engines import tiny
 from engines.distilling import LORA, made, micro_batch
-from gear_rl import GEARTrainer
+from gear_rl import GEARTrainer, Uniform
 from gear_rl.credit.distillation import anchor_penalty, importance_ratio
-from gear_rl.engines.trl.config import check_setup
+from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.engines.trl.loss import attach
-from gear_rl.methods import Sdpo
-from gear_rl.signals.batch import Prompts
+from gear_rl.methods import Opsd, Sdpg, Sdpo
 from gear_rl.traits import Distillation
-from gear_rl.types import Credit, TokenSignals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Term:
     needs = ()
 
     def __call__(self, advantage_B, signals):
-        raise AssertionError("the loss reads the weights of the batch and asks no method")
+        raise AssertionError("the loss reads the weights of the batch")
 
 
 def ready(trainer, term):
@@ -58,7 +56,7 @@ def log_probs(model, prompt, prompt_mask, ids, attention, temperature):
 
 
 def slow_extra(trainer, inputs, teacher_log_q):
-    """Term and anchor token by token, from methods.md, with gradient through the model's own full logits."""
+    """Term and anchor token by token, with gradient through the model's own full logits."""
     term = trainer.credit.distillation
     columns = [inputs[n] for n in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")]
     log_p = log_probs(trainer.model, *columns, trainer.temperature)
@@ -98,7 +96,6 @@ def slow_extra(trainer, inputs, teacher_log_q):
 
 REVERSE = Distillation(beta=1.0)
 TERMS = {
-    "reverse": REVERSE,
     "jsd": Distillation(beta=0.5, temperature=1.1),
     "top_k": Distillation(beta=0.5, top_k=5, max_nats=0.05),
     "students_top_k": Distillation(beta=0.5, top_k=5, top_k_of="student"),
@@ -120,9 +117,9 @@ def lora(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def copied(tiny_model, tmp_path_factory):
-    """A teacher with a copy of the first weights, and a student that has moved on, its tied head with it."""
+    """A teacher with a copy of the first weights, and a student that has changed, its tied head too."""
     trainer = made(tmp_path_factory.mktemp("copied"), tiny_model, teacher_model_kind="base")
-    trainer.ready_teacher()
+    _ = trainer.held_weights.teacher
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in trainer.model.parameters():
@@ -138,10 +135,17 @@ def checkpointed(tiny_model, tmp_path_factory):
     return trainer
 
 
-@pytest.mark.parametrize("term", TERMS.values(), ids=TERMS)
-@pytest.mark.parametrize("name", ["plain", "lora", "copied", "checkpointed"])
+@pytest.mark.parametrize(
+    ("name", "term"),
+    [
+        *(("plain", term) for term in TERMS),
+        ("lora", "anchor"),
+        ("copied", "students_top_k"),
+        ("checkpointed", "top_k"),
+    ],
+)
 def test_loss_and_gradient_are_those_of_the_full_logits(name, term, request):
-    trainer = ready(request.getfixturevalue(name), term)
+    trainer = ready(request.getfixturevalue(name), TERMS[term])
     vocab = trainer.model.get_input_embeddings().weight.shape[0]
     inputs = micro_batch(vocab)
     inputs["gear_distill_weight"][1] = 0.0  # a row without context
@@ -149,7 +153,7 @@ def test_loss_and_gradient_are_those_of_the_full_logits(name, term, request):
     before = gradients(trainer, own)
     teacher = [inputs[n] for n in ("gear_teacher_ids", "gear_teacher_attention")]
     columns = [inputs[n] for n in ("completion_ids", "completion_mask")]
-    with torch.no_grad(), trainer.ready_teacher().weights(trainer.model):
+    with torch.no_grad(), trainer.held_weights.teacher.weights(trainer.model):
         log_q = log_probs(trainer.model, *teacher, *columns, trainer.temperature)
     extra = slow_extra(trainer, inputs, log_q)
     expected = gradients(trainer, extra)
@@ -166,18 +170,7 @@ def test_loss_and_gradient_are_those_of_the_full_logits(name, term, request):
         assert all("lora" in key for key in found)
 
 
-def test_the_teacher_saw_its_own_prompt(plain):
-    """Else every divergence is 0: the live teacher differs from the student by its prompt alone."""
-    trainer = ready(plain, REVERSE)
-    inputs = micro_batch(trainer.model.config.vocab_size)
-    trainer._compute_loss(trainer.model, inputs)
-    assert trainer._metrics["train"]["gear/distill/term"][-1] > 0.01
-    inputs |= {"gear_teacher_ids": inputs["prompt_ids"], "gear_teacher_attention": inputs["prompt_mask"]}
-    trainer._compute_loss(trainer.model, inputs)
-    assert trainer._metrics["train"]["gear/distill/term"][-1] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_the_students_forward_is_trls_own_and_the_teacher_sees_taught_rows_alone(plain, monkeypatch):
+def test_the_students_forward_is_trls_own_and_the_teacher_gets_distilled_rows_alone(plain):
     trainer = ready(plain, REVERSE)
     inputs = micro_batch(trainer.model.config.vocab_size)
     inputs["gear_distill_weight"][[0, 2]] = 0.0
@@ -206,8 +199,7 @@ def half(inputs, which):
     return {n: x[which] if x.dim() else x for n, x in inputs.items()}
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-@pytest.mark.parametrize("generations", [2, 4])
+@pytest.mark.parametrize(("loss_type", "generations"), [("dapo", 2), ("grpo", 4)])
 def test_no_split_into_micro_batches_changes_the_step(tiny_model, tmp_path, loss_type, generations):
     """Eight rows in accumulation windows of 2, 4 or 8 micro-batches; what is on top of TRL's loss stays."""
     steps = []
@@ -255,39 +247,10 @@ def test_processes_share_the_mean_as_in_trls_own(plain, monkeypatch):
     assert extras[1] == pytest.approx(2 * extras[0], rel=1e-4)
 
 
-def test_more_padding_changes_nothing(plain):
-    trainer = ready(plain, TERMS["anchor"])
-    inputs = micro_batch(trainer.model.config.vocab_size)
-    padded = dict(inputs)
-    for name, left, value in (
-        ("gear_teacher_ids", True, 0),
-        ("gear_teacher_attention", True, 0),
-        ("completion_ids", False, 0),
-        ("completion_mask", False, 0),
-        ("tool_mask", False, 0),
-        ("old_per_token_logps", False, 0),
-        ("gear_distill_weight", False, 0),
-        ("gear_reference_logprob", False, math.nan),
-    ):
-        padded[name] = torch.nn.functional.pad(inputs[name], (3, 0) if left else (0, 3), value=value)
-    losses = [trainer._compute_loss(trainer.model, x).item() for x in (inputs, padded)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-def test_tool_output_and_padding_are_never_distilled_nor_anchored(plain):
-    trainer = ready(plain, TERMS["anchor"])
-    inputs = micro_batch(trainer.model.config.vocab_size)
-    outside = inputs["tool_mask"] == 0
-    filled = dict(inputs)
-    filled["gear_distill_weight"] = torch.where(outside, 1.0, inputs["gear_distill_weight"])
-    filled["gear_reference_logprob"] = torch.where(outside, 0.0, inputs["gear_reference_logprob"])
-    assert outside[3, 2:4].all() and inputs["completion_mask"][3, 2:4].all(), "tool output among them"
-    losses = [trainer._compute_loss(trainer.model, x).item() for x in (inputs, filled)]
-    assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize("where", ["weight", "teacher", "reference"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("where", "bad"),
+    [("weight", math.nan), ("teacher", math.inf), ("reference", math.nan), ("reference", math.inf)],
+)
 def test_what_is_not_finite_is_left_out_and_counted(plain, where, bad):
     term = Distillation(ratio_clip=2.0, anchor="urkl", anchor_weight=0.1)
     trainer = ready(plain, term)
@@ -301,7 +264,7 @@ def test_what_is_not_finite_is_left_out_and_counted(plain, where, bad):
         poisoned["gear_distill_weight"][0, 3] = bad
     elif where == "reference":
         poisoned["gear_reference_logprob"][0, 3] = bad
-        count = 0.0 if math.isnan(bad) else 1.0  # NaN stands for: nobody asked
+        count = 0.0 if math.isnan(bad) else 1.0  # NaN: not computed
     else:
 
         def poison(module, args, output):
@@ -324,30 +287,6 @@ def test_an_anchor_without_reference_is_an_error_that_says_so(plain):
     del inputs["gear_reference_logprob"]
     with pytest.raises(ValueError, match="anchored to 'reference_logprob', which was not computed"):
         trainer._compute_loss(trainer.model, inputs)
-
-
-def test_rows_that_nobody_saw_are_not_anchored(plain):
-    """Zeros stand for rows that were not scored: their anchor is nothing, not (log p)^2."""
-    term = dataclasses.replace(TERMS["anchor"], anchor_weight=1.0)
-    trainer = ready(plain, term)
-    inputs = micro_batch(trainer.model.config.vocab_size)
-    reference = inputs["gear_reference_logprob"].nan_to_num(0.0)
-    mask = inputs["tool_mask"].bool()
-    reference[:2] = 0.0
-    credit = Credit(
-        advantage=torch.zeros(mask.shape),
-        segment_id=torch.where(mask, 0, -1),
-        distill_weight=torch.zeros(mask.shape),
-    )
-    prompts = Prompts(ids_BP=inputs["prompt_ids"], attention_BP=inputs["prompt_mask"])
-    signals = TokenSignals(mask=mask, reference_logprob=reference)
-    attach(inputs, credit, signals, prompts, seen_B=torch.tensor([False, False, True, True]))
-    trainer._compute_loss(trainer.model, inputs)
-    found = trainer._metrics["train"]["gear/anchor/loss"][-1]
-    alone = half(inputs, torch.tensor([2, 3]))
-    trainer._compute_loss(trainer.model, alone)
-    assert found == pytest.approx(trainer._metrics["train"]["gear/anchor/loss"][-1], rel=1e-5)
-    assert found > 0.01
 
 
 def test_importance_ratio_by_hand():
@@ -377,32 +316,74 @@ def test_anchor_penalty_by_hand(anchor, value, slope):
         assert torch.autograd.grad(found.sum(), r)[0].tolist() == pytest.approx(slope, rel=1e-5, abs=1e-6)
 
 
+# --- whole trainings ------------------------------------------------------------------------------------------
+
+
+def trained(folder, model, credit, peft=None, rows=None, **changes):
+    trainer = made(folder, model, credit, peft=peft, rows=rows, **{"max_steps": 3, **changes})
+    start = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert any(not torch.equal(p, start[n]) for n, p in trainer.model.named_parameters())
+    return trainer
+
+
+def history(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("credit", "peft", "changes"),
     [
-        {"sharding": "FSDP"},
-        {"sharding": "DEEPSPEED", "zero_stage": 3},
-        {"use_liger_kernel": True},
-        {"sharding": "FSDP", "use_liger_kernel": True},
+        (Opsd(), None, {}),
+        (Sdpo(top_k=20), LORA, {"teacher_model_kind": "base"}),
+        (Opsd(), None, {"gradient_checkpointing": True, "teacher_model_kind": "ema"}),
+        (Sdpg(weight=0.5), None, {"bf16": True}),
+        (Sdpg(weight=0.5), None, {"num_iterations": 2, "gradient_accumulation_steps": 1}),
     ],
+    ids=["plain", "lora", "checkpointing", "autocast", "iterations"],
 )
-def test_what_was_never_run_is_refused(plain, given):
-    with pytest.raises(ValueError, match=r"'sdpo' distils, .* never run with FSDP"):
-        checked_setup(plain, **given)
+def test_every_method_trains(tiny_model, tmp_path, credit, peft, changes):
+    trainer = trained(tmp_path, tiny_model, credit, peft, **changes)
+    assert all(value > 0 for value in history(trainer, "gear/distill/term"))
+    assert all(value > 0 for value in history(trainer, "gear/distill/loss"))
+    assert history(trainer, "gear/distill/non_finite") == [0.0] * 3
+    assert len(history(trainer, "gear/anchor/loss")) == (3 if credit.name == "sdpg" else 0)
 
 
-def checked_setup(trainer, use_liger_kernel=False, **given):
-    args = copy.copy(trainer.args)
-    args.use_liger_kernel = use_liger_kernel
-    check_setup(Sdpo(), args, num_generations=4, **given)
+def test_rows_without_context_are_neither_distilled_nor_anchored(tiny_model, tmp_path, monkeypatch):
+    attached = []
+
+    def watched(output, *more):
+        attach(output, *more)
+        attached.append(dict(output))
+
+    monkeypatch.setattr(trl_trainer, "attach", watched)
+    rows = [
+        row | {"privileged_context": None, "answer": ""} if i % 2 else row
+        for i, row in enumerate(tiny.rows())
+    ]
+    trainer = trained(tmp_path, tiny_model, Sdpg(weight=0.5), rows=tiny.rows().from_list(rows))
+    without = sum(history(trainer, "gear/fallback/no_context"))
+    assert 0 < without < 24
+    weight = torch.cat([x["gear_distill_weight"].amax(-1) for x in attached])
+    known = torch.cat([(~x["gear_reference_logprob"].isnan()).any(-1) for x in attached])
+    assert (weight == 0).sum() == without and (weight[weight != 0] == 0.5).all()
+    assert torch.equal(known, weight > 0)
+    same_prompt = [
+        int(ids[kept.bool()].tolist() == own[seen.bool()].tolist())
+        for x in attached
+        for ids, kept, own, seen in zip(
+            x["gear_teacher_ids"], x["gear_teacher_attention"], x["prompt_ids"], x["prompt_mask"], strict=True
+        )
+    ]
+    assert same_prompt == (weight == 0).long().tolist(), "a row without context has the student's prompt"
 
 
-def test_what_was_run_is_not(plain):
-    checked_setup(plain, sharding="NO")
-    checked_setup(plain, sharding="MULTI_CPU")
-
-
-def test_the_refusal_reads_the_trainer(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(GEARTrainer, "sharding", "FSDP")
-    with pytest.raises(ValueError, match=r"'sdpo' distils, .* FSDP"):
-        made(tmp_path, tiny_model, Sdpo())
+def test_a_weight_of_nothing_trains_as_grpo(tiny_model, tmp_path):
+    """A schedule that begins at 0 and an anchor too light to feel: the columns are there, and change no bit."""
+    zero = Sdpg(weight=1e-30, warmup_steps=10**9, anchor="urkl", anchor_weight=1e-38)
+    runs = [trained(tmp_path, tiny_model, credit) for credit in (zero, Uniform())]
+    for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert history(runs[0], "gear/distill/loss") and not history(runs[1], "gear/distill/loss")

@@ -15,7 +15,7 @@ from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
 from gear_rl.lab.replay import replay
-from gear_rl.methods import Gear, Opsd
+from gear_rl.methods import Gear
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.signals.teacher import CopyTeacher
@@ -40,7 +40,7 @@ def adapter(tmp_path_factory, tiny_model) -> str:
 
 
 def logprobs(trainer) -> tuple[torch.Tensor, torch.Tensor]:
-    """What student and teacher think of one completion that is wrong (its group has a right one)."""
+    """The student's and the teacher's of one completion that is wrong (its group has a right one)."""
     tokenizer = trainer.processing_class
     turns = [[[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]] for text in ("1 plus 4", "is 3")]
     rows = [ROW, ROW]
@@ -64,7 +64,7 @@ def test_an_adapters_folder_is_trained_on_and_its_teacher_is_what_the_run_began_
     trainer = make_trainer(config)
     trained = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
-    teacher = trainer.ready_teacher()
+    teacher = trainer.held_weights.teacher
     assert isinstance(teacher, CopyTeacher)
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if n in trained}
     with torch.no_grad():
@@ -106,24 +106,11 @@ def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):
 
 def test_it_trains_beside_the_student_and_keeps_no_copy(tmp_path, tiny_model, adapter):
     trainer = trainer_of(tiny_model, tmp_path, teacher_model=adapter, max_steps=1)
-    before = {n: p.clone() for n, p in trainer.teacher_model.named_parameters()}
+    before = {n: p.clone() for n, p in trainer.held_weights.teacher_model.named_parameters()}
     trainer.train()
-    assert all(torch.equal(p, before[n]) for n, p in trainer.teacher_model.named_parameters())
-    assert trainer.ready_teacher().state_dict() == {}
+    assert all(torch.equal(p, before[n]) for n, p in trainer.held_weights.teacher_model.named_parameters())
+    assert trainer.held_weights.teacher.state_dict() == {}
     assert trainer.state.log_history[0]["gear/divergence/mean"] > 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "credit", "said"),
-    [
-        ({"teacher_model_kind": "ema"}, Gear(), "teacher_model_kind: 'ema' says whose weights"),
-        ({}, Opsd(), "teacher_model: credit 'opsd' distils its teacher"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(tmp_path, tiny_model, settings, credit, said):
-    config = GEARConfig(**tiny.settings(tmp_path, teacher_model=tiny_model, **settings))
-    with pytest.raises(ValueError, match=said):
-        GEARTrainer(tiny_model, tiny.vowels, config, tiny.rows(), credit=credit)
 
 
 def test_another_vocabulary_is_refused(tmp_path, tiny_model):

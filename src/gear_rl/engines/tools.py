@@ -64,10 +64,6 @@ class ToolGuard:
         self._classes: dict[type, type] = {}
         self._serving = False
 
-    def begin(self) -> None:
-        """Forget the failures of the batch before."""
-        self.answers.clear()
-
     @contextmanager
     def serving(self) -> Generator[None]:
         """While the model's calls are carried out."""

@@ -1,6 +1,6 @@
 """The checkpoints of a run under TRL: whole before they count, and which one a run resumes from.
 
-A manifest, written last, vouches for every file. TRL does not save the teacher's weights and the rollouts.
+The manifest, which is written last, has the hash of every file.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class BrokenCheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Whose a checkpoint is, and the SHA-256 of every file; written last (``seal``), read by ``checked``."""
+    """The run that a checkpoint belongs to, and the SHA-256 of every file."""
 
     run: str
     """The same for a run that was resumed."""
@@ -57,7 +57,7 @@ class Manifest:
 
 
 def seal(folder: Path, **facts: Any) -> None:
-    """Write the manifest of what lies in the folder, after all of it has reached the disk."""
+    """Write the manifest of the folder's files, after all of them have reached the disk."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     manifest = asdict(Manifest(files=_hashed(folder, sorted(names), sync=True), **facts))
     whole = {"own": _digest(manifest), **manifest}
@@ -65,19 +65,16 @@ def seal(folder: Path, **facts: Any) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The folder's manifest, without a look at the files."""
+    """The folder's manifest; its files are not read."""
     try:
         found: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-        own = found.pop("own")
-        if own != _digest(found):
-            raise BrokenCheckpointError(f"its {MANIFEST} is not what was written")
-        return Manifest(**found)
+        if found.pop("own") == _digest(found):
+            return Manifest(**found)
     except OSError:
         raise BrokenCheckpointError(f"it has no {MANIFEST}, so it was never finished") from None
-    except BrokenCheckpointError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes") from None
+        pass
+    raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes")
 
 
 def checked(folder: Path) -> Manifest:
@@ -87,9 +84,9 @@ def checked(folder: Path) -> Manifest:
         raise BrokenCheckpointError(
             "it was saved with save_only_model, so the optimizer's state is not in it"
         )
-    for name in manifest.files:
-        if not (folder / name).is_file():
-            raise BrokenCheckpointError(f"{name} is missing")
+    missing = [name for name in manifest.files if not (folder / name).is_file()]
+    if missing:
+        raise BrokenCheckpointError(f"{missing[0]} is missing")
     for name, digest in _hashed(folder, list(manifest.files)).items():
         if digest != manifest.files[name]:
             raise BrokenCheckpointError(f"{name} is not what was written: its SHA-256 differs")
@@ -112,18 +109,21 @@ def newest_whole(folder: Path, run: str | None) -> tuple[Path, Manifest]:
 
 
 def move_into_place(unfinished: Path, final: Path) -> None:
-    """Make a sealed checkpoint count, at once; one of the same step that was there before is deleted."""
+    """Rename a sealed checkpoint; one of the same step that was there before is deleted."""
     if final.exists():
         final.rename(unfinished.parent / f"former-{final.name}")
     unfinished.rename(final)
-    _sync_folder(final.parent)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        handle = os.open(final.parent, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
     shutil.rmtree(unfinished.parent)
 
 
 def rotate(folder: Path, run: str, keep: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints of ``run`` beyond ``keep``, but never the newest nor the ``best``.
 
-    Transformers' own would count another run's, and a user's copy such as ``checkpoint-20-keep``.
+    The function of transformers counts another run's too, and a user's copy such as ``checkpoint-20-keep``.
     """
     if not keep or keep < 1:
         return
@@ -131,7 +131,7 @@ def rotate(folder: Path, run: str, keep: int | None, best: str | None) -> None:
     protected = {path for path in own[1:] if best is not None and path.resolve() == Path(best).resolve()}
     old = [path for path in own[1:] if path not in protected]
     for path in old[max(0, keep - 1 - len(protected)) :]:
-        # Moved first: a kill in the middle of the deletion leaves nothing that looks like a checkpoint.
+        # Moved first: a kill during the deletion leaves nothing that looks like a checkpoint.
         (folder / UNFINISHED).mkdir(exist_ok=True)
         path.rename(folder / UNFINISHED / path.name)
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
@@ -142,16 +142,6 @@ def _is_of(path: Path, run: str) -> bool:
         return read_manifest(path).run == run
     except BrokenCheckpointError:
         return False
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
@@ -184,21 +174,31 @@ _MAY_CHANGE = """
     vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
 """
 MAY_CHANGE = frozenset(_MAY_CHANGE.split())
-"""Settings that say how long, how watched and with how much memory a run goes on, not what it learns."""
-_MAY_CHANGE_BY_PREFIX = "logging_ log_ save_ eval_ hub_ trackio_ record_ ddp_ vllm_server_"
+"""Settings of a run's length, logs and memory, which do not change what it learns."""
+_MAY_CHANGE_BY_PREFIX = (
+    "logging_",
+    "log_",
+    "save_",
+    "eval_",
+    "hub_",
+    "trackio_",
+    "record_",
+    "ddp_",
+    "vllm_server_",
+)
 
 
 def may_change(name: str) -> bool:
     """Whether a resumed run may have another value of a setting."""
-    return name in MAY_CHANGE or name.startswith(tuple(_MAY_CHANGE_BY_PREFIX.split()))
+    return name in MAY_CHANGE or name.startswith(_MAY_CHANGE_BY_PREFIX)
 
 
 def fingerprint(
     args: GEARConfig, credit: CreditAssigner, dataset: Any, rewards: Sequence[str], model: Any
 ) -> dict[str, Any]:
-    """What a resumed run must share, as JSON has it: every setting that is not in ``MAY_CHANGE``.
+    """What a resumed run must share, as JSON: every setting that is not in ``MAY_CHANGE``.
 
-    ``rewards`` are the names of the reward functions. Of the model its type, size and adapters are compared.
+    ``rewards`` are the names of the reward functions. The model is compared by type, size and adapters.
     """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
     settings = method_settings(credit)
@@ -225,21 +225,10 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not have: sets in order, anything else as it prints, without addresses."""
+    """For JSON: sets in order, anything else by its ``repr`` without addresses."""
     if isinstance(value, set | frozenset):
         return sorted(map(str, cast(set[Any], value)))
     return re.sub(r" at 0x\w+", "", repr(value))
-
-
-@dataclass
-class Run:
-    """The run under way, as its checkpoints name it."""
-
-    id: str
-    configuration: dict[str, Any]
-    last_checkpoint: str | None = None
-    same: bool = True
-    """Whether the checkpoint that it resumed from was made with the same configuration."""
 
 
 class Checkpoints:
@@ -247,12 +236,18 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, args: GEARConfig, accelerator: Accelerator) -> None:
         self.folder, self.args, self.accelerator = folder, args, accelerator
+        self.run, self.configuration = "", dict[str, Any]()
+        """The id of the run under way, and every setting that a resumed run must share."""
+        self.last: str | None = None
+        """The last whole checkpoint of the run, or the one that it resumed from."""
+        self.same = True
+        """Whether the checkpoint that it resumed from was made with the same configuration."""
         self.writes_aside = False
-        """While TRL writes a checkpoint that does not count yet."""
+        """While TRL writes into the unfinished folder."""
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """No other run writes the folder meanwhile; ``ValueError`` on every process if one does."""
+        """Hold the folder's lock; ``ValueError`` on every process if another run holds it."""
         held = self.folder.held()
         self._on_main(held.__enter__)
         try:
@@ -261,27 +256,28 @@ class Checkpoints:
             if self.accelerator.is_main_process:
                 held.__exit__(None, None, None)
 
-    def begin(self, resume: str | bool | None, configuration: dict[str, Any]) -> tuple[Run, str | None]:
-        """The run that begins or goes on, and the checkpoint to resume from; ``ValueError`` if it cannot.
+    def begin(self, resume: str | bool | None, configuration: dict[str, Any]) -> str | None:
+        """Begin a run or go on with one: the checkpoint to resume from; ``ValueError`` if it cannot.
 
-        True and "latest" mean the newest whole checkpoint of the run whose folder it is. Where a run begins, that
-        folder has no checkpoints, or ``overwrite_output_dir`` deletes them. Records outside of it stay.
+        True and "latest" mean the newest whole checkpoint of the folder's run. A new run needs a folder without
+        checkpoints, or ``overwrite_output_dir``, which deletes them. Records outside of the folder stay.
         """
 
-        def choose() -> tuple[Run, str | None]:
+        def choose() -> tuple[str, str | None, bool]:
             self.folder.check_records()
             if resume is None or resume is False:
-                self._make_room()
-                return Run(self.folder.begin(), configuration), None
+                self._prepare_new_run()
+                return self.folder.begin(), None, True
             path, manifest = self._chosen(resume)
             changed = self._changed(path, manifest, configuration)
-            id = self.folder.begin(None if changed else manifest.run)
-            return Run(id, configuration, last_checkpoint=str(path), same=not changed), str(path)
+            return self.folder.begin(None if changed else manifest.run), str(path), not changed
 
-        return self._on_main(choose)
+        self.configuration = configuration
+        self.run, self.last, self.same = self._on_main(choose)
+        return self.last
 
-    def _make_room(self) -> None:
-        """Refuse to begin where checkpoints are: some would be replaced, and the others stay."""
+    def _prepare_new_run(self) -> None:
+        """Refuse a folder with checkpoints, which a new run would replace in part; keep old records."""
         folder = self.folder
         names = ", ".join(path.name for path in reversed(checkpoints_in(folder.path)))
         if self.args.overwrite_output_dir:
@@ -316,7 +312,7 @@ class Checkpoints:
         return path, manifest
 
     def _changed(self, path: Path, manifest: Manifest, configuration: dict[str, Any]) -> str:
-        """What differs in the configuration; it must be meant."""
+        """What differs in the configuration; ``ValueError`` without ``resume_anyway``."""
         changed = differences(manifest.configuration, configuration)
         if changed and not self.args.resume_anyway:
             raise ValueError(
@@ -333,17 +329,16 @@ class Checkpoints:
 
     def save(
         self,
-        run: Run,
         state: TrainerState,
         folder: Path,
         own_save: Callable[[], None],
         weights: Mapping[str, Any],
         progress: Mapping[str, Any],
     ) -> None:
-        """Write a checkpoint aside by ``own_save``, add ours, seal it, move it into place; then old ones go.
+        """Write a checkpoint aside by ``own_save``, add ours, seal it, move it into place, delete old ones.
 
         ``weights`` are teachers and models by file, ``progress`` is where this process stands in its rollouts.
-        What fails leaves no checkpoint of this step, and the ones before untouched.
+        After an error there is no checkpoint of this step, and those before are as they were.
         """
         name, main = f"checkpoint-{state.global_step}", self.args.should_save
         aside, final = folder / UNFINISHED / name, folder / name
@@ -362,21 +357,21 @@ class Checkpoints:
                     state.save_to_json(str(aside / "trainer_state.json"))
             if main:
                 whole = not self.args.save_only_model
-                seal(aside, run=run.id, configuration=run.configuration, resumable=whole)
+                seal(aside, run=self.run, configuration=self.configuration, resumable=whole)
                 move_into_place(aside, final)
-                rotate(folder, run.id, self.args.save_total_limit, state.best_model_checkpoint)
+                rotate(folder, self.run, self.args.save_total_limit, state.best_model_checkpoint)
         except BaseException:
-            shutil.rmtree(aside.parent, ignore_errors=True)  # a full disk gets its room back
+            shutil.rmtree(aside.parent, ignore_errors=True)  # the disk may be full
             raise
         finally:
             self.writes_aside = False
         self.accelerator.wait_for_everyone()
-        run.last_checkpoint = str(final)
+        self.last = str(final)
 
     def load(self, checkpoint: Path, weights: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Take up the weights, and return where this process stood; None if other processes made it.
+        """Load the weights, and return the ``progress`` of this process; None if other processes saved it.
 
-        ``ValueError`` that names the checkpoint if it is another teacher's or model's.
+        ``ValueError`` with the checkpoint's name if the weights are another teacher's or model's.
         """
         for name, owner in weights.items():
             file = checkpoint / name
@@ -391,12 +386,12 @@ class Checkpoints:
         return torch.load(file, map_location=place, weights_only=True)
 
     def _on_main(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns on the first process, on every process; what it raises, too."""
+        """Run ``action`` on the first process; every process returns its result or raises its error."""
         outcome: list[Any] = [None, None]
         if self.accelerator.is_main_process:
             try:
                 outcome[0] = action()
-            except Exception as error:  # whatever it is: the other processes wait
+            except Exception as error:  # the other processes wait
                 outcome[1] = error
         broadcast_object_list(outcome)
         if outcome[1] is not None:
@@ -411,7 +406,7 @@ def _write(folder: Path, weights: Mapping[str, Any], writes: bool) -> None:
     for file, owner in weights.items():
         whole: dict[str, Tensor] = {}
         for name, p in owner.state_dict().items():
-            # Every process gives its shard, and one keeps them: one at a time, so that the device has room.
+            # Every process gives its shard, one keeps the whole: one at a time, as the device's memory is small.
             value = p.full_tensor() if isinstance(p, DTensor) else p
             if writes:  # a copy, since tied weights share their memory
                 whole[name] = value.cpu().clone(memory_format=torch.contiguous_format)
@@ -420,7 +415,7 @@ def _write(folder: Path, weights: Mapping[str, Any], writes: bool) -> None:
 
 
 def skip_epochs(sampler: Any, epochs: int) -> None:
-    """Let TRL's sampler stand where it stood after so many epochs: it draws one order of the rows for each."""
+    """Draw what TRL's sampler has drawn in so many epochs: one order of the rows for each."""
     if getattr(sampler, "shuffle", False):
         for _ in range(epochs):
             torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -1,4 +1,4 @@
-"""The settings of ``GEARTrainer``, and what it refuses: losses that lose credit, and what was never run."""
+"""The settings of ``GEARTrainer``, and those that it refuses: losses that lose credit, and what was never run."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 """Losses that were run with advantages of shape (B, T)."""
 CONSTANT_RATIO_LOSSES = ("cispo", "vespo")
-"""Losses whose ratio carries no gradient: each token has its own log-prob as a factor, so token credit stays even
-where a completion has one ratio (measured in ``docs/engines.md``)."""
+"""Losses whose ratio carries no gradient: they keep token credit even with one ratio per completion
+(measured in ``docs/engines.md``)."""
 SHARDED = ("FSDP", "DEEPSPEED")
-"""How accelerate calls the ways in which a process holds a part of the weights only."""
+"""accelerate's names for weights that are divided among processes."""
 COUNTED_ROWS = 100_000
-"""Rows of the dataset whose privileged context is looked for before the training; every batch counts its own."""
+"""Rows of the dataset whose privileged contexts are counted before the training."""
 
 
 def check_trl(version: str) -> None:
@@ -131,9 +131,9 @@ def checked_arguments(
     dataset: Any,
     options: Mapping[str, Any],
 ) -> GEARConfig:
-    """The settings with the method's own where none were given; ``ValueError`` for what cannot train.
+    """The settings, with the method's own where none were given; ``ValueError`` for what cannot train.
 
-    Before anything is loaded: ``options`` are the other arguments of ``GRPOTrainer``.
+    Runs before anything is loaded. ``options`` are the other arguments of ``GRPOTrainer``.
 
     >>> from gear_rl.methods.gear import Gear
     >>> checked_arguments(GEARConfig("out", use_cpu=True), Gear(), None, None, {}).teacher_model_kind
@@ -155,7 +155,7 @@ def checked_arguments(
         )
     if args.teacher_model is not None and given.teacher_model_kind is not None:
         raise ValueError(
-            f"teacher_model_kind: {given.teacher_model_kind!r} says whose weights the teacher has, and so does "
+            f"teacher_model_kind: {given.teacher_model_kind!r} names the teacher's weights, and so does "
             "teacher_model; leave one of them out"
         )
     if args.teacher_model is not None and distillation_of(credit) is not None:
@@ -179,10 +179,10 @@ def check_loss(
 ) -> None:
     """Refuse a loss that loses a completion's token credit, or misreads its signs; ``ValueError``.
 
-    With one importance ratio for the completion (``level`` "sequence", as in GSPO, arXiv:2507.18071) most losses
-    multiply that ratio by the sum of the advantages: only an even method loses nothing. Of an additive method's
-    failed completion the off-policy mask (DeepSeek-V3.2) would drop the blame and keep the praise; VESPO would
-    change how the two compare. PPO's clip and SAPO's temperature are rules for a token and its own ratio.
+    With one importance ratio per completion (``level`` "sequence", GSPO, arXiv:2507.18071) most losses multiply
+    that ratio by the sum of the advantages: only an even method loses nothing. The off-policy mask
+    (DeepSeek-V3.2) and VESPO read a completion's sign, which differs from token to token in an additive method.
+    PPO's clip and SAPO's temperature are rules for a token and its own ratio.
 
     >>> from gear_rl.methods.gear import Gear
     >>> check_loss(Gear(), "grpo", "sequence")
@@ -196,7 +196,7 @@ def check_loss(
             f"the same gradient, so the token credit of {credit.name!r} would be lost; set it to 'token', or use "
             "credit 'uniform'"
         )
-    # Not `is_additive`: what a distilling method adds does not pass through the advantage.
+    # Not `is_additive`: the term of a distilling method does not pass through the advantage.
     if not getattr(credit, "additive", False):
         return
     if loss_type == "vespo":
@@ -222,9 +222,9 @@ def check_setup(
     peft: bool = False,
     images: bool = False,
 ) -> None:
-    """Refuse what is only known once TRL has set itself up, mostly what was never run; ``ValueError``.
+    """Refuse what is only known once TRL is set up, mostly what was never run; ``ValueError``.
 
-    ``sharding`` is accelerate's word for how the model is distributed.
+    ``sharding`` is accelerate's name for how the model is distributed.
     """
     name, kind, deepspeed = credit.name, args.teacher_model_kind, sharding == "DEEPSPEED"
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
@@ -249,8 +249,8 @@ def check_setup(
         ),
         (
             args.teacher_model is not None and sharding in SHARDED,
-            f"teacher_model: {args.teacher_model!r} stands whole on every process, {never}; use one process or "
-            "DDP, or leave it out",
+            f"teacher_model: {args.teacher_model!r} is whole on every process, {never}; use one process or DDP, "
+            "or leave it out",
         ),
         (
             deepspeed and (kind in ("ema", "sync") or (kind == "base" and not peft)),
@@ -279,7 +279,7 @@ def _report_contexts(
     """Log where the privileged contexts will come from; ``ValueError`` if there can be none at all."""
     names: list[str] | None = getattr(dataset, "column_names", None)
     if names is None:
-        return  # a stream that does not say its columns: each batch counts its own fallbacks
+        return  # a stream without known columns: each batch counts its own fallbacks
     columns, column = ", ".join(names), args.privileged_column
     if args.teacher_contrast not in (NO_CONTRAST, *CONTRASTS, *names):
         raise ValueError(
@@ -287,7 +287,7 @@ def _report_contexts(
             f"column; the columns are {columns}, and {NO_CONTRAST!r} means none"
         )
     factories = list(environment.values()) if isinstance(environment, dict) else [environment]
-    # What a factory that is no class makes is not known before it is called; it may well have a context.
+    # A factory that is no class may make an environment with a context.
     offers = any(
         factory is not None and (not isinstance(factory, type) or has_privileged_context(factory))
         for factory in factories

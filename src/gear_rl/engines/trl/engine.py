@@ -1,14 +1,19 @@
-"""TRL's trainer as an ``Engine`` of the credit step: passes in its own process, accelerate between processes."""
+"""TRL's trainer as an ``Engine`` of the credit step: its passes, and the weights that they are run with."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import trl
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from transformers.trainer_callback import TrainerCallback
 
+from gear_rl.credit.contexts import needs_context
+from gear_rl.credit.step import needs_passes
+from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.trl.config import SHARDED
 from gear_rl.records import Record
 from gear_rl.signals.batch import ForwardRequest
@@ -16,6 +21,8 @@ from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.score import StudentStates, TeacherStates
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
@@ -23,11 +30,75 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class HeldWeights(TrainerCallback):
+    """The weights that passes use beside the student's own, each made on first use: before the first step.
+
+    ``continues_adapter``: the run goes on training an adapter, so the model without it is not the one that the
+    run began with.
+    """
+
+    def __init__(self, trainer: "GEARTrainer", *, continues_adapter: bool) -> None:
+        self._trainer, self._continues_adapter = trainer, continues_adapter
+        self.teacher_model: nn.Module | None = None
+        """The model that the setting ``teacher_model`` names."""
+        name = trainer.args.teacher_model
+        if name is not None and needs_context(trainer.credit):
+            dtype = {"dtype": str(trainer.model.dtype).removeprefix("torch.")}
+            vocabulary = int(trainer.model.get_output_embeddings().weight.shape[0])
+            teacher = load_frozen_teacher(name, dtype, trainer._tokenizer, vocabulary)
+            self.teacher_model = teacher.to(trainer.accelerator.device)
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        """The teacher's, of ``teacher_model_kind``."""
+        trainer, args = self._trainer, self._trainer.args
+        if not needs_context(trainer.credit) or self.teacher_model is not None:
+            return Teacher()  # a copy that no pass reads would only cost memory
+        kind = cast(TeacherKind, args.teacher_model_kind)
+        if kind == "base" and self._continues_adapter and trainer.sharding not in SHARDED:
+            return CopyTeacher(trainer.model)
+        rate, steps = cast(float, args.teacher_update_rate), cast(int, args.teacher_sync_steps)
+        return make_teacher(kind, trainer.model, rate, steps)
+
+    @cached_property
+    def reference(self) -> Teacher:
+        """Those that the run began with, for a method that needs ``reference_logprob``."""
+        trainer = self._trainer
+        if "reference_logprob" not in names_of(trainer.credit.needs):
+            return Teacher()
+        if trainer.sharding in SHARDED:
+            return make_teacher("base", trainer.model)
+        # Under PEFT too: the model without its adapter is the first one only if that began as nothing.
+        return CopyTeacher(trainer.model)
+
+    def by_file(self) -> dict[str, Any]:
+        """What a checkpoint holds beside TRL's own files, by the file's name."""
+        held: dict[str, Any] = {
+            "teacher.safetensors": self.teacher,
+            "reference.safetensors": self.reference,
+        }
+        if self._trainer.args.sync_ref_model:
+            held[SYNCED_REFERENCE] = self._trainer.accelerator.unwrap_model(self._trainer.ref_model)
+        return held
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        _ = self.teacher, self.reference
+        if needs_passes(self._trainer.credit):
+            _ = self._trainer.padding_moves  # by two forwards, on every process
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.teacher.update(self._trainer.model, state.global_step)
+
+
+SYNCED_REFERENCE = "synced_reference.safetensors"
+"""TRL does not save the reference that ``sync_ref_model`` moves."""
+
+
 class TRLEngine:
     """``trainer`` as an engine. Hidden states of passes that have been run already are not computed again.
 
-    ``in_loss`` says that this process computes for itself, for a micro-batch in its loss: other processes may
-    have another number of forwards there (weights are not sharded then).
+    ``in_loss``: this process computes for itself, for a micro-batch in its loss. Other processes may have another
+    number of forwards there (weights are not sharded then).
     """
 
     student_states: StudentStates | None = None
@@ -54,26 +125,27 @@ class TRLEngine:
     @property
     def passes(self) -> ModelPasses:
         """How the model's passes are run, at its present weights."""
-        trainer, args = self.trainer, self.trainer.args
+        trainer, args, held = self.trainer, self.trainer.args, self.trainer.held_weights
         return ModelPasses(
             model=trainer.model,
             skip_first_tokens=args.teacher_skip_first_tokens,
             pad_id=cast(int, self.tokenizer.pad_token_id),
-            teacher=trainer.ready_teacher(),
-            reference=trainer.ready_reference(),
+            teacher=held.teacher,
+            reference=held.reference,
             temperature=trainer.temperature,
             batch_size=args.credit_batch_size or args.per_device_train_batch_size,
             seed=args.seed,
             largest=int if self.in_loss else self._largest,
-            teacher_model=trainer.teacher_model,
+            teacher_model=held.teacher_model,
             # Under DeepSpeed ZeRO-3 the head's weights are only whole inside TRL's gathering context.
             head_context=_gathered_head if trainer.sharding == "DEEPSPEED" else None,
             share_prompts=trainer.sharding not in SHARDED,
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        passes, student, teacher = self.passes, self.student_states, self.teacher_states
-        return passes.run(request, student_states=student, teacher_states=teacher)
+        return self.passes.run(
+            request, student_states=self.student_states, teacher_states=self.teacher_states
+        )
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))

@@ -1,4 +1,4 @@
-"""Held-out problems through TRL's own loop: pass@1, pass@k, greedy; the training around them does not notice."""
+"""Held-out problems through TRL's own loop: pass@1, pass@k, greedy; the training around them stays as it is."""
 
 # scipy brings no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -8,14 +8,14 @@ import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import comb, nan
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from scipy.stats import binomtest, bootstrap
+from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-if TYPE_CHECKING:
-    from gear_rl.engines.trl.trainer import GEARTrainer
+from gear_rl.engines.trl.rollouts import Rollouts
 
 RESAMPLES = 2000
 """Bootstrap samples of an interval; the seed is fixed, so the same rewards give the same interval."""
@@ -78,57 +78,100 @@ def success_metrics(
     return metrics
 
 
-def evaluate(trainer: "GEARTrainer", own_loop: Callable[..., Any], dataloader: Any, prefix: str) -> Any:
-    """What TRL's ``own_loop`` returns, with our metrics among its own."""
-    trainer.rollouts.evaluated = []
-    try:
-        with torch.random.fork_rng(devices=_devices(trainer)):
-            torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
-            # In the loop's own metrics, callbacks see ours (early stopping), and all is logged once.
-            output = own_loop(metric_key_prefix=prefix)
-    finally:
-        rewards, trainer.rollouts.evaluated = trainer.rollouts.evaluated, None
-    problems: Any = dataloader.dataset
-    success, sized = cast(float, trainer.args.success_reward), hasattr(problems, "__len__")
-    if sized:
-        rewards = rewards[: len(problems)]  # several processes repeat the last problems to fill a batch
-    metrics = success_metrics(rewards, success, prefix)
-    if trainer.args.eval_greedy and sized:
-        once = [[reward] for reward in trainer.solve(list(problems), greedy=True)]
-        greedy = success_metrics(once, success, prefix)
-        metrics |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
-    cast(dict[str, float], output.metrics).update(metrics)
-    return output
+class Evaluating(GRPOTrainer):
+    """``GRPOTrainer`` that measures how many problems it solves."""
 
+    rollouts: Rollouts
+    model: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+    args: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
-def solve(
-    trainer: "GEARTrainer",
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    greedy: bool,
-    seed: int | None,
-    advance: Callable[[int], None] | None,
-) -> list[float | None]:
-    """``GEARTrainer.solve``; every process gets all rewards, and they share the work."""
-    rewards: list[float | None] = []
-    size, world = int(trainer.args.per_device_eval_batch_size), int(trainer.accelerator.num_processes)
-    rank = int(trainer.accelerator.process_index)
-    with _solving(trainer, greedy, int(trainer.args.seed) if seed is None else seed):
-        for first in range(0, len(rows), size * world):
-            block = [dict(row) for row in rows[first : first + size * world]]
-            share = -(-len(block) // world)
-            # Every process takes part in every gathering, so the last ones repeat a row that is dropped again.
-            own = block[rank * share : (rank + 1) * share]
-            own += [block[-1]] * (share - len(own))
-            trainer._generate_and_score_completions(own)
-            rewards += trainer.rollouts.rewards[: len(block)]
-            if advance is not None:
-                advance(len(block))
-    return rewards
+    def evaluation_loop(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, dataloader: Any, *more: Any, metric_key_prefix: str = "eval", **named: Any
+    ) -> Any:
+        """TRL's evaluation, and pass@1 and pass@k (k = ``num_generations_eval``) with 95 % intervals.
+
+        ``eval_dataset={"easy": ..., "hard": ...}`` is evaluated tier by tier. With ``eval_greedy`` every problem
+        is solved once more without sampling. The random state of the training is left as it was.
+        """
+        self.rollouts.evaluated = []
+        try:
+            with torch.random.fork_rng(devices=_devices(self)):
+                torch.manual_seed(self.args.seed + self.accelerator.process_index)
+                # In the loop's own metrics, callbacks see ours (early stopping), and all is logged once.
+                output = super().evaluation_loop(
+                    dataloader, *more, metric_key_prefix=metric_key_prefix, **named
+                )
+        finally:
+            rewards, self.rollouts.evaluated = self.rollouts.evaluated, None
+        problems: Any = dataloader.dataset
+        success, sized = self.args.success_reward, hasattr(problems, "__len__")
+        if sized:
+            rewards = rewards[: len(problems)]  # several processes repeat the last problems to fill a batch
+        metrics = success_metrics(rewards, success, metric_key_prefix)
+        if self.args.eval_greedy and sized:
+            once = [[reward] for reward in self.solve(list(problems), greedy=True)]
+            greedy = success_metrics(once, success, metric_key_prefix)
+            metrics |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
+        cast(dict[str, float], output.metrics).update(metrics)
+        return output
+
+    def solve(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        greedy: bool = False,
+        seed: int | None = None,
+        advance: Callable[[int], None] | None = None,
+    ) -> list[float | None]:
+        """The reward of one rollout per row, tools and environments included; nothing is trained or logged.
+
+        Every process gets all rewards, and they share the work. Sampled with ``seed``, or the run's own: the same
+        seed draws the same rollouts again. ``advance`` is called with the number of rows that each batch has
+        finished.
+        """
+        rewards: list[float | None] = []
+        size, world = int(self.args.per_device_eval_batch_size), int(self.accelerator.num_processes)
+        rank = int(self.accelerator.process_index)
+        with self._solving(greedy, int(self.args.seed) if seed is None else seed):
+            for first in range(0, len(rows), size * world):
+                block = [dict(row) for row in rows[first : first + size * world]]
+                share = -(-len(block) // world)
+                # Every process takes part in every gathering: the last ones repeat a row, which is dropped again.
+                own = block[rank * share : (rank + 1) * share]
+                own += [block[-1]] * (share - len(own))
+                self._generate_and_score_completions(own)
+                rewards += self.rollouts.rewards[: len(block)]
+                if advance is not None:
+                    advance(len(block))
+        return rewards
+
+    @contextmanager
+    def _solving(self, greedy: bool, seed: int) -> Generator[None]:
+        """One try for each problem, sampled with ``seed`` or greedy."""
+        names = ("environments", "num_generations_eval", "generation_config", "generation_kwargs")
+        kept = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        engine: Any = getattr(self, "vllm_generation", None)
+        temperature = getattr(engine, "temperature", None)
+        with unnoticed(self):
+            try:
+                self.num_generations_eval = 1
+                if greedy and engine is not None:
+                    engine.temperature = 0.0
+                elif greedy:
+                    self.generation_config = copy.deepcopy(self.generation_config)
+                    self.generation_config.do_sample = False
+                    self.generation_kwargs = {**self.generation_kwargs, "do_sample": False}
+                self.model.eval()
+                torch.manual_seed(seed + 1000 * int(self.accelerator.process_index))
+                yield
+            finally:
+                vars(self).update(kept)
+                if engine is not None:
+                    engine.temperature = temperature
 
 
 @contextmanager
-def unnoticed(trainer: "GEARTrainer") -> Generator[None]:
+def unnoticed(trainer: Evaluating) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
     names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs")
     kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
@@ -141,32 +184,7 @@ def unnoticed(trainer: "GEARTrainer") -> Generator[None]:
         vars(trainer).update(kept)
 
 
-@contextmanager
-def _solving(trainer: "GEARTrainer", greedy: bool, seed: int) -> Generator[None]:
-    """One try for each problem, sampled with ``seed`` or greedy."""
-    names = ("environments", "num_generations_eval", "generation_config", "generation_kwargs")
-    kept = {name: getattr(trainer, name) for name in names if hasattr(trainer, name)}
-    engine = getattr(trainer, "vllm_generation", None)
-    temperature = getattr(engine, "temperature", None)
-    with unnoticed(trainer):
-        try:
-            trainer.num_generations_eval = 1
-            if greedy and engine is not None:
-                engine.temperature = 0.0
-            elif greedy:
-                trainer.generation_config = copy.deepcopy(trainer.generation_config)
-                trainer.generation_config.do_sample = False
-                trainer.generation_kwargs = {**trainer.generation_kwargs, "do_sample": False}
-            trainer.model.eval()
-            torch.manual_seed(seed + 1000 * int(trainer.accelerator.process_index))
-            yield
-        finally:
-            vars(trainer).update(kept)
-            if engine is not None:
-                engine.temperature = temperature
-
-
-def _devices(trainer: "GEARTrainer") -> list[Any]:
+def _devices(trainer: Evaluating) -> list[Any]:
     """The devices with a random state of their own."""
     device = trainer.accelerator.device
     return [device] if device.type == "cuda" else []

@@ -1,8 +1,8 @@
-"""The student's hidden states out of forwards that TRL runs anyway, so that its own pass is not needed.
+"""The student's hidden states out of forwards that TRL runs anyway, in place of a pass of our own.
 
 TRL calls ``_get_per_token_logps_and_entropies`` after the rollouts where it needs old log-probabilities, and in
-every loss. Where each rollout is trained on once before any weight changes, the whole credit waits for the loss;
-a step of SmolLM2-135M with a pass of our own takes 1.10 of such a step. Knows no method.
+every loss. Where each rollout is trained on once before any weight changes, the credit is computed in the loss.
+A pass of our own makes a step of SmolLM2-135M 1.10 times as long. Knows no method.
 """
 
 import time
@@ -22,10 +22,8 @@ from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.signals.forwards import capturing
 from gear_rl.signals.passes import shares_prompts
 from gear_rl.signals.score import KeptStates, TeacherStates
-from gear_rl.signals.signal import needs_student, signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import predicting_positions
-from gear_rl.traits import distillation_of, is_per_completion
 
 
 class StudentPass:
@@ -56,7 +54,7 @@ class StudentPass:
 
     @property
     def whole(self) -> bool:
-        """Whether every row was seen, once."""
+        """Whether every row was captured, once."""
         return self._sound and self._rows == len(self.states.mask)
 
 
@@ -69,38 +67,27 @@ class StudentForwards:
         self.old: StudentPass | None = None
         """The pass in which TRL computed the old log-probabilities of the rollouts under way."""
 
+    def keep(self, student: StudentPass | None) -> None:
+        """The receiver around a batch of rollouts."""
+        self.old = student
+
     @contextmanager
-    def for_rollouts(self, keep_old: bool) -> Generator[None]:
-        """Around a batch of rollouts and its credit, also one that is sampled inside of another's."""
+    def going_to(self, receive: Callable[[StudentPass | None], None] | None) -> Generator[None]:
+        """The first forward inside goes to ``receive``. May be nested: rollouts are sampled inside of others'."""
         before = self.receive, self.old
-        self.receive, self.old = self._keep if keep_old else None, None
+        self.receive, self.old = receive, None
         try:
             yield
         finally:
             self.receive, self.old = before
 
-    @contextmanager
-    def going_to(self, receive: Callable[[StudentPass | None], None]) -> Generator[None]:
-        """Around a loss: its forward goes to ``receive``."""
-        self.receive = receive
-        try:
-            yield
-        finally:
-            self.receive = None
-
-    def _keep(self, student: StudentPass | None) -> None:
-        self.old = student
-
     def run(
         self, call: Callable[..., Any], model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """What TRL's ``call`` returns for the student."""
+        """What TRL's ``call`` returns for the student; ``args`` are ids, attention mask, tokens to keep."""
         # The first is the student's; one with the adapter off may follow.
         receive, self.receive = self.receive, None
         if receive is None:
-            return call(model, *args, **options)
-        if len(args) < 3:  # ids, attention mask, tokens to keep: another TRL may name them
-            receive(None)
             return call(model, *args, **options)
         student = StudentPass(args[1][:, -int(args[2]) :].bool())
         with capturing(model, student.take):
@@ -108,19 +95,6 @@ class StudentForwards:
         student.logprob = result[0]
         receive(student if student.whole else None)
         return result
-
-
-def makes_old_pass(args: Any, use_vllm: bool = False) -> bool:
-    """Whether TRL computes the log-probabilities of its rollouts before it trains on them.
-
-    >>> from types import SimpleNamespace
-    >>> args = SimpleNamespace(gradient_accumulation_steps=4, steps_per_generation=8, num_iterations=1)
-    >>> makes_old_pass(args)  # the weights change between the two halves of the rollouts
-    True
-    """
-    if use_vllm and args.vllm_importance_sampling_correction:
-        return True
-    return bool(args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations))
 
 
 def is_deterministic(model: nn.Module) -> bool:
@@ -148,24 +122,12 @@ ROW = "gear_row"
 """The column that says which rollout of the batch a shuffled row is."""
 
 
-def may_wait(plan: CreditPlan) -> bool:
-    """Whether the method judges every completion by signals of its own, so that micro-batches can be credited."""
-    method = plan.method
-    return (
-        is_per_completion(method)
-        and distillation_of(method) is None
-        and needs_student(method.needs)
-        and all(signal.late for signal in signals_of(method.needs))
-        and len(plan.teachers) <= 1
-    )
-
-
 class LateCredit:
     """The credit of a batch of rollouts that TRL trains on once, made in the losses of its micro-batches.
 
-    TRL shuffles the rollouts and splits them; the column ``ROW`` says which rollout a row is. In each loss the
-    teacher goes first; then TRL's forward of the student is captured, and the advantages are there before TRL
-    reads them. ``engine_of`` makes the engine of a credit step.
+    TRL shuffles and splits the rollouts; the column ``ROW`` has the rollout of each row. Each loss first runs the
+    teacher's pass, then captures TRL's forward of the student; the advantages are made before TRL reads them.
+    ``engine_of`` makes the engine of a credit step.
     """
 
     def __init__(
@@ -182,16 +144,16 @@ class LateCredit:
         self._teacher_states: TeacherStates | None = None
         request = plan.request(plan.method.needs)
         if len(plan.scored_B) > config.per_device_train_batch_size and shares_prompts(request):
-            # TRL's shuffle tears the groups apart, so the micro-batches could not share prompts.
+            # TRL shuffles the groups, so its micro-batches cannot share prompts.
             self._teacher_states = engine_of().passes.teacher_pass(request)
         self._seconds = time.perf_counter() - begin
         output[ROW] = torch.arange(len(plan.scored_B), device=plan.scored_B.device)
 
     def waiting(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], Callable[[StudentPass | None], None]]:
-        """The micro-batch for TRL's loss, and what gets the student's pass before the advantages are read."""
+        """The micro-batch for TRL's loss, and the receiver of the student's pass, which adds the advantages."""
         begin = time.perf_counter()
         rows = cast(Tensor, inputs[ROW])
-        # Without advantages: a loss that read them too early must not find the plain ones.
+        # Without advantages: a loss that reads them too early must not find the plain ones.
         waiting = {name: value for name, value in inputs.items() if name not in (ROW, "advantages")}
         plan, engine = part_of(self._plan, rows), self._engine_of(in_loss=True)
         # Before the student's forward: lending weights writes into what its graph saves.
@@ -202,7 +164,7 @@ class LateCredit:
         self._seconds += time.perf_counter() - begin
 
         def receive(student: StudentPass | None) -> None:
-            # What was not captured as expected is computed once more.
+            # None: not captured as expected, so computed once more.
             engine.student_states = None if student is None else student.states
             waiting["advantages"] = self._assign(rows, plan, engine)
 

@@ -1,13 +1,11 @@
-"""What is added to TRL's loss: the distillation term, and a look at whether it is finite. Knows no method."""
+"""What is added to TRL's loss: the distillation term and its anchor. Knows no method."""
 
-import math
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
 from gear_rl.engines.trl.engine import TRLEngine
@@ -31,8 +29,8 @@ def attach(
 ) -> None:
     """Put into TRL's ``output``, which TRL shuffles and splits by rows, what the distilling loss needs.
 
-    ``seen_B`` says in which rows the signals were computed: elsewhere a reference log-prob of 0 stands for
-    nothing, and the anchor leaves the row alone.
+    ``seen_B`` is True in rows whose signals were computed. Elsewhere the reference log-prob is no number (NaN
+    here), and the row is not anchored.
     """
     output[WEIGHT] = credit.distill_weight
     output[TEACHER_IDS] = teacher_prompts.ids_BP
@@ -52,13 +50,13 @@ def loss_with_distillation(
     accumulation: int,
     padding_moves: bool,
 ) -> Tensor:
-    """TRL's loss of a micro-batch, and on top of it what the method distils and what it is anchored with.
+    """TRL's loss of a micro-batch plus the method's distillation term and its anchor.
 
-    ``sum_t weight_t ratio_t term_t + anchor_weight f(r_t)`` over the trained tokens, divided by those of the
-    whole generation batch over all processes, so that no split changes it. A term or anchor that is not finite
-    is left out and counted. ``ratio_t`` is constant: probability now over probability when sampled, 1 where TRL
-    keeps no old log-prob because they are the same. Where left padding moves the positions of TRL's forward
-    (GPT-2), term and anchor come from a forward of our own.
+    ``sum_t weight_t ratio_t term_t + anchor_weight f(r_t)`` over the trained tokens, divided by the number of
+    trained tokens of the generation batch over all processes, so no split changes it. ``ratio_t`` is constant:
+    the probability now over that when sampled, 1 where TRL keeps no old log-prob (they are the same). A term or
+    anchor that is not finite is left out and counted. Where left padding moves the positions of TRL's forward
+    (GPT-2), both come from a forward of our own.
     """
     completions, reference = completions_of(inputs), cast(Tensor | None, inputs.get(REFERENCE))
     anchored = distillation.anchor != "none" and distillation.anchor_weight > 0
@@ -112,29 +110,3 @@ def loss_with_distillation(
         metrics["gear/anchor/loss"] = logged[1]
     engine.log(metrics)
     return loss + term + anchor
-
-
-class FiniteSteps:
-    """Watches the losses of a step's micro-batches, and judges the step once its gradient's norm is known.
-
-    >>> steps = FiniteSteps()
-    >>> steps.add(torch.tensor(1.0)), steps.add(torch.tensor(2.0))
-    (None, None)
-    >>> steps.take(torch.tensor(torch.inf)), steps.take(torch.tensor(0.5))
-    ('gradient norm inf', None)
-    """
-
-    def __init__(self) -> None:
-        self._loss = torch.zeros(())
-
-    def add(self, loss: Tensor) -> None:
-        """The loss of one micro-batch, without waiting for it."""
-        self._loss = self._loss.to(loss) + loss.detach()
-
-    def take(self, norm: Tensor | float | None) -> str | None:
-        """What is wrong with the step that ends here; None if nothing is."""
-        facts = {"loss": self._loss, "gradient norm": 0.0 if norm is None else norm}
-        self._loss = torch.zeros(())
-        whole = {word: x.full_tensor() if isinstance(x, DTensor) else x for word, x in facts.items()}
-        numbers = {word: float(x) for word, x in whole.items()}
-        return ", ".join(f"{word} {x:g}" for word, x in numbers.items() if not math.isfinite(x)) or None

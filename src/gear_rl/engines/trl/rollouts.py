@@ -1,15 +1,19 @@
 """The batch of rollouts under way: TRL's hooks show it piece by piece, the credit step gets it whole."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from trl.chat_template_utils import add_response_schema
 
-from gear_rl.engines.tools import ToolGuard
 from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
+
+if TYPE_CHECKING:
+    from gear_rl.engines.trl.trainer import GEARTrainer
 
 
 class Rollouts:
@@ -38,10 +42,6 @@ class Rollouts:
         self.evaluated: list[list[float | None]] | None = None
         """During an evaluation: the rewards of every problem's tries."""
 
-    def begin(self, rows: list[dict[str, Any]]) -> None:
-        """A new batch of rollouts of these rows."""
-        self.rows, self.logged = rows, {}
-
     def judge(self, per_function: Tensor, weights: Tensor, num_tries: int) -> None:
         """Keep the rewards of a batch, (rollouts, functions); NaN is a function that abstained.
 
@@ -56,30 +56,14 @@ class Rollouts:
             for begin in range(0, len(self.rewards), num_tries):
                 self.evaluated.append(self.rewards[begin : begin + num_tries])
 
-    def whole_rows(self, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows that TRL hands to reward functions, with the columns that ``reset()`` must not see."""
-        return [{**row, **own} for row, own in zip(self.rows, shown, strict=True)]
-
-    def batch(
-        self,
-        output: Mapping[str, Any],
-        *,
-        step: int,
-        group_size: int,
-        rank: int = 0,
-        environments: Sequence[Any] | None = None,
-        end_ids: Sequence[int] = (),
-        **tools: Any,
-    ) -> RolloutBatch:
-        """What the credit step reads; ``output`` is what ``_generate_and_score_completions`` returned.
-
-        ``tools`` are the batch's ``call_failed`` and ``tool_counts``.
-        """
-        first = rank * len(self.rows)
+    def batch(self, trainer: "GEARTrainer", output: Mapping[str, Any]) -> RolloutBatch:
+        """What the credit step reads; ``output`` is what ``_generate_and_score_completions`` returned."""
+        first = trainer.accelerator.process_index * len(self.rows)
         own = slice(first, first + len(self.rows))
         completions = completions_of(output)
+        ends = cast(list[int], trainer.eos_token_ids)
         return RolloutBatch(
-            step=step,
+            step=trainer.state.global_step,
             completions=completions,
             student=Prompts(ids_BP=output["prompt_ids"], attention_BP=output["prompt_mask"]),
             prompts=self.prompts,
@@ -88,28 +72,24 @@ class Rollouts:
             advantage_B=output["advantages"],
             rewards=self.rewards[own],
             rewards_BR=self.rewards_each[own].to(completions.mask.device),
-            group=[(first + b) // group_size for b in range(len(self.rows))],
+            group=[(first + b) // trainer.num_generations for b in range(len(self.rows))],
             first=first,
             num_rollouts=len(self.rewards),
-            environments=environments or None,
+            environments=getattr(trainer, "environments", None) or None,
             feedback=self.logged.get("feedback"),
             turn_rewards=self.logged.get("turn_rewards"),
-            truncated=[not ids or ids[-1] not in end_ids for ids in self.ids],
-            **tools,
+            truncated=[not ids or ids[-1] not in ends for ids in self.ids],
+            **self._tool_facts(trainer, completions),
         )
 
-    def tool_facts(
-        self,
-        output: Mapping[str, Any],
-        names: Sequence[Sequence[str]],
-        guard: ToolGuard,
-        tokenizer: Any,
-        control: Any,
-    ) -> dict[str, Any]:
-        """``call_failed`` and ``tool_counts`` of a batch; ``names`` are the tools of each rollout."""
-        completions = completions_of(output)
+    def _tool_facts(self, trainer: "GEARTrainer", completions: Completions) -> dict[str, Any]:
+        if not trainer.tools:
+            return {}
+        guard = trainer.tool_guard
+        pairs = zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)
+        names = [sorted({*sync, *anew}) for sync, anew in pairs]
         last = [
-            tokenizer.decode(ids[(turn == turn.max()) & (turn >= 0)])
+            str(trainer._tokenizer.decode(ids[(turn == turn.max()) & (turn >= 0)]))
             for ids, turn in zip(completions.ids, turn_ids(completions.mask), strict=True)
         ]
 
@@ -117,7 +97,7 @@ class Rollouts:
             return guard.failure_of(message, names[b]) is not None
 
         rollouts = zip(self.messages, last, names, strict=True)
-        counts = [guard.report(messages, text, known, control) for messages, text, known in rollouts]
+        counts = [guard.report(*rollout, trainer.control_tokens) for rollout in rollouts]
         return {"call_failed": call_failed, "tool_counts": counts}
 
 
@@ -126,3 +106,31 @@ def completions_of(output: Mapping[str, Any]) -> Completions:
     attention: Tensor = output["completion_mask"]
     mask = (attention * output["tool_mask"] if "tool_mask" in output else attention).bool()
     return Completions(ids=output["completion_ids"], attention=attention, mask=mask)
+
+
+def parse_tool_calls(processing: Any) -> bool:
+    """Whether the tokenizer or processor can now parse calls, or could before; its template stays as it is.
+
+    TRL gives its parser to templates whose text is a stock one's. A model saved with TRL's training variant
+    writes its calls in the same way, so it gets the same parser. TRL refuses any other template.
+
+    >>> from types import SimpleNamespace
+    >>> parse_tool_calls(SimpleNamespace(chat_template="{{ messages }}"))
+    False
+    """
+    tokenizer = getattr(processing, "tokenizer", processing)
+    if any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema")):
+        return True
+    given, folder = processing.chat_template, files("trl") / "chat_templates"
+    for file in folder.iterdir():
+        stock = folder / file.name.replace("_training.jinja", ".jinja")
+        if file.name.endswith("_training.jinja") and file.read_text(encoding="utf-8") == given:
+            try:
+                processing.chat_template = stock.read_text(encoding="utf-8")
+                add_response_schema(processing)
+                return True
+            except (OSError, ValueError):  # no stock template, or one whose calls TRL cannot parse
+                continue
+            finally:
+                processing.chat_template = given
+    return False

@@ -1,67 +1,57 @@
 """GEAR in TRL: ``GRPOTrainer`` with a credit assigner.
 
-Everything that TRL does stays TRL's: rollouts, tools, rewards, the base advantage, the loss, vLLM, PEFT,
-sharding, trackers. This file collects what TRL's hooks show of the rollouts, has the credit step score them,
-and replaces the advantages ``(B,)`` by ``(B, T)``. It knows no method: it is given an object.
+TRL keeps the rollouts, tools, rewards, base advantage, loss, vLLM, PEFT, sharding and trackers. This file
+collects what TRL's hooks show of the rollouts, calls the credit step, and replaces the advantages ``(B,)`` by
+``(B, T)``. It knows no method.
 """
 
 import copy
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub import ModelCard
 from torch import Tensor, nn
-from transformers.trainer_callback import TrainerCallback
-from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.tensor import DTensor
 
 from gear_rl.credit.config import METHOD_SETTINGS, PRIVILEGED_COLUMNS
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context
+from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
-from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.engines.trl.checkpoints import Checkpoints, Run, fingerprint, skip_epochs
+from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
-from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.engines.trl.evaluation import evaluate, solve
-from gear_rl.engines.trl.late import (
-    ROW,
-    LateCredit,
-    StudentForwards,
-    is_deterministic,
-    makes_old_pass,
-    may_wait,
-)
-from gear_rl.engines.trl.loss import WEIGHT, FiniteSteps, attach, loss_with_distillation
-from gear_rl.engines.trl.rollouts import Rollouts
-from gear_rl.engines.trl.tools import parse_tool_calls
+from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
+from gear_rl.engines.trl.evaluation import Evaluating
+from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
+from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
+from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
-from gear_rl.signals.signal import names_of, needs_student
-from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
-from gear_rl.traits import distillation_of, method_settings
+from gear_rl.signals.signal import needs_student, signals_of
+from gear_rl.traits import distillation_of, is_per_completion, method_settings
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
-_SYNCED_REFERENCE = "synced_reference.safetensors"
 
 
-class GEARTrainer(GRPOTrainer):
+class GEARTrainer(Evaluating):
     """``GRPOTrainer`` whose advantages are spread over the tokens by ``credit`` (GEAR, arXiv:2605.11853).
 
     Takes every argument of ``GRPOTrainer``. ``args`` is a ``GEARConfig``; ``credit`` is any ``CreditAssigner``;
-    ``privileged`` is the function of the source "function". What ``args`` leaves at None and the method brings
-    is the method's, on a copy: ``trainer.args`` has it. Evaluation is TRL's own: no credit is assigned there.
+    ``privileged`` is the function of the source "function". A setting of ``METHOD_SETTINGS`` that ``args`` leaves
+    at None takes the method's value (``trainer.args``). An evaluation is TRL's, without credit.
+
     Raises ``ValueError`` before anything is loaded if the dataset has no privileged context for a method that
     needs a teacher, or if the loss would lose the tokens' credit or misread its signs (``docs/engines.md``).
 
@@ -73,8 +63,7 @@ class GEARTrainer(GRPOTrainer):
     ValueError: train_dataset: method 'gear' compares the student with a teacher that sees the ground truth, ...
     """
 
-    args: GEARConfig  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+    args: GEARConfig
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
     _tag_names = ["trl", "gear"]  # noqa: RUF012
 
@@ -91,10 +80,7 @@ class GEARTrainer(GRPOTrainer):
     ) -> None:
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
-        self.teacher: Teacher | None = None
-        self.teacher_model: nn.Module | None = None
-        self.continues_adapter = hasattr(model, "peft_config")
-        self.reference: Teacher | None = None
+        continues_adapter = hasattr(model, "peft_config")
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
@@ -103,12 +89,11 @@ class GEARTrainer(GRPOTrainer):
         self.tool_guard.guard_options(options)
         self.run_folder = RunFolder(Path(cast(str, args.output_dir)), args.record_file)
         self.record_subscribers: list[Callable[[list[Record]], object]] = []
-        """Each is called with the records of every batch, on the first process; the record file is the first."""
+        """Each is called with the records of every batch, on the first process. The record file is the first."""
         if self.run_folder.records is not None:
             self.record_subscribers.append(self._write_records)
         self._record_writer: RecordWriter | None = None
-        self.run: Run | None = None
-        self._finite_steps = FiniteSteps()
+        self._step_losses = list[Tensor]()
         self._fetches, self._warned_of = False, set[str]()
         self._sampler: Any = None
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)
@@ -128,12 +113,8 @@ class GEARTrainer(GRPOTrainer):
             peft=hasattr(self.model, "peft_config"),
             images=bool(getattr(self, "_is_vlm", False)),
         )
-        if args.teacher_model is not None and needs_context(credit):
-            dtype = {"dtype": str(self.model.dtype).removeprefix("torch.")}
-            vocabulary = int(self.model.get_output_embeddings().weight.shape[0])
-            teacher = load_frozen_teacher(args.teacher_model, dtype, self._tokenizer, vocabulary)
-            self.teacher_model = teacher.to(self.accelerator.device)
-        self.add_callback(_FollowStudent(self))
+        self.held_weights = HeldWeights(self, continues_adapter=continues_adapter)
+        self.add_callback(self.held_weights)
 
     # --- rollouts -------------------------------------------------------------------------------------------
 
@@ -149,15 +130,15 @@ class GEARTrainer(GRPOTrainer):
             # TRL hands every column to the environment's reset(), whose text the student sees.
             hidden = (self.args.privileged_column, PRIVILEGED_COLUMNS[0])
             shown = [{name: value for name, value in row.items() if name not in hidden} for row in inputs]
-        self.rollouts.begin(inputs)
-        self.tool_guard.begin()
+        self.rollouts.rows, self.rollouts.logged = inputs, {}
+        self.tool_guard.answers.clear()
         keep_old = (
             self.model.training
             and needs_student(self.credit.needs)
             and self._makes_old_pass
             and self.shares_passes
         )
-        with self.student_forwards.for_rollouts(keep_old):
+        with self.student_forwards.going_to(self.student_forwards.keep if keep_old else None):
             output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
             if self.model.training:
                 output["advantages"] = self._spread(inputs, output)
@@ -189,11 +170,12 @@ class GEARTrainer(GRPOTrainer):
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, ids: Any, *more: Any
     ) -> Any:
         self.rollouts.messages, self.rollouts.ids = completions, ids
-        whole = self.rollouts.whole_rows(inputs)
+        # Reward functions see the columns that `reset()` must not see.
+        whole = [{**row, **shown} for row, shown in zip(self.rollouts.rows, inputs, strict=True)]
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         if self.model.training:
             self._count_infinite(per_function)
-        self.rollouts.judge(per_function, self.reward_weights, cast(int, self.num_generations_eval))
+        self.rollouts.judge(per_function, self.reward_weights, self.num_generations_eval)
         return per_function
 
     def _count_infinite(self, per_function: Tensor) -> None:
@@ -212,32 +194,6 @@ class GEARTrainer(GRPOTrainer):
         if about not in self._warned_of and self.accelerator.is_main_process:
             logger.warning(*message)
         self._warned_of.add(about)
-
-    def evaluation_loop(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, dataloader: Any, *more: Any, metric_key_prefix: str = "eval", **named: Any
-    ) -> Any:
-        """TRL's evaluation, and pass@1 and pass@k (k = ``num_generations_eval``) with 95 % intervals.
-
-        ``eval_dataset={"easy": ..., "hard": ...}`` is evaluated tier by tier. With ``eval_greedy`` every problem
-        is solved once more without sampling. The random state of the training is left as it was.
-        """
-        own_loop = partial(super().evaluation_loop, dataloader, *more, **named)
-        return evaluate(self, own_loop, dataloader, metric_key_prefix)
-
-    def solve(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        greedy: bool = False,
-        seed: int | None = None,
-        advance: Callable[[int], None] | None = None,
-    ) -> list[float | None]:
-        """The reward of one rollout per row, tools and environments included; nothing is trained or logged.
-
-        Sampled with ``seed``, or the run's own: the same seed draws the same rollouts again. ``advance`` is
-        called with the number of rows that each batch has finished.
-        """
-        return solve(self, rows, greedy=greedy, seed=seed, advance=advance)
 
     # --- the credit step ------------------------------------------------------------------------------------
 
@@ -268,32 +224,25 @@ class GEARTrainer(GRPOTrainer):
 
     def rollout_batch(self, output: dict[str, Any]) -> RolloutBatch:
         """The rollouts of this process, from what ``_generate_and_score_completions`` returned for them."""
-        tools: dict[str, Any] = {}
-        if self.tools:
-            pairs = zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)
-            names = [sorted({*sync, *anew}) for sync, anew in pairs]
-            tools = self.rollouts.tool_facts(
-                output, names, self.tool_guard, self._tokenizer, self.control_tokens
-            )
-        return self.rollouts.batch(
-            output,
-            step=self.state.global_step,
-            group_size=self.num_generations,
-            rank=self.accelerator.process_index,
-            environments=getattr(self, "environments", None),
-            end_ids=cast(list[int], self.eos_token_ids),
-            **tools,
-        )
+        return self.rollouts.batch(self, output)
 
     def _may_wait(self, plan: CreditPlan) -> bool:
-        """Whether TRL trains on each of these rollouts once, before the next update, by a loss that we know."""
-        ours = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
+        """Whether the credit can be computed in the loss, out of the student's forward there.
+
+        TRL has to train on each of these rollouts once, before the next update, by a loss that we know; the
+        method has to judge every completion by signals of its own.
+        """
+        method, ours = plan.method, ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
         return (
             self._fetches
             and all(getattr(type(self), name) is getattr(GEARTrainer, name) for name in ours)
             and self.args.num_iterations == 1
             and not self._makes_old_pass
-            and may_wait(plan)
+            and is_per_completion(method)
+            and distillation_of(method) is None
+            and needs_student(method.needs)
+            and all(signal.late for signal in signals_of(method.needs))
+            and len(plan.teachers) <= 1
             and self.shares_passes
         )
 
@@ -315,30 +264,6 @@ class GEARTrainer(GRPOTrainer):
             padding_moves=self.padding_moves,
         )
 
-    def ready_teacher(self) -> Teacher:
-        """The teacher's weights, made on first use: before the first step."""
-        if self.teacher is None:
-            kind = cast(TeacherKind, self.args.teacher_model_kind)
-            if not needs_context(self.credit) or self.teacher_model is not None:
-                kind = "live"  # a copy of the weights that nobody reads would only cost memory
-            # Without an adapter that goes on being trained, it would be another model than the run began with.
-            self.teacher = self._lender(kind, copy=self.continues_adapter)
-        return self.teacher
-
-    def ready_reference(self) -> Teacher:
-        """The weights that the run began with, for a method that needs them; made on first use."""
-        if self.reference is None:
-            # A copy under PEFT too: without its adapter the model is the first one only if that began as nothing.
-            kind = "base" if "reference_logprob" in names_of(self.credit.needs) else "live"
-            self.reference = self._lender(kind, copy=True)
-        return self.reference
-
-    def _lender(self, kind: TeacherKind, copy: bool) -> Teacher:
-        if kind == "base" and copy and self.sharding not in SHARDED:
-            return CopyTeacher(self.model)
-        rate, steps = cast(float, self.args.teacher_update_rate), cast(int, self.args.teacher_sync_steps)
-        return make_teacher(kind, self.model, rate, steps)
-
     @cached_property
     def padding_moves(self) -> bool:
         """Whether left padding moves the positions of the model's own forward (as in GPT-2)."""
@@ -346,10 +271,10 @@ class GEARTrainer(GRPOTrainer):
 
     @cached_property
     def shares_passes(self) -> bool:
-        """Whether the student's hidden states in TRL's forwards are those of a pass of our own; once a training.
+        """Whether TRL's forwards give the hidden states of a pass of our own; found once a training.
 
-        Not where a forward in training mode differs from one that scores (dropout, noise, batch statistics), not
-        where TRL's forwards count positions from the padding on, and not where it was never run.
+        They do not with dropout, noise or batch statistics, nor where TRL counts positions from the padding on.
+        What was never run counts as no.
         """
         args = self.args
         return (
@@ -365,7 +290,11 @@ class GEARTrainer(GRPOTrainer):
 
     @property
     def _makes_old_pass(self) -> bool:
-        return makes_old_pass(self.args, bool(getattr(self, "use_vllm", False)))
+        """Whether TRL computes the log-probabilities of its rollouts before it trains on them."""
+        if self.use_vllm and self.args.vllm_importance_sampling_correction:
+            return True
+        trainings = cast(int, self.args.steps_per_generation) * self.args.num_iterations
+        return self.args.gradient_accumulation_steps % trainings > 0  # the weights change in between
 
     @property
     def sharding(self) -> str:
@@ -397,16 +326,17 @@ class GEARTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **options: Any) -> Any:
         """TRL's training, in a folder that no other process writes meanwhile.
 
-        ``resume_from_checkpoint`` is a checkpoint's folder, or True or "latest" for the newest whole one of the
-        run whose folder ``output_dir`` is; those that are passed over are named in the log. ``ValueError`` for a
-        checkpoint that is not whole, or was made with another configuration (``resume_anyway`` goes on as a new
-        run). ``FloatingPointError`` before a step whose loss or gradient is not finite (``non_finite_step``). A
-        finished run that is resumed does nothing.
+        ``resume_from_checkpoint`` is a checkpoint's folder; True or "latest" mean the newest whole one of the run
+        in ``output_dir`` (the log names those that are passed over). A finished run that is resumed does nothing.
+
+        Raises ``ValueError`` for a checkpoint that is not whole, or was made with another configuration
+        (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError`` before a step whose loss or
+        gradient is not finite (``non_finite_step``).
         """
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
             configuration = fingerprint(self.args, self.credit, *parts)
-            self.run, checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
+            checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
             self._record_writer = None  # what it continues is read again
             vars(self).pop("shares_passes", None)
             return super().train(checkpoint, *more, **options)
@@ -415,25 +345,14 @@ class GEARTrainer(GRPOTrainer):
         # In the middle of its rollouts TRL would sample others after a resume, so they are saved too.
         inside = self._step % (cast(int, self.args.steps_per_generation) * int(self.num_iterations))
         self.checkpoints.save(
-            cast(Run, self.run),
             self.state,
             Path(super()._get_output_dir(trial)),
             lambda: super(GEARTrainer, self)._save_checkpoint(model, trial),
-            self._kept_weights(),
+            self.held_weights.by_file(),
             {"micro_batches": self._step, "rollouts": self._buffered_inputs if inside else None},
         )
         if self.args.push_to_hub:  # only what is whole
-            super()._push_from_checkpoint(cast(str, cast(Run, self.run).last_checkpoint))
-
-    def _kept_weights(self) -> dict[str, Any]:
-        """What a checkpoint holds beside TRL's own files, by the file's name."""
-        kept: dict[str, Any] = {
-            "teacher.safetensors": self.ready_teacher(),
-            "reference.safetensors": self.ready_reference(),
-        }
-        if self.args.sync_ref_model:
-            kept[_SYNCED_REFERENCE] = self.accelerator.unwrap_model(self.ref_model)
-        return kept
+            super()._push_from_checkpoint(cast(str, self.checkpoints.last))
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
@@ -446,10 +365,10 @@ class GEARTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            same, kept = cast(Run, self.run).same, self._kept_weights()
+            same, held = self.checkpoints.same, self.held_weights.by_file()
             if not same:
-                kept.pop(_SYNCED_REFERENCE, None)  # another run begins with its own
-            progress = self.checkpoints.load(Path(checkpoint), kept)
+                held.pop(SYNCED_REFERENCE, None)  # another run begins with its own
+            progress = self.checkpoints.load(Path(checkpoint), held)
             if progress is not None and same:  # rollouts of other settings may not even fit
                 self._step, self._buffered_inputs = progress["micro_batches"], progress["rollouts"]
 
@@ -491,20 +410,23 @@ class GEARTrainer(GRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """TRL's step on one micro-batch; its loss is looked at before the weights change."""
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self._finite_steps.add(loss)
+        self._step_losses.append(loss.detach())
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         # Under fp16 a gradient that overflows is ordinary: its scaler leaves the step out by itself.
-        wrong = self._finite_steps.take(None if getattr(self.accelerator, "scaler", None) else norm)
+        scaled = norm is None or getattr(self.accelerator, "scaler", None)
+        facts: dict[str, Any] = {"loss": sum(self._step_losses), "gradient norm": 0.0 if scaled else norm}
+        self._step_losses.clear()
+        numbers = {name: float(x.full_tensor() if isinstance(x, DTensor) else x) for name, x in facts.items()}
+        wrong = ", ".join(f"{name} {x:g}" for name, x in numbers.items() if not math.isfinite(x))
         if self.accelerator.num_processes > 1:
-            own = torch.tensor([float(wrong is not None)], device=self.accelerator.device)
+            # All processes do the same, else their weights would differ.
+            own = torch.tensor([float(bool(wrong))], device=self.accelerator.device)
             if bool(cast(Tensor, self.accelerator.gather(own)).any()):
-                wrong = (
-                    wrong or "the loss of another process"
-                )  # all do the same, else their weights would part
-        if wrong is not None:
+                wrong = wrong or "the loss of another process"
+        if wrong:
             self._leave_out(model, wrong)
         return norm
 
@@ -519,27 +441,10 @@ class GEARTrainer(GRPOTrainer):
             return
         applied = self.sharding == "DEEPSPEED"  # its engine steps inside the backward
         state = "DeepSpeed has applied it already" if applied else "no weight was changed by it"
-        last = None if self.run is None else self.run.last_checkpoint
+        last = self.checkpoints.last
         known = f"the last good checkpoint is {last}" if last else "no checkpoint was saved yet"
         raise FloatingPointError(
             f"step {step}: not finite ({wrong}); {state}, and {known}. A lower learning_rate or max_grad_norm, "
             "or looking at the rewards and the data of this step, is the usual cure; non_finite_step: skip "
             "leaves such steps out"
         )
-
-
-class _FollowStudent(TrainerCallback):
-    """Makes the teacher before the first step, and lets it follow after each."""
-
-    def __init__(self, trainer: GEARTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.ready_teacher()
-        self.trainer.ready_reference()
-        if needs_passes(self.trainer.credit):
-            _ = self.trainer.padding_moves  # on every process, before any step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.teacher is not None:
-            self.trainer.teacher.update(self.trainer.model, state.global_step)
