@@ -17,7 +17,7 @@ from gear_rl.credit.contexts import too_long, warn_of_long
 from gear_rl.credit.step import assign, for_loss, prepare, step
 from gear_rl.engines.trl.late import joined, part_of
 from gear_rl.methods import Sdpg, Shuffled
-from gear_rl.signals.batch import TeacherPrompt, left_padded
+from gear_rl.signals.batch import left_padded
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal, names_of
@@ -44,9 +44,7 @@ def model(tokenizer):
 
 
 def prompts_of(tokenizer, texts):
-    return left_padded(
-        [TeacherPrompt(tuple(tokenizer(t, add_special_tokens=False)["input_ids"])) for t in texts], pad_id=0
-    )
+    return left_padded([tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts], pad_id=0)
 
 
 def batch(tokenizer, contexts=("is 3", "is 3", "is 7", "is 7"), **changes):

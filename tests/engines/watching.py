@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-import gear_rl.signals.confidence as confidences
 from gear_rl.engines.trl import trainer as trl
 from gear_rl.signals.batch import Prompts
+from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.signals.score import Scorer
 
 
@@ -43,7 +43,7 @@ class Watch:
         patch.setattr(model, "generate", watched)
 
     def _watch_teacher(self, patch: pytest.MonkeyPatch) -> None:
-        scored_by, ahead, confidence = Scorer.signals, Scorer.teacher_states, confidences.answer_confidence
+        scored_by, ahead, confidence = Scorer.signals, Scorer.teacher_states, AnswerConfidence.compute
         attach = trl.attach
 
         def scored(scorer: Any, needs: Any, student: Any, teacher: Any = None, *more: Any) -> Any:
@@ -59,11 +59,11 @@ class Watch:
             self.told += kept_ids(more[2].ids_BP, more[2].attention_BP)
             attach(output, *more)
 
-        def confident(net: Any, completions: Any, student: Any, answers: Any, **kw: Any) -> Any:
-            self.told += answers
-            return confidence(net, completions, student, answers, **kw)
+        def confident(signal: Any, passes: Any, request: Any) -> Any:
+            self.told += [row[row >= 0].tolist() for row in request.inputs["answer_ids_BN"]]
+            return confidence(signal, passes, request)
 
         patch.setattr(Scorer, "signals", scored)
         patch.setattr(Scorer, "teacher_states", taught)
-        patch.setattr(confidences, "answer_confidence", confident)
+        patch.setattr(AnswerConfidence, "compute", confident)
         patch.setattr(trl, "attach", attached)

@@ -5,18 +5,15 @@ import dataclasses
 import functools
 
 import torch
-from torch import nn
 
 from engines import tiny
-from gear_rl.signals.batch import Completions, ForwardRequest, TeacherPrompt, left_padded
-from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from gear_rl.signals.teacher import Teacher
+from signals.rows import completions_of, louder, prompts_of, right_padded
+from support.scoring import passed
 
 PAD = 3
 SIGNALS = {cls.name: cls for cls in (AnswerOcclusion, AnswerGradient, AnswerActivation)}
 EVERY = tuple(cls() for cls in SIGNALS.values())
-OPTIONS = ("batch_size", "num_batches", "temperature", "seed", "row_B", "largest", "head_context")
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13], [14, 15]]
 COMPLETIONS = [[30, 31, 32, 33, 34, 35, 36], [40, 41, 42], [50, 51, 52, 53, 54, 55, 56, 57, 58], [60, 61]]
 REGIONS = [[0, 0, -1, 0, 2, 1, 2], [0, 0, 0], [0, 0, -1, 0, 0, 1, 1, -1, 2], [1, 2]]
@@ -26,68 +23,33 @@ BOX = [[4, 5, 6], [], [5, 6], [0, 1]]
 WIDTH = 11
 
 
-def right_padded(rows, fill, width=WIDTH):
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows])
+def regions(rows=(0, 1, 2, 3), width=WIDTH):
+    return right_padded([REGIONS[b] for b in rows], -1, width)
 
 
-def batch(rows=(0, 1, 2, 3), width=WIDTH):
-    ids = [COMPLETIONS[b] for b in rows]
-    region = right_padded([REGIONS[b] for b in rows], -1, width)
-    completions = Completions(
-        ids=right_padded(ids, PAD, width),
-        attention=right_padded([[1] * len(row) for row in ids], 0, width),
-        mask=region >= 0,
-    )
-    prompts = left_padded([TeacherPrompt(tuple(PROMPTS[b])) for b in rows], PAD)
-    return completions, prompts, region
-
-
-def net(num_layers=3, scale=6.0) -> nn.Module:
+def net(num_layers=3, scale=6.0):
     made = tiny.model(97, hidden_size=16, num_hidden_layers=num_layers, tie_word_embeddings=False)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(scale)
-    return made.eval()
+    return louder(made, scale)
 
 
-def saliency(model, completions, prompts, region, signals, row_B=None, num_batches=0, **options):
-    """The signals of completions whose answers are known, by name."""
-    rows = torch.ones(len(region), dtype=torch.bool) if row_B is None else row_B
-    request = ForwardRequest(
-        needs=signals,
-        step=0,
-        completions=completions,
-        student=prompts,
-        teachers=(),
-        scored_B=rows,
-        inputs={"answer_region": region},
-    )
-    weights = {"teacher": Teacher(), "reference": Teacher()}
-    passes = ModelPasses(model=model, largest=lambda count: max(count, num_batches), **weights, **options)
-    return passes.run(request)
+def every(model, signals=EVERY, rows=(0, 1, 2, 3), width=WIDTH, **options):
+    """The signals of these completions by name."""
+    region = regions(rows, width)
+    masks = [[int(r >= 0) for r in REGIONS[b]] for b in rows]
+    completions = completions_of([COMPLETIONS[b] for b in rows], masks, width, PAD)
+    prompts = prompts_of([PROMPTS[b] for b in rows], PAD)
+    return passed(model, signals, completions, prompts, answer_region=region, pad_id=PAD, **options)
 
 
-def signal_of(name, **settings):
-    """The signal at these settings, as far as it has them."""
-    fields = {field.name for field in dataclasses.fields(SIGNALS[name])}
-    return SIGNALS[name](**{key: value for key, value in settings.items() if key in fields})
-
-
-def found(model, name, rows=(0, 1, 2, 3), width=WIDTH, **settings):
-    completions, prompts, region = batch(rows, width)
-    options = {key: settings.pop(key) for key in [*settings] if key in OPTIONS}
-    signal = signal_of(name, **settings)
-    values = saliency(model, completions, prompts, region, [signal], pad_id=PAD, **options)
-    assert list(values) == [name]
-    assert values[name].dtype == torch.float32
-    assert not values[name].requires_grad
-    return values[name]
-
-
-def every(model):
-    completions, prompts, region = batch()
-    return saliency(model, completions, prompts, region, EVERY, pad_id=PAD)
+def found(model, name, rows=(0, 1, 2, 3), width=WIDTH, **options):
+    """One signal; ``options`` are its settings, as far as it has them, and those of the passes."""
+    fields = {field.name for cls in SIGNALS.values() for field in dataclasses.fields(cls)}
+    own = {field.name for field in dataclasses.fields(SIGNALS[name])}
+    signal = SIGNALS[name](**{key: options[key] for key in own & {*options}})
+    options = {key: value for key, value in options.items() if key not in fields}
+    [values] = every(model, [signal], rows, width, **options).values()
+    assert values.dtype == torch.float32 and not values.requires_grad
+    return values
 
 
 # the slow twins
@@ -192,29 +154,6 @@ def answer_loss(logits_SV, b, tokens, temperature=1.0):
     first = len(PROMPTS[b]) - 1
     rows = (logits_SV / temperature).log_softmax(-1)
     return -sum(rows[first + t, COMPLETIONS[b][t]] for t in tokens)
-
-
-@torch.no_grad()
-def slow_activation(model, spans, temperature=1.0, step=1e-5):
-    """The gradient of the loss to every number of every embedding, by differences."""
-    model = double(model)
-    values = torch.zeros(4, WIDTH)
-    for b, tokens in enumerate(spans):
-        if not tokens:
-            continue
-        h = embedded(model, b)[0]
-        for t, region in enumerate(REGIONS[b]):
-            if region < 0:
-                continue
-            place = len(PROMPTS[b]) + t - 1  # it predicts token t
-            moved = h.repeat(2 * h.shape[1], 1, 1)
-            for d in range(h.shape[1]):
-                moved[2 * d, place, d] += step
-                moved[2 * d + 1, place, d] -= step
-            losses = [answer_loss(x, b, tokens, temperature) for x in model(inputs_embeds=moved).logits]
-            slopes = [(losses[2 * d] - losses[2 * d + 1]) / (2 * step) for d in range(h.shape[1])]
-            values[b, t] = sum((slope * x) ** 2 for slope, x in zip(slopes, h[place], strict=True)) ** 0.5
-    return values
 
 
 def noisy_embeddings(model, **settings):

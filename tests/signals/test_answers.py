@@ -21,34 +21,19 @@ def regions(tokens, mask=None, pattern=None):
     ("tokens", "expected"),
     [
         (r"so|\boxed{|42|}|.", [0, 2, 1, 2, 2]),
-        (r"so |\|boxed|{|4|2|}", [0, 2, 2, 2, 1, 1, 2]),
         (r"\boxed{\frac|{1}|{2}|}| end", [1, 1, 1, 2, 2]),  # nested braces; the first token holds content too
         (r"a|\boxed{1}|b|\boxed{|2|}", [0, 0, 0, 2, 1, 2]),  # the last one
         (r"a|\boxed{|1|}|b|\boxed{2", [0, 2, 1, 2, 2, 2]),  # the last *balanced* one
         (r"\boxed|{|\boxed{|3|}|}", [0, 0, 2, 1, 2, 2]),  # of two inside each other, the one that begins last
         (r"\boxed{|\{|1, 2|\}|}", [2, 1, 1, 1, 2]),
-        (r"\boxed{|\{|}", [2, 1, 2]),  # a brace behind a backslash is text
-        (r"\boxed| |{|7|}", [2, 2, 2, 1, 2]),
         (r"\boxed{| |7| |}", [2, 2, 1, 2, 2]),  # white space is delimiter
         (r"\boxed{|}", [0, 0]),
-        (r"\boxed{| |}", [0, 0, 0]),
-        (r"\boxed{7", [0]),
-        (r"}|\boxed{|7|}", [0, 2, 1, 2]),
-        (r"{|\boxed{|7|}", [0, 2, 1, 2]),
         (r"\boxed{|x|}| <answer>|y|</answer>", [2, 1, 2, 2, 2, 2]),  # a box goes before tags
         ("a|<answer>|b|</answer>|c|<answer>| d|</answer>", [0, 0, 0, 0, 0, 2, 1, 2]),
-        ("<answer>|b|</answer>|<answer>|c", [2, 1, 2, 2, 2]),
-        ("<answer>|b", [0, 0]),
-        ("b|</answer>", [0, 0]),
         ("<answer>|b|</answer>|\n####| 9", [2, 1, 2, 2, 2]),  # and tags before hashes
         ("a\n|####| 4|\n|####| 2|\nend", [0, 0, 0, 0, 2, 1, 2]),
-        ("####| 4", [2, 1]),
-        ("a #### 4", [0]),
         ("##### 4", [0]),
-        ("####|\nmore", [0, 0]),
-        ("nothing| here", [0, 0]),
         (r"\boxed{|4||2|}||", [2, 1, 1, 1, 2, 2, 2]),  # a token without text is what stands around it
-        (r"|x||\boxed{||4|}", [0, 0, 0, 2, 2, 1, 2]),
     ],
 )
 def test_by_hand(tokens, expected):
@@ -62,7 +47,6 @@ def test_by_hand(tokens, expected):
         ("4|2", r"\d", [0, 1]),  # without a group the whole match; the last of both
         ("a=|1|;b=|2|;a=|3", r"a=(\d)", [0, 0, 0, 0, 2, 1]),
         ("a=|1|;b=|2", r"a=(\d)|b=(?:\d)", [2, 1, 2, 2]),  # where the group took no part there is no answer
-        ("x|y", r"z", [0, 0]),
         ("x|y", r"x(z*)", [0, 0]),  # no content
         (
             r"\boxed{|4|}|=|5",
@@ -76,56 +60,33 @@ def test_a_pattern_by_hand(tokens, pattern, expected):
     assert regions(tokens, pattern=pattern) == expected
 
 
-def test_tool_output_is_neither_searched_nor_bridged():
+def test_each_turn_is_searched_by_itself():
     tool = r"a|\boxed{4}|b"
     assert regions(tool, mask=[1, 0, 1]) == [0, -1, 0]
     assert regions(r"\boxed{|4|}", mask=[1, 0, 1]) == [0, -1, 0], "no box around a tool's answer"
-    assert regions(r"\boxed{|4|}|x|y", mask=[1, 1, 1, 0, 1]) == [2, 1, 2, -1, 2], (
-        "and what follows is after it"
-    )
-    # A turn begins a line.
-    assert regions("text|tool|#### |4", mask=[1, 0, 1, 1]) == [0, -1, 2, 1]
-
-
-def test_the_last_turn_that_has_one_wins_but_a_box_in_any_turn_goes_before_tags():
-    two = r"\boxed{|1|}|tool|\boxed{|2|}|tool|so"
-    assert regions(two, mask=[1, 1, 1, 0, 1, 1, 1, 0, 1]) == [0, 0, 0, -1, 2, 1, 2, -1, 2]
+    assert regions(r"\boxed{|4|}|x|y", mask=[1, 1, 1, 0, 1]) == [2, 1, 2, -1, 2], "what follows is after it"
+    assert regions("text|tool|#### |4", mask=[1, 0, 1, 1]) == [0, -1, 2, 1], "a turn begins a line"
     mixed = r"\boxed{|1|}|tool|<answer>|2|</answer>"
-    assert regions(mixed, mask=[1, 1, 1, 0, 1, 1, 1]) == [2, 1, 2, -1, 2, 2, 2]
+    assert regions(mixed, mask=[1, 1, 1, 0, 1, 1, 1]) == [2, 1, 2, -1, 2, 2, 2], "a box goes before tags"
 
 
-def test_rows_do_not_see_each_other_and_padding_changes_nothing():
-    texts = [["\\boxed{", "1", "}"], [], ["x", "y", "\\boxed{", "2}"]]
+def test_rows_do_not_see_each_other_and_may_be_none():
+    texts = [["\\boxed{", "1", "}", "", "", ""], [""] * 6, ["x", "y", "\\boxed{", "2}", "", ""]]
     mask = torch.tensor([[1, 1, 1, 0, 0, 0], [0] * 6, [1, 1, 1, 1, 0, 0]]).bool()
     found = answer_regions(texts, mask)
     assert found.dtype == torch.int64
     assert found.tolist() == [[2, 1, 2, -1, -1, -1], [-1] * 6, [0, 0, 2, 1, -1, -1]]
-    assert answer_regions(texts[2:], mask[2:, :4]).tolist() == [[0, 0, 2, 1]]
+    for shape in ((0, 3), (2, 0)):
+        assert answer_regions([[]] * shape[0], torch.ones(shape, dtype=torch.bool)).shape == shape
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
-def test_no_rows_and_no_columns(shape):
-    assert answer_regions([[]] * shape[0], torch.ones(shape, dtype=torch.bool)).shape == shape
-
-
-def test_a_row_of_texts_that_is_too_short_is_said():
-    with pytest.raises(ValueError, match="texts: row 1 has 1 tokens, but the mask is True on token 2"):
-        answer_regions([["a", "b", "c"], ["a"]], torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="texts: 1 rows, but mask has 2"):
-        answer_regions([["a"]], torch.ones(2, 1, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("pattern", ["(a+)+", r"(?:\d+,)*x", "((a*)b)+", "(a{2,})*", "(a+?)*", "(a|b*){3,}"])
-def test_a_repeated_repetition_is_refused(pattern):
-    with pytest.raises(ValueError, match=r"answer_pattern: .* repeats what is itself repeated .* possessive"):
-        check_pattern(pattern)
-    with pytest.raises(ValueError, match="answer_pattern"):
-        answer_regions([["a"]], torch.ones(1, 1, dtype=torch.bool), pattern)
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
+def test_a_pattern_that_may_never_end_is_refused():
+    for pattern in ("(a+)+", r"(?:\d+,)*x", "((a*)b)+", "(a{2,})*", "(a+?)*", "(a|b*){3,}"):
+        with pytest.raises(
+            ValueError, match=r"answer_pattern: .* repeats what is itself repeated .* possessive"
+        ):
+            check_pattern(pattern)
+    for pattern in (
         "(a++)*",
         "(a+)b+",
         "(a+)?",
@@ -134,14 +95,8 @@ def test_a_repeated_repetition_is_refused(pattern):
         r"\(a+\)*",
         "(?:a{1,3})*",
         "([)+]+)",
-        "x(?#(a+)*y",
-    ],
-)
-def test_what_repeats_only_once_is_not(pattern):
-    assert check_pattern(pattern).pattern == pattern
-
-
-def test_no_regular_expression_is_said():
+    ):
+        assert check_pattern(pattern).pattern == pattern
     with pytest.raises(ValueError, match=r"answer_pattern: '\(a' is not a regular expression"):
         check_pattern("(a")
 

@@ -1,7 +1,5 @@
 """Where a privileged context comes from, what a contrast subtracts, what the first tokens of a turn keep."""
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from gear_rl.credit.config import SOURCES, check_sources
 from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
 from gear_rl.signals.passes import contrasted, skipping_first
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
 
 
@@ -79,64 +76,36 @@ def test_wrong_contexts():
 
 
 def test_a_contrast_by_hand():
-    mask = torch.tensor([[True, True, False, True]])
-    right = TokenSignals(
-        mask=mask,
-        student_logprob=torch.tensor([[-1.0, -2.0, 0.0, -0.5]]),
-        teacher_logprob=torch.tensor([[-0.5, -4.0, 0.0, -0.5]]),
-        student_entropy=torch.tensor([[0.3, 0.2, 0.0, 0.1]]),
-        divergence=torch.tensor([[1.0, 3.0, 0.0, float("nan")]]),
-    )
-    wrong = TokenSignals(
-        mask=mask,
-        teacher_logprob=torch.tensor([[-0.7, -1.0, 0.0, -0.5]]),
-        divergence=torch.tensor([[1.5, 0.5, 0.0, 0.1]]),
+    nan, mask = float("nan"), torch.tensor([[True, True, False, True]])
+    right = {
+        "student_logprob": [-1.0, -2.0, 0.0, -0.5],
+        "teacher_logprob": [-0.5, -4.0, 0.0, -0.5],
+        "student_entropy": [0.3, 0.2, 0.0, 0.1],
+        "teacher_entropy": [2.0, 0.5, 0.0, 0.25],
+        "divergence": [1.0, 3.0, 0.0, nan],
+        "js_divergence": [0.5, 0.25, 0.0, 0.125],
+    }
+    wrong = {
+        "teacher_logprob": [-0.7, -1.0, 0.0, -0.5],
+        "teacher_entropy": [1.0, 1.0, 0.0, 1.0],
+        "divergence": [1.5, 0.5, 0.0, 0.1],
+        "js_divergence": [0.125, 0.5, 0.0, 0.125],
+    }
+    right, wrong = (
+        TokenSignals(mask=mask, values={name: torch.tensor([x]) for name, x in values.items()})
+        for values in (right, wrong)
     )
     found = contrasted(right, wrong)
-    assert found.divergence is not None and found.teacher_logprob is not None
-    torch.testing.assert_close(
-        found.divergence, torch.tensor([[0.0, 2.5, 0.0, float("nan")]]), equal_nan=True
-    )
+    assert [*found.values] == [*right.values]
+    torch.testing.assert_close(found.divergence, torch.tensor([[0.0, 2.5, 0.0, nan]]), equal_nan=True)
+    torch.testing.assert_close(found.js_divergence, torch.tensor([[0.375, 0.0, 0.0, 0.0]]))
     # The log-ratio that a method reads is log T+ - log T-: 0.2, -3 and 0.
     ratio = found.teacher_logprob - found.get("student_logprob")
     torch.testing.assert_close(ratio, torch.tensor([[0.2, -3.0, 0.0, 0.0]]))
-    assert found.student_entropy is right.student_entropy
-
-
-def test_a_contrast_of_the_other_signals_by_hand():
-    mask = torch.tensor([[True, True, False, True]])
-
-    def seen(forward, js, entropy):
-        values = (torch.tensor([x]) for x in (forward, js, entropy))
-        names = ("forward_divergence", "js_divergence", "teacher_entropy")
-        return TokenSignals(mask=mask, **dict(zip(names, values, strict=True)))
-
-    right = seen([1.0, 3.0, 0.0, float("nan")], [0.5, 0.25, 0.0, 0.125], [2.0, 0.5, 0.0, 0.25])
-    wrong = seen([1.5, 0.5, 0.0, 0.1], [0.125, 0.5, 0.0, 0.125], [1.0, 1.0, 0.0, 1.0])
-    found = contrasted(right, wrong)
-    assert [*found.values] == [*right.values]
-    torch.testing.assert_close(
-        found.forward_divergence, torch.tensor([[0.0, 2.5, 0.0, float("nan")]]), equal_nan=True
-    )
-    torch.testing.assert_close(found.js_divergence, torch.tensor([[0.375, 0.0, 0.0, 0.0]]))
-    assert found.teacher_entropy is right.teacher_entropy
-    for name in ("forward_divergence", "js_divergence"):
-        with pytest.raises(ValueError, match=f"'{name}' was not computed"):
-            contrasted(right, TokenSignals(mask=mask))
-        right = dataclasses.replace(right, forward_divergence=None)
-
-
-def test_skipping_first_silences_every_divergence_and_no_entropy():
-    mask = torch.tensor([[True, True, False, True, True]])
-    one = mask.float()
-    names = ("divergence", "forward_divergence", "js_divergence")
-    entropies = {"teacher_entropy": one * 2, "student_entropy": one * 3, "student_varentropy": one * 4}
-    signals = TokenSignals(mask=mask, **{name: one * (i + 1) for i, name in enumerate(names)}, **entropies)
-    found = skipping_first(signals, 1)
-    for i, name in enumerate(names):
-        assert found.get(name).tolist() == [[0, i + 1, 0, 0, i + 1]]
-    for name, value in entropies.items():
-        assert found.get(name) is value
+    for name in ("student_entropy", "teacher_entropy"):
+        assert found.get(name) is right.get(name)
+    with pytest.raises(ValueError, match="'divergence' was not computed"):
+        contrasted(right, TokenSignals(mask=mask))
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=4), st.integers(0, 4))
@@ -148,10 +117,11 @@ def test_skipping_first_is_the_loop_that_defines_it(rows, skip):
     )
     signals = TokenSignals(
         mask=mask,
-        turn_id=turn_ids(mask),
         student_logprob=own,
         teacher_logprob=teacher,
+        teacher_entropy=own,
         divergence=divergence + 1.0,
+        forward_divergence=divergence + 2.0,
     )
     found = skipping_first(signals, skip)
     for b, row in enumerate(rows):
@@ -159,6 +129,7 @@ def test_skipping_first_is_the_loop_that_defines_it(rows, skip):
         for t, trained in enumerate(row):
             since = since + 1 if trained else 0
             skipped = trained and since <= skip
-            assert found.get("divergence")[b, t] == (0.0 if skipped else signals.get("divergence")[b, t])
+            for name in ("divergence", "forward_divergence"):
+                assert found.get(name)[b, t] == (0.0 if skipped else signals.get(name)[b, t])
             assert found.get("teacher_logprob")[b, t] == (own if skipped else teacher)[b, t]
-    assert found.student_logprob is own
+    assert found.student_logprob is own and found.teacher_entropy is own

@@ -8,9 +8,10 @@ from transformers import DynamicCache
 
 from engines import tiny
 from gear_rl.signals import prefix
-from gear_rl.signals.batch import Completions, TeacherPrompt, left_padded
+from gear_rl.signals.batch import Completions
 from gear_rl.signals.forwards import captured_forward, hidden_states
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
+from signals.rows import net, prompts_of
 from support.scoring import score
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [15, 16, 17, 18, 19]]
@@ -20,29 +21,32 @@ LENGTHS = [4, 1, 3, 4, 2, 4, 0]
 
 @pytest.fixture
 def model():
-    net = tiny.model(97, hidden_size=40)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(12.0)
-    return net.eval()
+    return net()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The arguments of every forward."""
+    given = []
+
+    def watched(model, **arguments):
+        given.append(arguments)
+        return captured_forward(model, **arguments)
+
+    monkeypatch.setattr(prefix, "captured_forward", watched)
+    return given
 
 
 def batch(width=4):
-    prompts = left_padded([TeacherPrompt(tuple(PROMPTS[n])) for n in OF_ROW], 0)
+    prompts = prompts_of([PROMPTS[n] for n in OF_ROW])
     attention = (torch.arange(width) < torch.tensor(LENGTHS)[:, None]).long()
     ids = torch.randint(20, 97, attention.shape, generator=torch.Generator().manual_seed(0)) * attention
     return prompts, ids, attention
 
 
 @torch.no_grad()
-def shared(model, prompts, ids, attention, calls=None):
-    def forward(**given):
-        if calls is not None:
-            calls.append(tuple(given["input_ids"].shape))
-        return captured_forward(model, **given)
-
-    return states_after_shared_prompts(model, forward, prompts.ids_BP, prompts.attention_BP, ids, attention)
+def shared(model, prompts, ids, attention):
+    return states_after_shared_prompts(model, prompts.ids_BP, prompts.attention_BP, ids, attention)
 
 
 @torch.no_grad()
@@ -51,36 +55,20 @@ def plain(model, prompts, ids, attention):
     return hidden_states(model, *both, num_tokens=ids.shape[1])
 
 
-@pytest.mark.parametrize("cache_rows", [1, 2, 100])
+@pytest.mark.parametrize(("cache_rows", "parts"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (100, [7])])
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_the_states_are_those_of_whole_sequences(model, monkeypatch, cache_rows, width):
-    prompts, ids, attention = batch(width)
-    config = model.config
+def test_the_states_are_those_of_whole_sequences(model, monkeypatch, calls, cache_rows, parts, width):
+    given, config = batch(width), model.config
     row = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 7 * 4  # bytes
     monkeypatch.setattr(prefix, "MOST_CACHE_BYTES", cache_rows * row)
-    calls = []
-    found, expected = shared(model, prompts, ids, attention, calls), plain(model, prompts, ids, attention)
-    keep = attention.bool()
+    found, expected, keep = shared(model, *given), plain(model, *given), given[2].bool()
     assert expected[keep].std() > 0.1
     torch.testing.assert_close(found[keep], expected[keep], atol=1e-5, rtol=1e-5)
-    parts = (
-        [] if width == 1 else [(n, width - 1) for n in {1: [1] * 7, 2: [2, 2, 2, 1], 100: [7]}[cache_rows]]
-    )
-    assert calls == [(3, 7), *parts]
-
-
-def test_the_model_is_given_only_arguments_that_its_forward_names(model):
+    shapes = [tuple(arguments["input_ids"].shape) for arguments in calls]
+    assert shapes == [(3, 7), *[(n, width - 1) for n in parts if width > 1]]
     # A forward swallows other keywords in **kwargs: without its cache it would score completions without prompts.
-    given = []
-
-    def forward(**arguments):
-        given.append(arguments)
-        return captured_forward(model, **arguments)
-
-    prompts, ids, attention = batch()
-    states_after_shared_prompts(model, forward, prompts.ids_BP, prompts.attention_BP, ids, attention)
-    names = inspect.signature(type(model).forward).parameters
-    assert len(given) == 2 and {*given[0], *given[1]} <= {*names}
+    names = {*inspect.signature(type(model).forward).parameters}
+    assert all({*arguments} <= names for arguments in calls)
 
 
 def test_prompts_that_differ_in_a_token_or_in_padding_are_two():
@@ -90,54 +78,37 @@ def test_prompts_that_differ_in_a_token_or_in_padding_are_two():
 
 
 @pytest.mark.parametrize(
-    ("rows", "prompts", "width", "num_tokens", "pays"),
+    ("rows", "prompts", "num_tokens", "pays"),
     [
-        (4, 2, 10, 15, True),  # half of 10 of 25 tokens: 0.2
-        (4, 2, 10, 16, False),
-        (4, 4, 10, 0, False),
-        (2, 1, 10, 15, True),
-        (1, 1, 10, 0, False),
-        (0, 0, 10, 5, False),
+        (4, 2, 15, True),  # half of 10 of 25 tokens: 0.2
+        (4, 2, 16, False),
+        (4, 4, 0, False),
+        (2, 1, 15, True),
+        (1, 1, 0, False),
+        (0, 0, 5, False),
     ],
 )
-def test_it_pays_from_a_fifth_of_the_tokens_on(rows, prompts, width, num_tokens, pays):
-    ids = (torch.arange(rows) % max(prompts, 1))[:, None].expand(rows, width)
+def test_it_pays_from_a_fifth_of_the_tokens_on(rows, prompts, num_tokens, pays):
+    ids = (torch.arange(rows) % max(prompts, 1))[:, None].expand(rows, 10)
     assert (shared_prompts(ids, torch.ones_like(ids), num_tokens) is not None) is pays
 
 
-def test_where_it_does_not_pay_nothing_is_run(model):
-    prompts, ids, attention = batch()
-    alone = left_padded([TeacherPrompt((20 + b, 6, 7)) for b in range(7)], 0)
-    calls = []
-    assert shared(model, alone, ids, attention, calls) is None and not calls
-    assert shared(model, prompts, ids, attention, calls) is not None and calls
-
-
 @pytest.mark.parametrize("kind", ["sliding", "dynamic", "longrope", "none"])
-def test_a_model_with_another_cache_is_asked_once_and_scored_whole(kind):
+def test_a_model_with_another_cache_is_tried_once_and_scored_whole(kind, calls, monkeypatch):
     layers = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
     net = tiny.model(97, **(layers if kind == "sliding" else {})).eval()
     if kind in ("dynamic", "longrope"):
         net.config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4}
+    if kind == "none":
+        monkeypatch.setattr(prefix, "_cache_name", lambda model: "no_such_output")
     prompts, ids, attention = batch()
-    calls = []
-
-    def forward(**given):
-        calls.append(given)
-        hidden, output = captured_forward(net, **given)
-        if kind == "none":
-            setattr(output, prefix._cache_name(net), None)
-        return hidden, output
-
-    args = (prompts.ids_BP, prompts.attention_BP, ids, attention)
-    with torch.no_grad():
-        assert states_after_shared_prompts(net, forward, *args) is None
-        assert states_after_shared_prompts(net, forward, *args) is None
+    assert shared(net, prompts, ids, attention) is None
+    assert shared(net, prompts, ids, attention) is None
     assert len(calls) == 1
     completions = Completions(ids=ids, attention=attention, mask=attention.bool())
-    needs = ["student_logprob"]
     found, whole = (
-        score(net, completions, prompts, needs=needs, share_prompts=share) for share in (True, False)
+        score(net, completions, prompts, needs=["student_logprob"], share_prompts=share)
+        for share in (True, False)
     )
     assert torch.equal(found.student_logprob, whole.student_logprob)
 
@@ -151,11 +122,10 @@ def test_the_prompts_own_cache_is_left_as_it_was():
     assert chosen.layers[0].keys.shape == (3, 1, 4, 5)
 
 
-@pytest.mark.parametrize("batch_size", [2, 3, 16])
+@pytest.mark.parametrize("batch_size", [3, 16])
 def test_signals_with_shared_prompts_are_the_same(model, batch_size):
     prompts, ids, attention = batch()
-    hinted = left_padded([TeacherPrompt((30, 31, *PROMPTS[n])) for n in OF_ROW], 0)
-    mask = attention.bool()
+    hinted, mask = prompts_of([[30, 31, *PROMPTS[n]] for n in OF_ROW]), attention.bool()
     mask[3, 1] = False
     completions = Completions(ids=ids, attention=attention, mask=mask)
     needs = ("divergence", "student_logprob", "teacher_logprob", "student_entropy")

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_rl.signals.text_units import line_ids, sentence_ids
+from gear_rl.signals.text_units import LINE_END, SENTENCE_END, unit_ids
 from gear_rl.tensor.segments import turn_ids
 
 
-def of(function, texts, mask=None):
+def of(end, texts, mask=None):
     counts = torch.tensor([mask if mask else [1] * len(texts)]).bool()
-    [row] = function([texts], counts).tolist()
+    [row] = unit_ids([texts], counts, end).tolist()
     return row
 
 
@@ -19,84 +19,58 @@ def of(function, texts, mask=None):
     ("texts", "sentences", "lines"),
     [
         (["It", " is", " 3", ".", " So", " what", "?"], [0, 0, 0, 0, 1, 1, 1], [0] * 7),
-        (["It is 3.", " Then", "!", " End"], [0, 1, 1, 2], [0] * 4),
         # no white space follows: a number, a name of a module, an ellipsis inside a word
         (["3", ".", "14", " a", ".b", " wait...what", " x"], [0] * 7, [0] * 7),
-        (["wait", "...", " what", "?!", " yes"], [0, 0, 1, 1, 2], [0] * 5),
         # what closes after the mark belongs to it
         (['"No', '."', " He", " (left", ".)", " **So", ".**", " x"], [0, 0, 1, 1, 1, 2, 2, 3], [0] * 8),
-        (["$x", " =", " 3", ".$", " So"], [0, 0, 0, 0, 1], [0] * 5),
         # an abbreviation, an initial and the number of a list end a sentence: kept simple
         (["J", ".", " Doe"], [0, 0, 1], [0] * 3),
-        (["1.", " One"], [0, 1], [0] * 2),
         # Chinese and Japanese: whatever follows
         (
             ["\u597d", "\u3002", "\u4f60", "\u5417", "\uff1f", "\u300d", "\u6211"],
             [0, 0, 1, 1, 1, 1, 2],
             [0] * 7,
         ),
-        (["\u597d\uff01", "\u6211", "\uff61", " x"], [0, 1, 1, 2], [0] * 4),
         # a newline ends both, with or without a mark; blank lines belong to the line before
         (["a", "\n", "b", ".", "\n\n", "\n", "c"], [0, 0, 1, 1, 1, 1, 2], [0, 0, 1, 1, 1, 1, 2]),
-        (["a", " \n ", "b", "\r\n", "c"], [0, 0, 1, 1, 2], [0, 0, 1, 1, 2]),
         # an indentation belongs to its line, a lone blank to the sentence that follows
         (
             ["a", ":", "\n", "   ", "b", "\n\n", "  ", " c"],
             [0, 0, 0, 1, 1, 1, 2, 2],
             [0, 0, 0, 1, 1, 1, 2, 2],
         ),
-        (["a", ".", " ", "b"], [0, 0, 1, 1], [0] * 4),
-        (["a", ".", " ", "\n", " ", "b"], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]),
         # white space alone is no sentence and no line, at neither end
         (["\n", "\n\n", "a", ".", "\n", " ", "\n"], [0] * 7, [0] * 7),
-        ([" ", "\n", " "], [0] * 3, [0] * 3),
-        ([".", " ", "a"], [0, 1, 1], [0] * 3),
         # tokens without text (a special token) stay where they are, also at the end
         (["a", ".", "", " b", "", "\n", ""], [0, 0, 0, 1, 1, 1, 1], [0] * 7),
-        (["", "a", "\n", "", "b"], [0, 0, 0, 0, 1], [0, 0, 0, 0, 1]),
-        (["", "", ""], [0] * 3, [0] * 3),
         # a token belongs where its first character that is not white space does, and leaves no gap behind
         (["a", ".\nb", "c", "\n", "d"], [0, 0, 1, 1, 2], [0, 0, 1, 1, 2]),
-        (["a", "\nb", "c"], [0, 1, 1], [0, 1, 1]),
         (["a\nb\nc", "d", "\ne"], [0, 1, 2], [0, 1, 2]),
-        (["a.\nb.\nc.", "\nd"], [0, 1], [0, 1]),
     ],
 )
 def test_by_hand(texts, sentences, lines):
-    assert of(sentence_ids, texts) == sentences
-    assert of(line_ids, texts) == lines
+    assert of(SENTENCE_END, texts) == sentences
+    assert of(LINE_END, texts) == lines
 
 
 def test_a_turn_begins_a_sentence_and_a_line_and_what_is_masked_is_not_read():
     texts = ["a", " b", "<tool>", ".\n", " c", ".", " d", "pad"]
     mask = [1, 1, 0, 0, 1, 1, 1, 0]
-    assert of(sentence_ids, texts, mask) == [0, 0, -1, -1, 1, 1, 2, -1]
-    assert of(line_ids, texts, mask) == [0, 0, -1, -1, 1, 1, 1, -1]
+    assert of(SENTENCE_END, texts, mask) == [0, 0, -1, -1, 1, 1, 2, -1]
+    assert of(LINE_END, texts, mask) == [0, 0, -1, -1, 1, 1, 1, -1]
     # The turn begins a new one, whether or not a mark stood before the tool output: no number is skipped.
-    assert of(sentence_ids, ["a", ".", " x", " b"], [1, 1, 0, 1]) == [0, 0, -1, 1]
-    assert of(line_ids, ["a", "\n", " x", "\n", "b"], [1, 1, 0, 1, 1]) == [0, 0, -1, 1, 1]
+    assert of(SENTENCE_END, ["a", ".", " x", " b"], [1, 1, 0, 1]) == [0, 0, -1, 1]
+    assert of(LINE_END, ["a", "\n", " x", "\n", "b"], [1, 1, 0, 1, 1]) == [0, 0, -1, 1, 1]
 
 
-def test_rows_do_not_know_of_each_other():
+def test_rows_do_not_know_of_each_other_and_may_be_none():
     mask = torch.tensor([[1, 1, 1], [0, 0, 0], [0, 1, 1]]).bool()
     texts = [["a", "\n", "b"], ["x", "\n", "y"], ["\n", "a.", " b"]]
-    assert sentence_ids(texts, mask).tolist() == [[0, 0, 1], [-1, -1, -1], [-1, 0, 1]]
-    assert line_ids(texts, mask).tolist() == [[0, 0, 1], [-1, -1, -1], [-1, 0, 0]]
-
-
-@pytest.mark.parametrize(("num_rows", "num_tokens"), [(0, 0), (0, 3), (2, 0)])
-def test_no_rows_and_no_tokens_are_fine(num_rows, num_tokens):
-    mask = torch.ones(num_rows, num_tokens, dtype=torch.bool)
-    for function in (sentence_ids, line_ids):
-        found = function([[""] * num_tokens] * num_rows, mask)
-        assert found.shape == mask.shape and found.dtype == torch.int64
-
-
-@pytest.mark.parametrize("texts", [[["a"]], [["a", "b"], ["c", "d"], ["e", "f"]], [["a", "b"], ["c"]]])
-def test_a_text_that_is_missing_is_said(texts):
-    for function in (sentence_ids, line_ids):
-        with pytest.raises(ValueError, match=r"^texts: \d rows .*but mask has shape \(2, 2\)"):
-            function(texts, torch.ones(2, 2, dtype=torch.bool))
+    assert unit_ids(texts, mask, SENTENCE_END).tolist() == [[0, 0, 1], [-1, -1, -1], [-1, 0, 1]]
+    assert unit_ids(texts, mask, LINE_END).tolist() == [[0, 0, 1], [-1, -1, -1], [-1, 0, 0]]
+    for shape in ((0, 3), (2, 0)):
+        found = unit_ids([[""] * shape[1]] * shape[0], torch.ones(shape, dtype=torch.bool), LINE_END)
+        assert found.shape == shape and found.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
@@ -106,8 +80,8 @@ def test_a_text_that_is_missing_is_said(texts):
 def test_pages_of_one_piece(piece, sentences, lines):
     """A completion that has degenerated; a search that began anew at every piece would be felt here."""
     texts = ["a.", *[piece] * 100_000, "b"]
-    for function, number in ((sentence_ids, sentences), (line_ids, lines)):
-        ids = of(function, texts)
+    for end, number in ((SENTENCE_END, sentences), (LINE_END, lines)):
+        ids = of(end, texts)
         assert max(ids) + 1 == number and ids[0] == 0 and ids[-1] == number - 1
 
 
@@ -180,7 +154,7 @@ def by_the_loop(texts, turns, sentences):
 PIECES = ["a", "b", " ", "\n", ".", "?", ")", "\u3002", "\u300d", "1", "\r", ""]
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.lists(
         st.tuples(st.lists(st.sampled_from(PIECES), max_size=4).map("".join), st.integers(0, 9)), max_size=12
@@ -190,8 +164,8 @@ def test_agrees_with_the_loop_over_characters(tokens):
     texts, mask = [text for text, _ in tokens], torch.tensor([[draw > 1 for _, draw in tokens]]).bool()
     mask = mask.view(1, len(texts))
     turns = turn_ids(mask)[0].tolist()
-    for function, sentences in ((sentence_ids, True), (line_ids, False)):
-        found = function([texts], mask)[0].tolist()
+    for end, sentences in ((SENTENCE_END, True), (LINE_END, False)):
+        found = unit_ids([texts], mask, end)[0].tolist()
         assert found == by_the_loop(texts, turns, sentences), texts
         numbers = [n for n in found if n >= 0]
         assert numbers == sorted(numbers) and set(numbers) == set(range(len(set(numbers))))

@@ -14,11 +14,11 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from gear_rl.arena.model import load
-from gear_rl.signals.batch import Completions, ForwardRequest, TeacherPrompt, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
 from gear_rl.signals.confidence import AnswerConfidence
-from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
+from gear_rl.signals.signal import FOLD_SIGNALS
 from gear_rl.signals.teacher import Teacher
 from gear_rl.signals.transport import TransportDistance
 
@@ -39,7 +39,7 @@ def request_of(name: str, rows: torch.Tensor) -> ForwardRequest:
     region[:, 4:6] = 1
 
     def prompts(length: int) -> Any:
-        return left_padded([TeacherPrompt(tuple(range(5, 5 + length + int(r) % 3))) for r in rows], 0)
+        return left_padded([range(5, 5 + length + int(r) % 3) for r in rows], 0)
 
     return ForwardRequest(
         needs=(MADE[name],),

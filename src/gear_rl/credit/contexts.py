@@ -20,8 +20,7 @@ from gear_rl.credit.config import (
     check_sources,
 )
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
-from gear_rl.files import without_null
-from gear_rl.signals.batch import Prompts, RolloutBatch, TeacherPrompt, left_padded
+from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids
 from gear_rl.signals.signal import signals_of
@@ -243,7 +242,7 @@ def teacher_prompts(
             long[b] = True
             prompts[b] = own_ids(b)
     pad_id = cast(int, engine.tokenizer.pad_token_id)
-    return left_padded([TeacherPrompt(ids) for ids in prompts], pad_id, student.ids_BP.device), long
+    return left_padded(prompts, pad_id, student.ids_BP.device), long
 
 
 def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfig) -> list[bool]:

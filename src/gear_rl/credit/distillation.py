@@ -78,7 +78,7 @@ def teacher_hidden(
         batch_size=len(places),
     )
     states = scorer.teacher_states(batch.teacher)
-    return states.hidden(torch.arange(len(places), device=places.device), places), states.head
+    return states(torch.arange(len(places), device=places.device), places), states.head
 
 
 def distillation_sums(

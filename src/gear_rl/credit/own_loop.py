@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.step import step as credit_step
-from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, TeacherPrompt, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, left_padded
+from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import Teacher
 from gear_rl.types import Credit, CreditAssigner
@@ -67,7 +68,7 @@ def token_advantages(
     for b, own in enumerate(completions):
         ids[b, : len(own)] = torch.tensor(own, device=device)
         attention[b, : len(own)] = 1
-    shown = [TeacherPrompt(tuple(own)) for own in engine.render(prompts, None)]
+    shown = engine.render(prompts, None)
     given = [0.0] * count if rewards is None else list(rewards)
     column = config.privileged_column or PRIVILEGED_COLUMNS[0]
     batch = RolloutBatch(

@@ -1,10 +1,10 @@
 """Where in a completion its final answer stands: what the student *says* it is, right or wrong."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,6 +13,7 @@ from torch import Tensor
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.engine import Engine, token_texts
 from gear_rl.signals.signal import BatchSignal
+from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
 
 SEARCHED_CHARACTERS = 4000
@@ -40,12 +41,8 @@ class AnswerRegion(BatchSignal):
         return region
 
 
-class _Answer(NamedTuple):
-    """Character offsets: the delimiters begin at ``opens``, the content is ``begins:ends``."""
-
-    opens: int
-    begins: int
-    ends: int
+_Answer = tuple[int, int, int]
+"""Character offsets: the delimiters begin at the first, the content lies between the other two."""
 
 
 def answer_regions(
@@ -58,8 +55,7 @@ def answer_regions(
     else the last ``<answer>...</answer>``, else the rest of the last line that starts with ``####``. Of a pattern
     the first group is the answer, or the whole match; only the last ``SEARCHED_CHARACTERS`` of a turn are
     searched for one. A token that overlaps the content is content; a row without an answer is all 0. Raises
-    ``ValueError`` for a pattern that ``check_pattern`` refuses, and for texts that do not reach the last True
-    token.
+    ``ValueError`` for a pattern that ``check_pattern`` refuses.
 
     >>> texts = [["so", " ", "\\boxed", "{", "4", "2", "}", "."]]
     >>> answer_regions(texts, torch.ones(1, 8, dtype=torch.bool))
@@ -67,15 +63,11 @@ def answer_regions(
     >>> answer_regions(texts, torch.ones(1, 8, dtype=torch.bool), pattern=r"so")
     tensor([[1, 2, 2, 2, 2, 2, 2, 2]])
     """
-    compiled = None if pattern is None else check_pattern(pattern)
-    region = torch.where(mask, 0, -1)
-    if len(texts) != len(mask):
-        raise ValueError(f"texts: {len(texts)} rows, but mask has {len(mask)}; give one for every completion")
-    if mask.numel() == 0:
-        return region
-    turn_id = cast(list[list[int]], turn_ids(mask).tolist())  # pyright: ignore[reportUnknownMemberType]
-    regions = [_row_regions(b, row, turn_id[b], compiled) for b, row in enumerate(texts)]
-    return torch.where(mask, torch.tensor(regions, device=mask.device), region)
+    searches = _SEARCHES if pattern is None else (partial(_by_pattern, check_pattern(pattern)),)
+    turn_id = map(int_list, turn_ids(mask).cpu())
+    regions = [_row_regions(row, turns, searches) for row, turns in zip(texts, turn_id, strict=True)]
+    found = torch.tensor(regions, dtype=torch.int64, device=mask.device).view(mask.shape)
+    return torch.where(mask, found, -1)
 
 
 def check_pattern(pattern: str) -> re.Pattern[str]:
@@ -130,37 +122,28 @@ def _nests_repetitions(pattern: str) -> bool:
 
 
 def _row_regions(
-    b: int, texts: Sequence[str], turns: Sequence[int], pattern: re.Pattern[str] | None
+    texts: Sequence[str], turns: Sequence[int], searches: Sequence[Callable[[str], _Answer | None]]
 ) -> list[int]:
-    tokens = [t for t, turn in enumerate(turns) if turn >= 0]
-    if tokens and len(texts) <= tokens[-1]:
-        raise ValueError(
-            f"texts: row {b} has {len(texts)} tokens, but the mask is True on token {tokens[-1]}; give the text "
-            "of every token, '' where there is none"
-        )
-    by_turn = [[t for t in tokens if turns[t] == turn] for turn in range(max(turns, default=-1) + 1)]
-    for search in _SEARCHES if pattern is None else (_by_pattern(pattern),):
-        for turn in reversed(by_turn):
-            answer = search("".join(texts[t] for t in turn))
-            if answer is not None:
-                return _marked(answer, texts, turn, len(turns))
-    return [0] * len(turns)
-
-
-def _marked(answer: _Answer, texts: Sequence[str], turn: Sequence[int], width: int) -> list[int]:
-    """The regions of a row whose answer stands in ``turn``; what they say of masked tokens is of no account."""
-    begins, ends = answer.begins, answer.ends
-    text = "".join(texts[t] for t in turn)
-    begins += len(text[begins:ends]) - len(text[begins:ends].lstrip())
-    ends -= len(text[begins:ends]) - len(text[begins:ends].rstrip())
+    """The regions of a row; what they say of masked tokens is not read."""
+    by_turn = [[t for t, own in enumerate(turns) if own == k] for k in range(max(turns, default=-1), -1, -1)]
+    found = (
+        (turn, answer)
+        for search in searches
+        for turn in by_turn
+        if (answer := search("".join(texts[t] for t in turn))) is not None
+    )
+    turn, (opens, begins, ends) = next(found, (list[int](), (0, 0, 0)))
+    content = "".join(texts[t] for t in turn)[begins:ends]
+    begins += len(content) - len(content.lstrip())
+    ends -= len(content) - len(content.rstrip())
     if begins >= ends:
-        return [0] * width
-    regions = [0] * (turn[-1] + 1) + [2] * (width - turn[-1] - 1)
+        return [0] * len(turns)
+    regions = [0] * (turn[-1] + 1) + [2] * (len(turns) - turn[-1] - 1)
     stops = list(accumulate(len(texts[t]) for t in turn))
     for t, start, stop in zip(turn, [0, *stops], stops, strict=False):
         if start < ends and stop > begins:
             regions[t] = 1
-        elif stop > answer.opens:
+        elif stop > opens:
             regions[t] = 2
     return regions
 
@@ -176,37 +159,30 @@ def _last_boxed(text: str) -> _Answer | None:
             stack.append(place)
         elif match[0] == "}" and stack:
             opened = stack.pop()
-            if opened in heads and (best is None or opened > best.begins):
-                best = _Answer(heads[opened], opened + 1, place)
+            if opened in heads and (best is None or opened > best[1]):
+                best = heads[opened], opened + 1, place
     return best
 
 
 def _last_tagged(text: str) -> _Answer | None:
     ends = text.rfind("</answer>")
     opens = text.rfind("<answer>", 0, max(ends, 0))
-    return None if opens < 0 else _Answer(opens, opens + len("<answer>"), ends)
+    return None if opens < 0 else (opens, opens + len("<answer>"), ends)
+
+
+def _by_pattern(pattern: re.Pattern[str], text: str) -> _Answer | None:
+    best = None
+    for match in pattern.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS)):
+        begins, ends = match.span(1 if pattern.groups else 0)
+        if begins >= 0:
+            # A group inside a look-behind begins before its match does.
+            best = min(match.start(), begins), begins, ends
+    return best
 
 
 def _last_hashes(text: str) -> _Answer | None:
-    return _last_of(_HASHES.finditer(text))
+    found = [(match.start(), *match.span(1)) for match in _HASHES.finditer(text)]
+    return found[-1] if found else None
 
 
 _SEARCHES = (_last_boxed, _last_tagged, _last_hashes)
-
-
-def _by_pattern(pattern: re.Pattern[str]) -> Callable[[str], _Answer | None]:
-    def search(text: str) -> _Answer | None:
-        return _last_of(pattern.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS)))
-
-    return search
-
-
-def _last_of(matches: Iterator[re.Match[str]]) -> _Answer | None:
-    best = None
-    for match in matches:
-        group = 1 if match.re.groups else 0
-        if match.start(group) >= 0:
-            # A group inside a look-behind begins before its match does.
-            opens = min(match.start(), match.start(group))
-            best = _Answer(opens, match.start(group), match.end(group))
-    return best

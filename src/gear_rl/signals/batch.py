@@ -16,7 +16,7 @@ from gear_rl.types import Signal
 class Prompts:
     """A padded batch of prompts, padded on the left so that the completion follows at once.
 
-    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).take(torch.tensor([0]))
+    >>> left_padded([[5], [6, 7]], pad_id=0).take(torch.tensor([0]))
     Prompts(ids_BP=tensor([[0, 5]]), attention_BP=tensor([[0, 1]]))
     """
 
@@ -27,6 +27,12 @@ class Prompts:
     def take(self, rows: Int[Tensor, " N"]) -> "Prompts":
         """The same of some rows."""
         return Prompts(ids_BP=self.ids_BP[rows], attention_BP=self.attention_BP[rows])
+
+    def trimmed(self, rows: Int[Tensor, " N"]) -> "Prompts":
+        """The same of some rows, without the columns that are padding in all of them."""
+        own = self.take(rows)
+        begin = int(own.attention_BP.any(0).nonzero().min()) if own.attention_BP.any() else 0
+        return Prompts(ids_BP=own.ids_BP[:, begin:], attention_BP=own.attention_BP[:, begin:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +60,16 @@ class Completions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TeacherPrompt:
-    """Token ids that only a scoring pass may read. Not a list: nothing that generates can take it by mistake.
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
+    """The ids of some prompts as one batch.
 
-    >>> TeacherPrompt((7, 8)).ids
-    (7, 8)
-    """
-
-    ids: tuple[int, ...]
-
-
-def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
-    """The teacher's prompts as one batch.
-
-    >>> left_padded([TeacherPrompt((5,)), TeacherPrompt((6, 7))], pad_id=0).ids_BP
+    >>> left_padded([[5], [6, 7]], pad_id=0).ids_BP
     tensor([[0, 5],
             [6, 7]])
     """
-    width = max((len(prompt.ids) for prompt in prompts), default=0)
-    ids = [[pad_id] * (width - len(p.ids)) + list(p.ids) for p in prompts]
-    attention = [[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts]
+    width = max(map(len, prompts), default=0)
+    ids = [[pad_id] * (width - len(prompt)) + [*prompt] for prompt in prompts]
+    attention = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     shape = (len(prompts), width)
     return Prompts(
         ids_BP=torch.tensor(ids, dtype=torch.long, device=device).view(shape),
@@ -82,8 +77,13 @@ def left_padded(prompts: Sequence[TeacherPrompt], pad_id: int, device: torch.dev
     )
 
 
-def _no_call_failed(rollout: int, message: Mapping[str, Any]) -> bool:
-    return False
+def trained_width(mask: Bool[Tensor, "B T"]) -> int:
+    """How many columns reach to the last trained token of all rows; those after it predict nothing that is read.
+
+    >>> trained_width(torch.tensor([[True, False, False], [False, True, False]]))
+    2
+    """
+    return int(mask.any(0).nonzero().max()) + 1 if mask.any() else min(1, mask.shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class RolloutBatch:
     """What a reward function logged as "feedback"; None where none did, and the tools' answers serve."""
     turn_rewards: Sequence[Any] | None = None
     """What a reward function logged as "turn_rewards"; None where none did."""
-    call_failed: Callable[[int, Mapping[str, Any]], bool] = _no_call_failed
+    call_failed: Callable[[int, Mapping[str, Any]], bool] = lambda rollout, message: False
     """Whether the tool call of rollout ``b`` that a tool message answers has failed."""
     tool_counts: Sequence[Mapping[str, int]] | None = None
     """How many tools a rollout called, and how many calls failed of which kind; None without tools."""

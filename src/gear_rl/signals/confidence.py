@@ -4,16 +4,15 @@ The ground truth's tokens stand where the turn would begin, and are only scored:
 them. One forward pass for every turn.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
+from gear_rl.signals.batch import ForwardRequest, RolloutBatch
 from gear_rl.signals.engine import Engine, plain_ids
 from gear_rl.signals.forwards import evaluating, head_of, hidden_states
 from gear_rl.signals.passes import ModelPasses, PassSignal
@@ -47,7 +46,11 @@ class AnswerIds(BatchSignal):
 @dataclass(frozen=True)
 class AnswerConfidence(PassSignal):
     """Geometric mean of the student's probabilities of the ground truth's tokens, had it to answer before the
-    turn of a token; from 0 to 1, the same on every token of the turn (IGPO's P, arXiv:2510.14967)."""
+    turn of a token; from 0 to 1, the same on every token of the turn (IGPO's P, arXiv:2510.14967).
+
+    ``exp(mean_j log p(a_j | prompt, before, a_<j))``: the completion before the turn ends with what the chat
+    template opens a turn with. 0 where no ground truth is known.
+    """
 
     name = "answer_confidence"
     context = True
@@ -65,114 +68,47 @@ class AnswerConfidence(PassSignal):
     def reads(self) -> tuple[BatchSignal, ...]:
         return (AnswerIds(self.template),)
 
+    @torch.no_grad()
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
-        mask = request.completions.mask
-        answers = [[i for i in int_list(row) if i >= 0] for row in request.inputs["answer_ids_BN"]]
-        count = confidence_batches(mask, answers, request.scored_B, passes.batch_size)
-        return answer_confidence(
-            passes.model,
-            request.completions,
-            request.student,
-            answers,
-            num_batches=passes.largest(count),
-            row_B=request.scored_B,
-            batch_size=passes.batch_size,
-            temperature=passes.temperature,
-            head_context=passes.head_context,
-        )
+        student, turn_id = request.student, turn_ids(request.completions.mask)
+        answers = [row[row >= 0] for row in request.inputs["answer_ids_BN"]]
+        turns = _turns(turn_id, answers, request.scored_B)
+        batches = [turns[i : i + passes.batch_size] for i in range(0, len(turns), passes.batch_size)]
+        surplus = passes.largest(len(batches)) - len(batches)
+        confidence_BK = torch.zeros(turn_id.shape, device=turn_id.device)
+        with evaluating(passes.model):
+            for batch in batches:
+                rows = [
+                    torch.cat(
+                        [
+                            student.ids_BP[b][student.attention_BP[b].bool()],
+                            request.completions.ids[b, :start],
+                            answers[b],
+                        ]
+                    )
+                    for b, _, start in batch
+                ]
+                values = _confidences(passes, rows, [len(answers[b]) for b, _, _ in batch])
+                place = torch.tensor(batch, device=turn_id.device)
+                confidence_BK[place[:, 0], place[:, 1]] = values
+            spare = torch.zeros(2, dtype=torch.long, device=turn_id.device)
+            for _ in range(surplus):
+                _confidences(passes, [spare], [1])
+        return on_turns(confidence_BK, turn_id)
 
 
-@torch.no_grad()
-def answer_confidence(
-    model: nn.Module,
-    completions: Completions,
-    student: Prompts,
-    answers: Sequence[Sequence[int]],
-    *,
-    temperature: float = 1.0,
-    head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
-    row_B: Bool[Tensor, " B"] | None = None,
-    batch_size: int = 8,
-    num_batches: int = 0,
-) -> Float[Tensor, "B T"]:
-    """``AnswerConfidence``, given the ids of each answer: ``exp(mean_j log p(a_j | prompt, before, a_<j))``.
-
-    The completion before the turn ends with what the chat template opens a turn with. 0 where the mask is False,
-    in rows without ids and in rows where ``row_B`` is False. Turns are sorted by length; ``num_batches`` is the
-    least number of forwards, surplus ones are dropped (``confidence_batches``). A non-finite value is left in
-    place. Raises ``ValueError`` if not every completion has its list of ids, and for a prompt without a token.
-    """
-    mask = completions.mask
-    pairs = _pairs(mask, answers, row_B)
-    confidence_BK = torch.zeros(mask.shape, device=mask.device)
-    context: Callable[[nn.Module], AbstractContextManager[Any]] = head_context or nullcontext
-    with evaluating(model):
-        for begin in range(0, len(pairs), batch_size):
-            batch = pairs[begin : begin + batch_size]
-            rows = [_sequence(completions, student, answers[b], b, start) for b, _, start in batch]
-            values = _confidences(model, rows, [len(answers[b]) for b, _, _ in batch], temperature, context)
-            place = torch.tensor(batch, device=mask.device)
-            confidence_BK[place[:, 0], place[:, 1]] = values.to(mask.device)
-        spare = torch.zeros(2, dtype=torch.long, device=mask.device)
-        for _ in range(num_batches - -(-len(pairs) // batch_size)):
-            _confidences(model, [spare], [1], temperature, context)
-    return on_turns(confidence_BK, turn_ids(mask))
-
-
-def confidence_batches(
-    mask: Bool[Tensor, "B T"],
-    answers: Sequence[Sequence[int]],
-    row_B: Bool[Tensor, " B"] | None = None,
-    batch_size: int = 8,
-) -> int:
-    """How many forward passes ``answer_confidence`` makes: one for each turn with an answer, some at once.
-
-    >>> mask = torch.tensor([[True, False, True], [True, True, True], [True, False, True]])
-    >>> confidence_batches(mask, [[5], [6, 7], []], batch_size=2)
-    2
-    """
-    return -(-len(_pairs(mask, answers, row_B)) // batch_size)
-
-
-def _pairs(
-    mask: Bool[Tensor, "B T"], answers: Sequence[Sequence[int]], row_B: Bool[Tensor, " B"] | None
+def _turns(
+    turn_id: Int[Tensor, "B T"], answers: Sequence[Tensor], row_B: Bool[Tensor, " B"]
 ) -> list[tuple[int, int, int]]:
     """Completion, turn and the turn's first column, for every turn that is scored; the longest text first."""
-    if len(answers) != len(mask):
-        raise ValueError(
-            f"answers: {len(answers)} lists of ids for {len(mask)} completions; give one for each, empty where "
-            "no answer is known"
-        )
-    turn_id = turn_ids(mask)
-    wanted = has_turn(turn_id)
-    if row_B is not None:
-        wanted = wanted & row_B[:, None]
-    pairs: list[tuple[int, int, int]] = []
-    for b, turn in cast(list[list[int]], wanted.nonzero().tolist()):  # pyright: ignore[reportUnknownMemberType]
-        if len(answers[b]):
-            pairs.append((b, turn, int((turn_id[b] == turn).nonzero()[0].item())))
-    return sorted(pairs, key=lambda pair: (-pair[2] - len(answers[pair[0]]), pair))
-
-
-def _sequence(
-    completions: Completions, student: Prompts, answer: Sequence[int], b: int, start: int
-) -> Tensor:
-    """Prompt, completion up to the column ``start`` and answer, without padding."""
-    prompt = student.ids_BP[b][student.attention_BP[b].bool()]
-    if len(prompt) == 0:
-        raise ValueError(
-            f"student: prompt {b} is empty; give every completion a prompt of at least one token"
-        )
-    before = completions.ids[b][:start]
-    return torch.cat([prompt, before, torch.tensor([*answer], device=prompt.device, dtype=prompt.dtype)])
+    known_B = torch.tensor([len(answer) > 0 for answer in answers], dtype=torch.bool, device=turn_id.device)
+    wanted = has_turn(turn_id) & (row_B & known_B)[:, None]
+    found = [(b, turn, int((turn_id[b] == turn).nonzero()[0])) for b, turn in map(int_list, wanted.nonzero())]
+    return sorted(found, key=lambda one: (-one[2] - len(answers[one[0]]), one))
 
 
 def _confidences(
-    model: nn.Module,
-    rows: Sequence[Tensor],
-    answer_lengths: Sequence[int],
-    temperature: float,
-    head_context: Callable[[nn.Module], AbstractContextManager[Any]],
+    passes: ModelPasses, rows: Sequence[Tensor], answer_lengths: Sequence[int]
 ) -> Float[Tensor, " N"]:
     """Of each sequence how likely its last tokens are, as the geometric mean of their probabilities."""
     # Padded on the right: each sequence has the positions that it would have alone.
@@ -182,8 +118,9 @@ def _confidences(
     answer_length = torch.tensor(answer_lengths, device=device)[:, None]
     column = torch.arange(width, device=device)
     # Every token but the first is predicted by a hidden state.
-    hidden = hidden_states(model, ids, (column < length).long(), num_tokens=width - 1)
+    hidden = hidden_states(passes.model, ids, (column < length).long(), num_tokens=width - 1)
     answer = ((column >= length - answer_length) & (column < length))[:, 1:]
-    with head_context(model):
-        statistics = token_statistics(hidden[answer], ids[:, 1:][answer], head_of(model, temperature))
+    with (passes.head_context or nullcontext)(passes.model):
+        head = head_of(passes.model, passes.temperature)
+        statistics = token_statistics(hidden[answer], ids[:, 1:][answer], head)
     return (scattered(statistics.student_logprob, answer).sum(-1) / answer_length[:, 0]).exp()

@@ -22,8 +22,8 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
     >>> [bool(pattern.search(text)) for text in ("done<|im_end|>", "done")]
     [True, False]
     """
-    tokens: set[str] = set(getattr(tokenizer, "all_special_tokens", ()) or ())
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    tokens: set[str] = set(getattr(tokenizer, "all_special_tokens", ()))
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     for token in added.values():
         text = str(token.content)
         if getattr(token, "special", False) or (markup and re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)):

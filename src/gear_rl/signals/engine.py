@@ -1,4 +1,4 @@
-"""What an engine must offer so that the credit step can run in it. Knows no engine."""
+"""The protocol of an engine that the credit step runs in."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -15,17 +15,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the credit step uses.
-
-    >>> class Letters:
-    ...     pad_token_id = 0
-    ...     def decode(self, token_ids, *, skip_special_tokens=False):
-    ...         return "".join(map(chr, token_ids))
-    ...     def __call__(self, text, *, add_special_tokens=True, split_special_tokens=False):
-    ...         return {"input_ids": list(map(ord, text))}
-    >>> isinstance(Letters(), Tokenizer), Letters().decode(Letters()("ab")["input_ids"])
-    (True, 'ab')
-    """
+    """The part of a transformers tokenizer that the credit step uses."""
 
     pad_token_id: int | None
 
@@ -125,11 +115,5 @@ def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def token_texts(tokenizer: Tokenizer, ids: Int[Tensor, "B T"]) -> list[list[str]]:
     """Every token of every row, decoded alone."""
-    known: dict[int, str] = {}
-    texts: list[list[str]] = []
-    for row in map(int_list, ids):
-        for token in row:
-            if token not in known:
-                known[token] = tokenizer.decode([token])
-        texts.append([known[token] for token in row])
-    return texts
+    known = {token: tokenizer.decode([token]) for token in {*int_list(ids.flatten())}}
+    return [[known[token] for token in int_list(row)] for row in ids]

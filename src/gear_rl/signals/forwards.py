@@ -62,10 +62,10 @@ def last_states(
 def captured_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D"], Any]:
     """The last hidden states of a forward with these arguments, and what the model itself gave.
 
-    With ``attention_mask`` the model gets each token's ``position_ids`` too, where it takes them: a left-padded
-    row then stands at the positions that it has alone, and that ``generate`` gave it.
+    The model gets each token's ``position_ids`` too, where it takes them: a left-padded row then stands at the
+    positions that it has alone, and that ``generate`` gave it.
     """
-    if takes_positions(model) and "attention_mask" in given and "position_ids" not in given:
+    if takes_positions(model):
         # After a cache the mask is longer than the ids, which are its last columns.
         num_ids = given["input_ids"].shape[1]
         given["position_ids"] = positions(given["attention_mask"])[:, -num_ids:]
@@ -134,21 +134,22 @@ def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu"
     if not takes_positions(model):
         return False
     inner: Any = unwrapped(model)
-    token_N = torch.arange(min(4, inner.config.get_text_config().vocab_size), device=device)
+    token_N = torch.arange(min(4, text_config(inner.config).vocab_size), device=device)
     ids_NS = token_N[:, None].expand(-1, 4).contiguous()
     attention_NS = torch.zeros_like(ids_NS)
     attention_NS[:, -1] = 1
-    given: dict[str, Any] = {
-        "input_ids": ids_NS,
-        "attention_mask": attention_NS,
-        "use_cache": False,
-        "logits_to_keep": 1,
-    }
+    given: dict[str, Any] = {"input_ids": ids_NS, "attention_mask": attention_NS, "use_cache": False}
     with evaluating(model):
         there, here = (
-            forward(model, **given)[0][:, -1].float() for forward in (_plain_forward, captured_forward)
+            forward(model, **given, logits_to_keep=1)[0][:, -1].float()
+            for forward in (_plain_forward, captured_forward)
         )
     return bool((there - here).square().sum() > _MOVED**2 * here.square().sum())
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the language model in one that may have more parts."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def max_positions(config: Any) -> int | None:
@@ -163,7 +164,7 @@ def max_positions(config: Any) -> int | None:
     >>> max_positions(SimpleNamespace(max_position_embeddings=32768, rope_parameters=yarn))
     131072
     """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     places: Any = getattr(text, "max_position_embeddings", None)
     if not isinstance(places, int):
         return None
@@ -230,7 +231,7 @@ def head_of(model: nn.Module, temperature: float) -> Head:
             f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
             "give the logits; leave it out of target_modules and modules_to_save"
         )
-    config: Any = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
+    config = text_config(inner.config)
     factors = [
         getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
     ]

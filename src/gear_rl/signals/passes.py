@@ -14,18 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from gear_rl.signals.batch import ForwardRequest, Prompts
-from gear_rl.signals.folds import DIVERGENCES, STUDENT_LOGPROB, TEACHER_LOGPROB
 from gear_rl.signals.forwards import head_of
 from gear_rl.signals.prefix import shared_prompts
-from gear_rl.signals.score import Scorer, StudentStates, TeacherStates
-from gear_rl.signals.signal import BatchSignal, FoldSignal, needs_teacher, signals_of
+from gear_rl.signals.score import KeptStates, Scorer
+from gear_rl.signals.signal import (
+    DIVERGENCES,
+    STUDENT_LOGPROB,
+    TEACHER_LOGPROB,
+    BatchSignal,
+    FoldSignal,
+    needs_teacher,
+    signals_of,
+)
 from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
-
-
-def _same(count: int) -> int:
-    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class ModelPasses:
     """Of the noise on embeddings, with the step added."""
     skip_first_tokens: int = 0
     """Tokens at the start of every turn where the teacher is taken to agree."""
-    largest: Callable[[int], int] = _same
+    largest: Callable[[int], int] = int
     """Returns the maximum over all processes: with sharded weights every process must run equally many
     forwards."""
     teacher_model: nn.Module | None = None
@@ -59,12 +62,13 @@ class ModelPasses:
         self,
         request: ForwardRequest,
         *,
-        student_states: StudentStates | None = None,
-        teacher_states: TeacherStates | None = None,
+        student_states: KeptStates | None = None,
+        teacher_states: KeptStates | None = None,
     ) -> dict[str, Tensor]:
         """The signals of ``request.needs`` by name; 0 in rows that are not scored.
 
-        ``student_states`` and ``teacher_states`` are hidden states of passes that have been run already.
+        ``student_states`` and ``teacher_states`` are hidden states of passes that have been run already. Raises
+        ``ValueError`` for a signal that no forward pass makes.
         """
         signals = signals_of(request.needs)
         folded = [signal for signal in signals if isinstance(signal, FoldSignal)]
@@ -76,7 +80,7 @@ class ModelPasses:
                 raise ValueError(f"needs: {signal.name!r} is not made by a forward pass")
         return {signal.name: values[signal.name] for signal in signals}
 
-    def teacher_pass(self, request: ForwardRequest) -> TeacherStates | None:
+    def teacher_pass(self, request: ForwardRequest) -> KeptStates | None:
         """The teacher's pass of ``run`` by itself; None where no signal needs one. For a request without
         contrast."""
         if not needs_teacher(request.needs):
@@ -103,34 +107,34 @@ class ModelPasses:
             share_prompts=self.share_prompts,
         )
 
-    def _teacher_states(self, scorer: Scorer, teacher: Prompts) -> TeacherStates:
+    def _teacher_states(self, scorer: Scorer, teacher: Prompts) -> KeptStates:
         other = self.teacher_model
         if other is None:
             return scorer.teacher_states(teacher)
         states = replace(scorer, model=other, teacher_weights=None).teacher_states(teacher)
         head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
-        weight_VD = head.weight_VD.to(scorer.completions.ids.device)
-        return replace(states, head=replace(head, weight_VD=weight_VD))
+        states.head = replace(head, weight_VD=head.weight_VD.to(scorer.completions.ids.device))
+        return states
 
     def _folded(
         self,
         request: ForwardRequest,
         signals: Sequence[FoldSignal],
-        student_states: StudentStates | None,
-        teacher: TeacherStates | None,
+        student_states: KeptStates | None,
+        teacher: KeptStates | None,
     ) -> dict[str, Tensor]:
         """The signals of the student's pass and of the teacher's; with a contrast of two teachers' passes."""
         scorer, skip = self.scorer(request, self.teacher), self.skip_first_tokens
         taught = [signal for signal in signals if signal.teacher]
         if TEACHER_LOGPROB in signals and (skip or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
-        shown: Sequence[Prompts | TeacherStates | None] = request.teachers or [None]
+        shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
         if teacher is not None:
             shown = [teacher]
         elif self.teacher_model is not None and taught:
             shown = [self._teacher_states(scorer, prompts) for prompts in request.teachers]
         scored = [
-            replace(scorer).signals(taught if number else signals, request.student, prompts, student_states)
+            scorer.signals(taught if number else signals, request.student, prompts, student_states)
             for number, prompts in enumerate(shown)
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
@@ -162,7 +166,7 @@ class ReferenceLogprob(PassSignal):
 
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
         scorer = replace(passes.scorer(request, passes.reference), share_prompts=False)
-        own = scorer.signals(["teacher_logprob"], request.student, request.student)
+        own = scorer.signals([TEACHER_LOGPROB], request.student, request.student)
         return own.get("teacher_logprob")
 
 

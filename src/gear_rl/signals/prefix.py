@@ -1,18 +1,15 @@
-"""Completions that share a prompt: its forward is run once, and each of them goes on from its cache.
-
-Knows no method, no trainer and no head: hidden states only.
-"""
+"""Completions that share a prompt: its forward is run once, and each of them goes on from its cache."""
 
 import copy
 import inspect
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.forwards import unwrapped
+from gear_rl.signals.forwards import captured_forward, text_config, unwrapped
+from gear_rl.tensor.lists import int_list
 
 LEAST_SAVED = 0.2
 """Share of a batch's tokens that must be prompts run more than once, from which sharing them pays.
@@ -21,9 +18,6 @@ Measured on a CPU at widths 128 and 256: 0.80 to 0.90 of the time at a quarter, 
 seventh, where the second forward and the copies of the cache cost what is saved."""
 MOST_CACHE_BYTES = 1 << 30
 """How much of the cache is copied at a time; more rows go on one part after the other."""
-
-Forward = Callable[..., tuple[Float[Tensor, "N S D"], Any]]
-"""A forward of the model with these arguments: the last hidden states, and what the model gave."""
 
 _REFUSED = "_gear_keeps_no_plain_cache"
 
@@ -45,7 +39,7 @@ def shared_prompts(
     first: list[int] = []
     of_row: list[int] = []
     both = torch.cat([prompt_BP, attention_BP.to(prompt_BP.dtype)], 1)
-    for b, key in enumerate(cast(list[list[int]], both.tolist())):  # pyright: ignore[reportUnknownMemberType]
+    for b, key in enumerate(map(int_list, both.cpu())):
         place = number.setdefault(tuple(key), len(number))
         if place == len(first):
             first.append(b)
@@ -56,7 +50,6 @@ def shared_prompts(
 
 def states_after_shared_prompts(
     model: nn.Module,
-    forward: Forward,
     prompt_BP: Int[Tensor, "B P"],
     attention_BP: Int[Tensor, "B P"],
     ids: Int[Tensor, "B T"],
@@ -64,16 +57,19 @@ def states_after_shared_prompts(
 ) -> Float[Tensor, "B T D"] | None:
     """The hidden states that predict each of ``ids``, every prompt run once; None where that does not pay.
 
-    ``forward`` is ``captured_forward``. None too for a model whose cache is not plain keys and values of every
-    token (sliding windows, recurrent layers), or whose rotary angles depend on the longest position of a forward:
-    such a model is tried once.
+    None too for a model whose cache is not plain keys and values of every token (sliding windows, recurrent
+    layers), or whose rotary angles depend on the longest position of a forward: such a model is tried once.
     """
     plan = None if getattr(model, _REFUSED, False) else shared_prompts(prompt_BP, attention_BP, ids.shape[1])
     if plan is None:
         return None
     first, of_row = (torch.tensor(numbers, device=ids.device) for numbers in plan)
-    hidden, output = forward(
-        input_ids=prompt_BP[first], attention_mask=attention_BP[first], use_cache=True, logits_to_keep=1
+    hidden, output = captured_forward(
+        model,
+        input_ids=prompt_BP[first],
+        attention_mask=attention_BP[first],
+        use_cache=True,
+        logits_to_keep=1,
     )
     name = _cache_name(model)
     cache: Any = getattr(output, name, None)
@@ -90,7 +86,8 @@ def states_after_shared_prompts(
         parts: list[Tensor] = []
         for i in range(0, len(ids), rows):
             copied = _chosen(cache, of_row[i : i + rows])
-            part, _ = forward(
+            part, _ = captured_forward(
+                model,
                 input_ids=ids[i : i + rows, :go_on],
                 attention_mask=after[i : i + rows],
                 use_cache=True,
@@ -119,9 +116,7 @@ def _is_plain(cache: Any, tokens: int) -> bool:
 
 
 def _turns_by_length(model: nn.Module) -> bool:
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
+    config = text_config(getattr(model, "config", None))
     kinds = str([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
     return "dynamic" in kinds or "longrope" in kinds
 

@@ -1,10 +1,10 @@
-"""What the student's own answer depends on: tokens struck out, and gradients to the model's inputs.
+"""What the student's own answer depends on: tokens replaced by padding, and gradients to the model's inputs.
 
-``score`` looks at each token by itself; here each token before the answer is measured by what it did to the
-answer. The answer is read from the positions that predict its content (``signals.answers`` says where it stands):
-``p`` is the softmax of the ``mean`` of their logits, or of the ``last`` logits before the answer, which predict
-its first token; ``joint`` is the log-likelihood of its tokens. Logits are divided by the temperature, as GRAIL
-does and OAR's snippet does not. Dropout is off; gradients are of activations only, and no parameter gets one.
+Each token before the answer is measured by what it did to the answer, which is read from the positions that
+predict its content (``signals.answers``). ``p`` is the softmax of the ``mean`` of their logits, or of the
+``last`` logits before the answer, which predict its first token; ``joint`` is the log-likelihood of its tokens.
+Logits are divided by the temperature, as GRAIL does and OAR's snippet does not. Dropout is off; gradients are of
+activations only, and no parameter gets one.
 """
 
 import hashlib
@@ -22,8 +22,15 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from gear_rl.errors import check_settings
 from gear_rl.signals.answers import AnswerRegion
-from gear_rl.signals.batch import ForwardRequest
-from gear_rl.signals.forwards import backbone_of, evaluating, head_of, hidden_states, unwrapped
+from gear_rl.signals.batch import ForwardRequest, trained_width
+from gear_rl.signals.forwards import (
+    backbone_of,
+    evaluating,
+    head_of,
+    hidden_states,
+    text_config,
+    unwrapped,
+)
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
@@ -58,7 +65,7 @@ class _Saliency(PassSignal):
         return values
 
     def _work(self, answers: "_Answers", rows: list[int]) -> list[Any]:
-        """What there is to run for these rows; as many at a time as a batch has."""
+        """What to run for these rows; a batch takes ``batch_size`` of them."""
         return rows
 
     @abstractmethod
@@ -88,7 +95,7 @@ class AnswerOcclusion(_Saliency):
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[tuple[int, int]]) -> None:
         rows = [row for row, _ in batch]
-        ids = answers.ids(rows, answers.content).clone()
+        ids = answers.ids(rows, answers.content)  # a copy
         for n, (_, token) in enumerate(batch):
             if token >= 0:
                 ids[n, token] = answers.passes.pad_id
@@ -114,7 +121,7 @@ class AnswerOcclusion(_Saliency):
 
 @dataclass(frozen=True)
 class AnswerGradient(_Saliency):
-    """How much the answer's change under noise leans on a token's embedding (OAR-G, arXiv:2601.07408).
+    """How much the answer's change under noise depends on a token's embedding (OAR-G, arXiv:2601.07408).
 
     ``|<gradient, e_t>|`` with the token's clean embedding ``e_t``; the gradient of ``KL(p || p~)`` (``joint``: of
     the mean log-likelihood's loss), at embeddings with noise of ``noise_std`` on the tokens before the answer; 0
@@ -134,13 +141,14 @@ class AnswerGradient(_Saliency):
         ids = answers.ids(batch, answers.content)
         width = ids.shape[1]
         before = answers.before[batch, :width]
-        clean: list[Tensor | None] = []
         hidden = answers.hidden(batch, ids)
         with answers.head() as head:
-            for n, row in enumerate(batch):
-                known = self.readout != "joint" and answers.content[row].any()
-                read = answers.read(hidden[n].float(), row, head, self.readout).exp() if known else None
-                clean.append(read)
+            clean = [
+                answers.read(hidden[n].float(), row, head, self.readout).exp()
+                if self.readout != "joint" and answers.content[row].any()
+                else None
+                for n, row in enumerate(batch)
+            ]
 
         def loss(hidden_WD: Tensor, row: int, n: int, head: Head) -> Tensor:
             answer, p = answers.read(hidden_WD, row, head, self.readout), clean[n]
@@ -199,9 +207,8 @@ def _box(region: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True on the answer, on the delimiters before it, and on one token behind it."""
     content = region == 1
     seen_after = content.flip(-1).cumsum(-1).flip(-1) > 0
-    behind = torch.zeros_like(content)
-    behind[:, 1:] = content.narrow(-1, 0, max(content.shape[-1] - 1, 0))
-    return (region > 0) & (seen_after | behind)
+    # What rolls over from the last column is the first token, which then has content after it anyway.
+    return (region > 0) & (seen_after | content.roll(1, -1))
 
 
 class _Answers:
@@ -221,21 +228,14 @@ class _Answers:
 
     def ids(self, rows: list[int], span: Bool[Tensor, "B T"]) -> Int[Tensor, "N W"]:
         """The completions' ids; columns after the last token of ``span`` do not bear on the answer."""
-        mine = span[rows]
-        width = int(mine.any(0).nonzero().max().item()) + 1 if mine.any() else 1
-        return self.completions.ids[rows, :width]
+        return self.completions.ids[rows, : trained_width(span[rows])]
 
     def hidden(self, rows: list[int], ids: Int[Tensor, "N W"]) -> Float[Tensor, "N W D"]:
         """The states that predict the completions' first tokens, as many as ``ids`` has."""
-        attention = self.student.attention_BP[rows]
-        begin = int(attention.any(0).nonzero().min().item()) if attention.any() else 0
-        width = ids.shape[1]
-        return hidden_states(
-            self.model,
-            torch.cat([self.student.ids_BP[rows][:, begin:], ids], 1),
-            torch.cat([attention[:, begin:], self.completions.attention[rows, :width]], 1),
-            num_tokens=width,
-        )
+        prompts, width = self.student.trimmed(torch.tensor(rows)), ids.shape[1]
+        ids_BS = torch.cat([prompts.ids_BP, ids], 1)
+        attention_BS = torch.cat([prompts.attention_BP, self.completions.attention[rows, :width]], 1)
+        return hidden_states(self.model, ids_BS, attention_BS, num_tokens=width)
 
     @contextmanager
     def head(self) -> Generator[Head]:
@@ -317,18 +317,16 @@ def _layer_of(model: nn.Module, layer: str) -> nn.Module:
 
 
 def _decoder_layers(model: nn.Module) -> nn.ModuleList | None:
-    config: Any = unwrapped(model).config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for module in backbone_of(model).modules():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
-            return module
-    return None
+    count = text_config(unwrapped(model).config).num_hidden_layers
+    lists = (module for module in backbone_of(model).modules() if isinstance(module, nn.ModuleList))
+    return next((layers for layers in lists if len(layers) == count), None)
 
 
 @contextmanager
 def _steady(model: nn.Module) -> Generator[None]:
     """Dropout off; gradient checkpointing, which transformers tie to the training mode, goes on without it."""
-    layers = _decoder_layers(model) if any(_checkpoints(module) for module in model.modules()) else None
+    checkpoints = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+    layers = _decoder_layers(model) if checkpoints else None
     forwards = {layer: vars(layer).get("forward") for layer in layers or ()}
     try:
         for layer in forwards:
@@ -341,7 +339,3 @@ def _steady(model: nn.Module) -> Generator[None]:
                 del layer.forward
             else:
                 layer.forward = forward
-
-
-def _checkpoints(module: nn.Module) -> bool:
-    return getattr(module, "gradient_checkpointing", False) is True

@@ -7,29 +7,23 @@ model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import Completions, Prompts
-from gear_rl.signals.folds import FOLD_SIGNALS
-from gear_rl.signals.forwards import captured_forward, evaluating, head_is_trained, head_of, hidden_states
+from gear_rl.signals.batch import Completions, Prompts, trained_width
+from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states
 from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
-from gear_rl.signals.signal import Fold, FoldSignal, States, signals_of
-from gear_rl.tensor.logits import Head, scattered
+from gear_rl.signals.signal import Fold, FoldSignal, States
+from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import Signal, TokenSignals
-
-StudentStates = Callable[[Int[Tensor, " N"], Bool[Tensor, "N T"]], Float[Tensor, "M D"]]
-"""Given rows and which of their tokens: the student's hidden states that predict these tokens, row by row, out of
-a forward that somebody else ran at the same weights."""
+from gear_rl.types import TokenSignals
 
 
 class KeptStates:
-    """The hidden states that predict the True tokens of a mask, kept forward by forward; a ``StudentStates``.
+    """The hidden states that predict the True tokens of a mask, kept forward by forward.
 
     >>> states = KeptStates(torch.tensor([[True, False], [True, True]]))
     >>> for b, hidden in enumerate(([[1.0]], [[2.0], [3.0]])):
@@ -38,6 +32,9 @@ class KeptStates:
     tensor([[2.],
             [3.]])
     """
+
+    head: Head | None = None
+    """The head of the model that they come from; None where it is the student's."""
 
     def __init__(self, mask: Bool[Tensor, "B T"]) -> None:
         self.mask = mask
@@ -55,122 +52,87 @@ class KeptStates:
     def rows(self, rows: Int[Tensor, " N"]) -> "KeptStates":
         """The same of some rows; nothing is copied."""
         some = KeptStates(self.mask[rows])
-        some._place, some._hidden_ND = self._place[rows], self._hidden_ND
+        some._place, some._hidden_ND, some.head = self._place[rows], self._hidden_ND, self.head
         return some
 
     def __call__(self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Float[Tensor, "M D"]:
-        if self._hidden_ND is None:
-            raise ValueError("states: no forward was kept")
+        """The states of these tokens of some rows, row by row."""
+        assert self._hidden_ND is not None
         return self._hidden_ND[self._place[batch][:, : keep.shape[1]][keep]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherStates:
-    """A teacher's pass that was run ahead of the signals: see ``teacher_states``.
-
-    >>> states = TeacherStates(hidden=KeptStates(torch.ones(3, 2, dtype=torch.bool)), head=None)
-    >>> states.rows(torch.tensor([0, 2])).hidden.mask.shape
-    torch.Size([2, 2])
-    """
-
-    hidden: KeptStates
-    head: Head | None
-    """The teacher's own; None where it is the student's."""
-
-    def rows(self, rows: Int[Tensor, " N"]) -> "TeacherStates":
-        """The same of some rows."""
-        return TeacherStates(hidden=self.hidden.rows(rows), head=self.head)
 
 
 @dataclass(kw_only=True)
 class Scorer:
-    """The passes over some completions with a model at its present weights, dropout off."""
+    """The passes over some completions with a model at its present weights, dropout off; see ``ModelPasses``."""
 
     model: nn.Module
     completions: Completions
-    row_B: Bool[Tensor, " B"] | None = None
-    """Rows where it is False are not computed and hold 0; None computes every row."""
+    row_B: Bool[Tensor, " B"]
+    """Rows where it is False are not computed and hold 0."""
     temperature: float = 1.0
-    """Of the sampling: logits are divided by it."""
     teacher_weights: Callable[[nn.Module], AbstractContextManager[None]] | None = None
     """Lends the model the teacher's weights; None where they are the student's."""
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
-    """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
     batch_size: int = 8
     num_batches: int = 0
     """The least number of batches: processes that share a sharded model must run equally many forwards. Surplus
-    ones are dropped."""
+    ones keep no token."""
     share_prompts: bool = False
-    """Runs a prompt once for all rows that have it, where that pays; not for a sharded model."""
     teacher_head: Head | None = field(default=None, init=False)
 
     @torch.no_grad()
     def signals(
         self,
-        needs: Sequence[str | Signal],
+        wanted: Sequence[FoldSignal],
         student: Prompts,
-        teacher: Prompts | TeacherStates | None = None,
-        student_states: StudentStates | None = None,
+        teacher: Prompts | KeptStates | None = None,
+        student_states: KeptStates | None = None,
     ) -> TokenSignals:
-        """The signals of every completion, in float32; ``student_states`` are read in place of a student pass.
+        """The signals of every completion, in float32; a non-finite value is left in place.
 
-        A non-finite value is left in place. Raises ``ValueError`` for a signal that these two passes do not make,
-        or for a teacher's signal without prompts.
+        ``student_states``, and states in place of the teacher's prompts, are those of a pass that has been run.
         """
-        wanted = [signal for signal in signals_of(needs) if isinstance(signal, FoldSignal)]
-        if len(wanted) < len(signals_of(needs)):
-            known = ", ".join(signal.name for signal in FOLD_SIGNALS)
-            raise ValueError(f"needs: {[*needs]} are not all made by the two passes, as these are: {known}")
-        reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
-        if reads_teacher and teacher is None:
-            raise ValueError(f"teacher: {[*needs]} needs the teacher's prompts, and none were given")
         mask = self.completions.mask
         values = {signal.name: torch.zeros_like(mask, dtype=torch.float32) for signal in wanted}
-        if wanted:
-            shown = teacher if isinstance(teacher, Prompts) else student
-            with evaluating(self.model):
-                for batch, counts in self._batches(shown):
-                    keep = self._kept(batch)
-                    student_ND = teacher_ND = None
-                    if reads_student and student_states is None:
-                        student_ND = self._hidden(student, batch, keep)
-                    elif student_states is not None and reads_student:
-                        student_ND = student_states(batch, keep)
-                    if isinstance(teacher, TeacherStates):
-                        teacher_ND, self.teacher_head = teacher.hidden(batch, keep), teacher.head
-                    elif teacher is not None and reads_teacher:
-                        teacher_ND = self._hidden(teacher, batch, keep, lent=True)
-                    found = self._statistics(wanted, batch, keep, student_ND, teacher_ND)
-                    for name in found if counts else ():
-                        values[name][batch] = found[name]
+        reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
+        with evaluating(self.model):
+            for batch, keep in self._batches(teacher if isinstance(teacher, Prompts) else student):
+                student_ND = teacher_ND = None
+                if reads_student and student_states is None:
+                    student_ND = self._hidden(student, batch, keep)
+                elif reads_student and student_states is not None:
+                    student_ND = student_states(batch, keep)
+                if isinstance(teacher, KeptStates):
+                    teacher_ND, self.teacher_head = teacher(batch, keep), teacher.head
+                elif teacher is not None and reads_teacher:
+                    teacher_ND = self._hidden(teacher, batch, keep, lent=True)
+                row, column = keep.nonzero(as_tuple=True)
+                found = self._statistics(wanted, batch, keep, student_ND, teacher_ND)
+                for name, value in found.items():
+                    values[name][batch[row], column] = value
         return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
 
     @torch.no_grad()
-    def teacher_states(self, teacher: Prompts) -> TeacherStates:
+    def teacher_states(self, teacher: Prompts) -> KeptStates:
         """The teacher's pass by itself, for the signals of the same completions and rows, or fewer.
 
-        Call it before the student's forward: lending weights later writes into what its graph has saved. Of a
-        teacher that is another model its states and its head are all that is left. Only states of trained tokens
-        are kept.
+        Call it before the student's forward: lending weights later writes into what its graph has saved. Only
+        states of trained tokens are kept.
         """
-        mask = self.completions.mask
-        kept = KeptStates(mask if self.row_B is None else mask & self.row_B[:, None])
+        kept = KeptStates(self.completions.mask & self.row_B[:, None])
         with evaluating(self.model):
-            for batch, counts in self._batches(teacher):
-                keep = self._kept(batch)
-                hidden = self._hidden(teacher, batch, keep, lent=True)
-                if counts:
-                    kept.take(batch, keep, hidden)
-        return TeacherStates(hidden=kept, head=self.teacher_head)
+            for batch, keep in self._batches(teacher):
+                kept.take(batch, keep, self._hidden(teacher, batch, keep, lent=True))
+        kept.head = self.teacher_head
+        return kept
 
-    def _batches(self, prompts: Prompts) -> Generator[tuple[Int[Tensor, " N"], bool]]:
-        """The rows to score in batches, and False for a surplus one.
+    def _batches(self, prompts: Prompts) -> Generator[tuple[Int[Tensor, " N"], Bool[Tensor, "N W"]]]:
+        """The rows to score in batches, each with its trained tokens; none of a surplus batch.
 
         Those of one prompt together where sharing it pays, else by length, so that short rows are not padded to
         long ones. The longest come first: what runs out of memory does so at once.
         """
-        mask, row_B, batch_size = self.completions.mask, self.row_B, self.batch_size
-        index = torch.arange(len(mask), device=mask.device) if row_B is None else row_B.nonzero()[:, 0]
+        mask, index, batch_size = self.completions.mask, self.row_B.nonzero()[:, 0], self.batch_size
         if len(index) > batch_size:
             length = torch.where(mask[index], torch.arange(mask.shape[1], device=mask.device) + 1, 0).amax(-1)
             order = length.argsort(descending=True, stable=True)
@@ -180,15 +142,11 @@ class Scorer:
                 if plan is not None:
                     order = torch.tensor(plan[1], device=mask.device).argsort(stable=True)
             index = index[order]
-        starts = range(0, len(index), batch_size)
-        yield from ((index[i : i + batch_size], True) for i in starts)
-        for _ in range(self.num_batches - len(starts) if len(mask) else 0):
-            yield index.new_zeros(1), False
-
-    def _kept(self, batch: Int[Tensor, " N"]) -> Bool[Tensor, "N W"]:
-        """The trained tokens; columns after the last of them predict nothing that is read."""
-        mask = self.completions.mask[batch]
-        return mask[:, : int((mask.any(0).nonzero().max() + 1).item()) if mask.any() else 1]
+        batches = torch.split(index, batch_size) if len(index) else ()
+        for batch in batches:
+            yield batch, mask[batch, : trained_width(mask[batch])]
+        for _ in range(self.num_batches - len(batches) if len(mask) else 0):
+            yield index.new_zeros(1), torch.zeros_like(mask[:1, : trained_width(mask[:1])])
 
     def _statistics(
         self,
@@ -197,7 +155,7 @@ class Scorer:
         keep: Bool[Tensor, "N W"],
         student_MD: Float[Tensor, "M D"] | None,
         teacher_ME: Float[Tensor, "M E"] | None,
-    ) -> dict[str, Float[Tensor, "N T"]]:
+    ) -> dict[str, Float[Tensor, " M"]]:
         asked = self.completions.ids if self.completions.asked is None else self.completions.asked
         token = asked[batch][:, : keep.shape[1]][keep]
         names: dict[Fold, list[str]] = {}
@@ -209,8 +167,7 @@ class Scorer:
             states = States(token, student_MD, head, teacher_ME, self.teacher_head)
             for fold, own in names.items():
                 values |= fold(own, states)
-        pad = (0, self.completions.mask.shape[1] - keep.shape[1])
-        return {name: nn.functional.pad(scattered(value, keep), pad) for name, value in values.items()}
+        return values
 
     def _hidden(
         self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"], lent: bool = False
@@ -229,21 +186,13 @@ class Scorer:
     def _passed(
         self, prompts: Prompts, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]
     ) -> Float[Tensor, "M D"]:
-        width, attention = keep.shape[1], prompts.attention_BP[batch]
-        begin = int(attention.any(0).nonzero().min().item()) if attention.any() else 0
-        prompt, attention = prompts.ids_BP[batch][:, begin:], attention[:, begin:]
-        ids, attended = self.completions.ids[batch][:, :width], self.completions.attention[batch][:, :width]
+        own, width = prompts.trimmed(batch), keep.shape[1]
+        ids, attention = self.completions.ids[batch, :width], self.completions.attention[batch, :width]
         hidden = None
         if self.share_prompts:
-            hidden = states_after_shared_prompts(
-                self.model,
-                partial(captured_forward, self.model),
-                prompt,
-                attention,
-                ids,
-                attended,
-            )
+            parts = own.ids_BP, own.attention_BP, ids, attention
+            hidden = states_after_shared_prompts(self.model, *parts)
         if hidden is None:
-            both = torch.cat([prompt, ids], 1), torch.cat([attention, attended], 1)
+            both = torch.cat([own.ids_BP, ids], 1), torch.cat([own.attention_BP, attention], 1)
             hidden = hidden_states(self.model, *both, num_tokens=width)
         return hidden[keep]  # a copy, so that the prompt's hidden states are freed

@@ -1,29 +1,31 @@
-"""How a signal is made: of the rollouts alone, or of the two shared forward passes (``passes``: of its own).
+"""What a signal is: of the rollouts alone, of the two shared passes, or (``passes``) of passes of its own.
 
-A new signal is one file with one class. A method of the package or of anybody's puts the object into ``needs``;
-those in ``signals.table`` may be named by a string as well.
+A new signal is one file with one class. A method puts the object into ``needs``; the signals in ``signals.table``
+may be named by a string as well. Here stand the signals that need no file: those of the shared passes, and what
+the rollouts hold already.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.engine import Engine
-from gear_rl.tensor.logits import Head
+from gear_rl.tensor.divergences import divergences
+from gear_rl.tensor.logits import Head, token_statistics
 from gear_rl.types import Signal
 
 
 class BatchSignal(Signal, ABC):
-    """A signal that costs no forward pass: of the tokens, the text, the turns or the rewards.
+    """A signal that needs no forward pass: of the tokens, the text, the turns or the rewards.
 
-    Subclasses are frozen dataclasses whose fields are their settings. The share of a completion that a token
-    stands at:
+    Subclasses are frozen dataclasses whose fields are their settings. The share of a completion that ends with
+    each token:
 
-    >>> import torch
     >>> @dataclass(frozen=True)
     ... class Place(BatchSignal):
     ...     name = "place"
@@ -52,7 +54,7 @@ class States:
 
 
 Fold = Callable[[Sequence[str], States], Mapping[str, Float[Tensor, " N"]]]
-"""Computes the signals of these names, all in one go over the vocabulary."""
+"""Computes the signals of these names in one go over the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class FoldSignal(Signal):
 
 
 def signals_of(needs: Sequence[str | Signal]) -> tuple[Signal, ...]:
-    """The signals that ``needs`` lists, each once; ``ValueError`` for a name that is none.
+    """The signals that ``needs`` lists, each once; ``ValueError`` for an unknown name.
 
     >>> [signal.name for signal in signals_of(["divergence", "token_id", "divergence"])]
     ['divergence', 'token_id']
@@ -102,7 +104,7 @@ def names_of(needs: Sequence[str | Signal]) -> tuple[str, ...]:
 
 
 def needs_teacher(needs: Sequence[str | Signal]) -> bool:
-    """Whether any of the signals costs a teacher pass.
+    """Whether any of the signals needs a teacher pass.
 
     >>> needs_teacher(["student_entropy"]), needs_teacher(["divergence"])
     (False, True)
@@ -117,3 +119,90 @@ def needs_student(needs: Sequence[str | Signal]) -> bool:
     (True, False, False)
     """
     return any(isinstance(signal, FoldSignal) and signal.student for signal in signals_of(needs))
+
+
+# Of the shared passes, in nats: ``p`` is the student's next-token distribution where the token was drawn, ``q``
+# the teacher's, which sees the privileged context too.
+
+
+def _statistics(names: Sequence[str], states: States) -> dict[str, Tensor]:
+    """What one pass over the vocabulary gives."""
+    if states.student_ND is None:  # the teacher's log-prob alone: the teacher takes the student's place
+        assert states.teacher_ND is not None
+        alone = token_statistics(states.teacher_ND, states.token_N, states.teacher_head or states.head)
+        return {"teacher_logprob": alone.student_logprob}
+    compared = "teacher_logprob" in names or "divergence" in names
+    teacher_ND = states.teacher_ND if compared else None
+    both = token_statistics(states.student_ND, states.token_N, states.head, teacher_ND, states.teacher_head)
+    return {name: getattr(both, name) for name in names}
+
+
+def _divergences(names: Sequence[str], states: States) -> dict[str, Tensor]:
+    """What takes two passes over the vocabulary."""
+    return divergences(states.student_ND, states.head, states.teacher_ND, states.teacher_head, names=[*names])
+
+
+STUDENT_LOGPROB = FoldSignal("student_logprob", _statistics, student=True)
+"""log p of the sampled token."""
+TEACHER_LOGPROB = FoldSignal("teacher_logprob", _statistics, teacher=True)
+"""log q of the sampled token."""
+STUDENT_ENTROPY = FoldSignal("student_entropy", _statistics, student=True)
+"""Entropy of p."""
+DIVERGENCE = FoldSignal("divergence", _statistics, student=True, teacher=True)
+"""KL(p || q), the reverse KL."""
+FORWARD_DIVERGENCE = FoldSignal("forward_divergence", _divergences, student=True, teacher=True)
+"""KL(q || p), the forward KL."""
+JS_DIVERGENCE = FoldSignal("js_divergence", _divergences, student=True, teacher=True)
+"""Jensen-Shannon divergence of p and q, at most log 2."""
+TEACHER_ENTROPY = FoldSignal("teacher_entropy", _divergences, teacher=True)
+"""Entropy of q."""
+STUDENT_VARENTROPY = FoldSignal("student_varentropy", _divergences, student=True)
+"""Variance of -log p under p, nats squared."""
+FOLD_SIGNALS = (
+    STUDENT_LOGPROB, TEACHER_LOGPROB, STUDENT_ENTROPY, DIVERGENCE, FORWARD_DIVERGENCE, JS_DIVERGENCE,
+    TEACHER_ENTROPY, STUDENT_VARENTROPY,
+)  # fmt: skip
+DIVERGENCES = tuple(signal.name for signal in FOLD_SIGNALS if signal.is_divergence)
+
+
+@dataclass(frozen=True)
+class TokenId(BatchSignal):
+    """The sampled token's number in the vocabulary; -1 where the mask is False. The same on every processor, so
+    placebos draw their places from it."""
+
+    name = "token_id"
+    late = True
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return torch.where(batch.completions.mask, batch.completions.ids.long(), -1)
+
+
+@dataclass(frozen=True)
+class GroupB(BatchSignal):
+    """Which prompt's group the completion belongs to; for methods that compare siblings. A completion that falls
+    back, or that has no reward where rewards are read, has no siblings: its number is no prompt's."""
+
+    name = "group_B"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return torch.tensor(batch.group, device=batch.completions.mask.device)
+
+
+@dataclass(frozen=True)
+class RewardB(BatchSignal):
+    """The completion's reward, as the trainer weighs and sums it; 0 where it has none."""
+
+    name = "reward_B"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return torch.tensor([reward or 0.0 for reward in batch.rewards], device=batch.advantage_B.device)
+
+
+@dataclass(frozen=True)
+class RewardsBR(BatchSignal):
+    """What each reward function gave, times its weight; 0 where it abstained."""
+
+    name = "rewards_BR"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return batch.rewards_BR

@@ -2,10 +2,9 @@
 
 from gear_rl.signals.answers import AnswerRegion
 from gear_rl.signals.confidence import AnswerConfidence
-from gear_rl.signals.folds import FOLD_SIGNALS
 from gear_rl.signals.passes import ReferenceLogprob
-from gear_rl.signals.rollout import GroupB, RewardB, RewardsBR, TokenId
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
+from gear_rl.signals.signal import FOLD_SIGNALS, GroupB, RewardB, RewardsBR, TokenId
 from gear_rl.signals.text_units import LineId, SentenceId
 from gear_rl.signals.transport import TransportDistance
 from gear_rl.signals.turns import AnchorId, TurnReward

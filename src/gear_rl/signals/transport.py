@@ -5,7 +5,7 @@ time, and is imported only when a distance is computed (``pip install 'gear-rl[s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts
+from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
+from gear_rl.signals.engine import Engine
 from gear_rl.signals.forwards import evaluating, last_states
 from gear_rl.signals.passes import ModelPasses, PassSignal
-from gear_rl.signals.rollout import JudgedGroup, Succeeded
-from gear_rl.signals.signal import BatchSignal
+from gear_rl.signals.signal import BatchSignal, GroupB, RewardB
 from gear_rl.tensor.lists import int_list
 
 _NOWHERE = 1e12
@@ -31,7 +31,12 @@ _COPIES = 8
 @dataclass(frozen=True)
 class TransportDistance(PassSignal):
     """How far (Wasserstein) the hidden states around a token are from those of the group's completions with the
-    opposite outcome, in mean lengths of a hidden state; 0 where there is none (SHEAR, arXiv:2604.23318)."""
+    opposite outcome, in mean lengths of a hidden state; 0 where there is none (SHEAR, arXiv:2604.23318).
+
+    Our reading where the paper is silent: a token's state is that of its own position after the final norm; only
+    trained tokens count; the last window ends with the completion. Completions that are not scored hold 0, but
+    the others are compared with them.
+    """
 
     name = "transport_distance"
     whole_groups = True
@@ -52,58 +57,55 @@ class TransportDistance(PassSignal):
     def reads(self) -> tuple[BatchSignal, ...]:
         return (JudgedGroup(), Succeeded())
 
+    @torch.no_grad()
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
-        return transport_distances(
-            passes.model,
-            request.completions,
-            request.student,
-            request.inputs["judged_group_B"],
-            request.inputs["succeeded_B"].bool(),
-            row_B=request.scored_B,
-            batch_size=passes.batch_size,
-            largest=passes.largest,
-            window_tokens=self.window_tokens,
-            stride_tokens=self.stride_tokens,
-        )
+        mask, scored_B, size = request.completions.mask, request.scored_B, passes.batch_size
+        right = cast(list[bool], request.inputs["succeeded_B"].bool().tolist())  # pyright: ignore
+        groups = [
+            rows
+            for rows in _groups(mask, request.inputs["judged_group_B"])
+            if scored_B[rows].any() and len({right[b] for b in rows}) == 2
+        ]
+        count = sum(-(-len(rows) // size) for rows in groups)
+        surplus = passes.largest(count) - count
+        distances = torch.zeros(mask.shape, device=mask.device)
+        with evaluating(passes.model):
+            for rows in groups:  # no forward holds two groups
+                parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+                states = [state for part in parts for state in _trained_states(passes.model, request, part)]
+                values = token_distances(
+                    states,
+                    [right[b] for b in rows],
+                    window_tokens=self.window_tokens,
+                    stride_tokens=self.stride_tokens,
+                )
+                for b, value in zip(rows, values, strict=True):
+                    distances[b, mask[b]] = value
+            for _ in range(surplus if len(mask) else 0):
+                _trained_states(passes.model, request, [0])
+        return torch.where(scored_B[:, None], distances, 0.0)
 
 
-@torch.no_grad()
-def transport_distances(
-    model: nn.Module,
-    completions: Completions,
-    student: Prompts,
-    group_B: Int[Tensor, " B"],
-    right_B: Bool[Tensor, " B"],
-    *,
-    row_B: Bool[Tensor, " B"] | None = None,
-    batch_size: int = 8,
-    largest: Callable[[int], int] = int,
-    **settings: Any,
-) -> Float[Tensor, "B T"]:
-    """``TransportDistance``, given each completion's group and whether it came out right.
+@dataclass(frozen=True)
+class JudgedGroup(BatchSignal):
+    """The group of the completion; a number of its own where it has no reward, so that it is alone."""
 
-    Our reading where the paper is silent: a token's state is that of its own position after the final norm; only
-    trained tokens have a part; the last window ends with the completion. A group must lie wholly inside the rows.
-    Rows where ``row_B`` is False hold 0, but the others are compared with them. No forward holds two groups;
-    surplus ones up to ``largest`` of their number are dropped. ``settings`` are those of ``token_distances``.
-    """
-    mask = completions.mask
-    wanted_B = torch.ones_like(right_B) if row_B is None else row_B
-    groups = _groups(mask, group_B, right_B, wanted_B)
-    count = sum(-(-len(rows) // batch_size) for rows in groups)
-    surplus = largest(count) - count
-    distances = torch.zeros(mask.shape, device=mask.device)
-    with evaluating(model):
-        for rows in groups:
-            states: list[Tensor] = []
-            for i in range(0, len(rows), batch_size):
-                states += _trained_states(model, completions, student, rows[i : i + batch_size])
-            values = token_distances(states, [bool(right_B[b]) for b in rows], **settings)
-            for b, value in zip(rows, values, strict=True):
-                distances[b, mask[b]] = value
-        for _ in range(surplus if len(mask) else 0):
-            _trained_states(model, completions, student, [0])
-    return torch.where(wanted_B[:, None], distances, 0.0)
+    name = "judged_group_B"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        group_B = GroupB().compute(batch, engine)
+        own_B = torch.arange(len(group_B), device=group_B.device)
+        return torch.where(batch.judged(), group_B, -1 - own_B)
+
+
+@dataclass(frozen=True)
+class Succeeded(BatchSignal):
+    """Whether the completion's reward is at least ``success_reward``."""
+
+    name = "succeeded_B"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return RewardB().compute(batch, engine) >= batch.success_reward
 
 
 def token_distances(
@@ -128,34 +130,25 @@ def token_distances(
     >>> token_distances([torch.tensor([[0.5, 0.0]]), torch.tensor([[1.5, 0.0]])], [True, False])
     [tensor([1.]), tensor([1.])]
     """
-    values = [torch.zeros(len(s), device=s.device) for s in states]
-    if len(set(right)) < 2:
-        return values
     scale = torch.cat([s.float().square().sum(-1).sqrt() for s in states]).mean()
-    # A group of zeros has no length to measure by; its distances are 0 anyway.
-    scale = torch.where(scale == 0, 1.0, scale)
     sides = [[i for i, r in enumerate(right) if r is outcome] for outcome in (True, False)]
     one, other = (_windows([states[i] for i in side], window_tokens, stride_tokens) for side in sides)
     # Every pair of windows is solved once, for both its sides.
     near = [torch.full((len(side.place_KW),), torch.inf, device=scale.device) for side in (one, other)]
     num_a, num_b = _tile_size(one, other, max_mb)
-    solve_batch = _solve_batch()
     for a in range(0, len(near[0]), num_a):
         for b in range(0, len(near[1]), num_b):
             rows, columns = slice(a, a + num_a), slice(b, b + num_b)
-            tiles = one.tile(rows), other.tile(columns)
-            distance_AB = _solved(*tiles, scale, regularisation, iterations, solve_batch)
+            distance_AB = _solved(one.tile(rows), other.tile(columns), scale, regularisation, iterations)
             near[0][rows] = torch.minimum(near[0][rows], distance_AB.amin(1))
             near[1][columns] = torch.minimum(near[1][columns], distance_AB.amin(0))
+    values: dict[int, Tensor] = {}
     for side, own, near_K in zip(sides, (one, other), near, strict=True):
         each_KW = near_K[:, None].expand(own.place_KW.shape)
         value_N = near_K.new_zeros(len(own.states_ND))
         value_N.scatter_reduce_(0, own.place_KW.flatten(), each_KW.flatten(), "amax")
-        end = 0
-        for i in side:
-            begin, end = end, end + len(states[i])
-            values[i] = value_N[begin:end]
-    return values
+        values |= zip(side, torch.split(value_N, [len(states[i]) for i in side]), strict=True)
+    return [values[i] for i in range(len(states))]
 
 
 def window_starts(num_tokens: int, window_tokens: int, stride_tokens: int) -> list[int]:
@@ -168,43 +161,31 @@ def window_starts(num_tokens: int, window_tokens: int, stride_tokens: int) -> li
     return [*range(0, last, stride_tokens), last]
 
 
-def _groups(
-    mask: Bool[Tensor, "B T"],
-    group_B: Int[Tensor, " B"],
-    right_B: Bool[Tensor, " B"],
-    wanted_B: Bool[Tensor, " B"],
-) -> list[list[int]]:
-    """The rows with a trained token of each group that has both outcomes and a row that is wanted."""
+def _groups(mask: Bool[Tensor, "B T"], group_B: Int[Tensor, " B"]) -> list[list[int]]:
+    """The rows of each group that have a trained token."""
     members: dict[int, list[int]] = {}
     for b, group in enumerate(int_list(group_B)):
         if mask[b].any():
             members.setdefault(group, []).append(b)
-    return [
-        rows
-        for rows in members.values()
-        if wanted_B[rows].any() and len({bool(right_B[b]) for b in rows}) == 2
-    ]
+    return list(members.values())
 
 
-def _trained_states(
-    model: nn.Module, completions: Completions, student: Prompts, rows: list[int]
-) -> list[Tensor]:
+def _trained_states(model: nn.Module, request: ForwardRequest, rows: list[int]) -> list[Tensor]:
     """The hidden states *of* each row's trained tokens, not of those before them."""
-    batch = torch.tensor(rows, device=completions.mask.device)
-    mask, attention = completions.mask[batch], student.attention_BP[batch]
-    # Columns after the last trained token of the batch change nothing that is read; nor does empty prompt.
-    width = int((mask.any(0).nonzero().max() + 1).item()) if mask.any() else min(1, mask.shape[1])
-    begin = int(attention.any(0).nonzero().min().item()) if attention.any() else 0
-    ids_BS = torch.cat([student.ids_BP[batch][:, begin:], completions.ids[batch][:, :width]], 1)
-    attention_BS = torch.cat([attention[:, begin:], completions.attention[batch][:, :width]], 1)
+    completions, batch = request.completions, torch.tensor(rows, device=request.scored_B.device)
+    prompts, mask = request.student.trimmed(batch), completions.mask[batch]
+    width = trained_width(mask)
+    ids_BS = torch.cat([prompts.ids_BP, completions.ids[batch, :width]], 1)
+    attention_BS = torch.cat([prompts.attention_BP, completions.attention[batch, :width]], 1)
     hidden = last_states(model, ids_BS, attention_BS)[:, ids_BS.shape[1] - width :]
     return [row[keep] for row, keep in zip(hidden, mask[:, :width], strict=True)]
 
 
 class _Windows(NamedTuple):
-    """Windows of states: all their trained tokens end to end, where in them each window's are, and their masses.
+    """Windows of states: all their trained tokens end to end, the places of each window in them, and the masses.
 
-    A short window is padded with its last place, at mass 0."""
+    A short window is padded with its last place, at mass 0.
+    """
 
     states_ND: Float[Tensor, "N D"]
     place_KW: Int[Tensor, "K W"]
@@ -253,14 +234,15 @@ def _tile_size(one: _Windows, other: _Windows, max_mb: float | None) -> tuple[in
 
 
 def _solved(
-    one: _Windows,
-    other: _Windows,
-    scale: Tensor,
-    regularisation: float,
-    iterations: int,
-    solve_batch: Any,
+    one: _Windows, other: _Windows, scale: Tensor, regularisation: float, iterations: int
 ) -> Float[Tensor, "A B"]:
     """The distance of every window of one tile to every window of the other, in units of ``scale``."""
+    try:
+        from ot.batch import solve_batch  # pyright: ignore
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "transport_distance is computed with POT, which is not installed: pip install 'gear-rl[shear]'"
+        ) from error
     (states_a, place_a, mass_a), (states_b, place_b, mass_b) = one, other
     # Windows overlap, so the states that they span are compared once. By way of the product of two matrices,
     # which in float32 would see equal states as 0.001 apart.
@@ -274,7 +256,7 @@ def _solved(
         if bool(padding.any()):
             cost, plain = cost.masked_fill_(padding, _NOWHERE), False
     A, B, N, M = cost.shape
-    result = solve_batch(
+    result: Any = solve_batch(
         cost.view(A * B, N, M),
         regularisation,
         a=mass_a[:, None].expand(A, B, N).reshape(-1, N),
@@ -284,15 +266,4 @@ def _solved(
         method="sinkhorn" if plain else "log_sinkhorn",
         grad="detach",
     )
-    return cast(Tensor, result.value_linear).view(A, B)
-
-
-def _solve_batch() -> Any:
-    """POT's batched solver; one error that says what to install where it is absent."""
-    try:
-        from ot.batch import solve_batch  # pyright: ignore
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "transport_distance is computed with POT, which is not installed: pip install 'gear-rl[shear]'"
-        ) from error
-    return cast(Any, solve_batch)
+    return result.value_linear.view(A, B)

@@ -1,9 +1,9 @@
-"""What is known of the single turns of a rollout: what each was worth, and in which state it began.
+"""The reward of each turn of a rollout, and the state in which it began.
 
-An environment may say so (``turn_rewards()``, ``anchor_states()``), or a reward function; else it is read off the
-messages. A turn is a run of sampled tokens; the k-th is taken for the k-th message of the assistant. The two can
-differ at the end only: a rollout that was cut off may have a last turn without a message, or tool calls whose
-answers were dropped.
+An environment may give them (``turn_rewards()``, ``anchor_states()``), or a reward function; else they are read
+from the messages. A turn is a run of sampled tokens; the k-th is taken for the k-th message of the assistant. The
+two can differ at the end only: a rollout that was cut off may have a last turn without a message, or tool calls
+whose answers were dropped.
 """
 
 import logging
@@ -30,28 +30,18 @@ logger = logging.getLogger(__name__)
 Message = Mapping[str, Any]
 
 
-class _MisfitError(ValueError):
-    """Not as many values as turns."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What came of one turn: how many tools it called, and what they answered.
-
-    >>> Turn(calls=2, answers=({"role": "tool", "content": "a key"},)).known
-    True
-    """
+    """How many tools a turn called, and what they answered."""
 
     calls: int = 0
     answers: tuple[Message, ...] = ()
-    known: bool = True
-    """False where the rollout's messages do not show it: there are none, or this one is missing."""
 
 
 @dataclass(frozen=True)
 class TurnReward(BatchSignal):
-    """The environment's reward for the turn of a token, on every token of the turn; the completion's own reward
-    is not among them: ``turn_reward_values``."""
+    """The reward of a token's turn, on every token of the turn, without the completion's own reward:
+    ``turn_reward_values``."""
 
     name = "turn_reward"
 
@@ -90,9 +80,7 @@ class AnchorId(BatchSignal):
 
 
 def _environment_values(batch: RolloutBatch, name: str) -> list[Any] | None:
-    if not batch.environments:
-        return None
-    return [value_of(environment, name) for environment in batch.environments]
+    return [value_of(one, name) for one in batch.environments] if batch.environments else None
 
 
 def turns_of(completion: Any, count: int) -> list[Turn]:
@@ -110,7 +98,7 @@ def turns_of(completion: Any, count: int) -> list[Turn]:
         elif message.get("role") == "tool" and turns:
             last = turns[-1]
             turns[-1] = Turn(calls=last.calls, answers=(*last.answers, message))
-    return [turns[k] if k < len(turns) else Turn(known=False) for k in range(count)]
+    return [turns[k] if k < len(turns) else Turn() for k in range(count)]
 
 
 def turn_reward_values(
@@ -142,16 +130,9 @@ def turn_reward_values(
     for b, count in enumerate(_counts(turn_id)):
         turns = turns_of(completions[b], count)
         if environment is not None and environment[b] is not None:
-            try:
-                worth = _fitted(
-                    environment[b], turns, 0.0, TURN_REWARDS, b, f"the environment's {TURN_REWARDS}()"
-                )
-            except _MisfitError as error:
-                # Not the environment's fault: it does not see a call that the guard refused.
-                logger.warning("%s; the rollout keeps its GRPO advantage", error)
-                worth = [math.nan] * count
+            worth = _fitted(environment[b], turns, TURN_REWARDS, b)
         elif logged is not None and logged[b] is not None:
-            worth = _fitted(logged[b], turns, 0.0, TURN_REWARDS, b, "a reward function")
+            worth = _fitted(logged[b], turns, TURN_REWARDS, b, "a reward function")
         else:
             worth = [
                 0 < turn.calls <= len(turn.answers) and not any(failed(b, answer) for answer in turn.answers)
@@ -183,15 +164,7 @@ def anchor_texts(
     for b, count in enumerate(_counts(turn_ids(mask))):
         turns = turns_of(completions[b], count)
         if environment is not None and environment[b] is not None:
-            try:
-                texts.append(
-                    _fitted(
-                        environment[b], turns, None, ANCHOR_STATES, b, f"the environment's {ANCHOR_STATES}()"
-                    )
-                )
-            except _MisfitError as error:
-                logger.warning("%s; its states are taken for unknown", error)
-                texts.append([None] * count)
+            texts.append(_fitted(environment[b], turns, ANCHOR_STATES, b))
         else:
             texts.append(["" if k == 0 else _seen(turns[k - 1]) for k in range(count)])
     return texts
@@ -249,34 +222,38 @@ def _check_rows(name: str, given: Sequence[Any] | None, completions: Sequence[An
         )
 
 
-def _fitted(
-    given: Any, turns: Sequence[Turn], left_out: float | None, what: str, b: int, source: str
-) -> list[Any]:
-    """The values, one for each turn: without those for turns that never came, and with ``left_out`` for a last
-    one that has none. Numbers, or texts where what is left out is None."""
-    where = f"{what}: rollout {b}"
+def _fitted(given: Any, turns: Sequence[Turn], what: str, b: int, source: str | None = None) -> list[Any]:
+    """The values that the environment, or another ``source``, gave for the turns: numbers, or texts of states.
+
+    Without those for turns that never came; a last one without a value has 0, or None as its state. Where the
+    number does not fit, the values of an environment are unknown, for it does not see a call that was refused.
+    """
+    is_text, count, where = what == ANCHOR_STATES, len(turns), f"{what}: rollout {b}"
+    by_environment, source = source is None, source or f"the environment's {what}()"
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"{where}: {source} gave {given!r}; give a list with one value for each turn")
     values: list[Any] = []
     for value in cast(Iterable[Any], given):
         try:
-            if left_out is None and not isinstance(value, str):
+            if is_text and not isinstance(value, str):
                 raise TypeError
-            values.append(value if left_out is None else float(value))
+            values.append(value if is_text else float(value))
         except (TypeError, ValueError):
-            kind = "text" if left_out is None else "number"
+            kind = "text" if is_text else "number"
             raise ValueError(f"{where}: {source} gave {value!r}; give a {kind} for each turn") from None
-    count = len(turns)
     if count == 0:
         return []  # nothing of the rollout is trained
     if len(values) == count - 1 and not turns[-1].answers:
-        return [*values, left_out]
+        return [*values, None if is_text else 0.0]
     if len(values) > count and turns[-1].calls > 0:
         return values[:count]
     if len(values) != count:
-        raise _MisfitError(
-            f"{where} has {count} turns, but {source} gave {len(values)}; give one for each turn"
-        )
+        message = f"{where} has {count} turns, but {source} gave {len(values)}; give one for each turn"
+        if not by_environment:
+            raise ValueError(message)
+        result = "its states are unknown" if is_text else "the rollout keeps its GRPO advantage"
+        logger.warning("%s; %s", message, result)
+        return [None if is_text else math.nan] * count
     return values
 
 
@@ -290,7 +267,7 @@ def _seen(turn: Turn) -> str | None:
             return None
         texts += own
     # The line break keeps an empty answer apart from the prompt.
-    return "\n".join(["", *texts]) if turn.known and turn.answers else None
+    return "\n".join(["", *texts]) if turn.answers else None
 
 
 def _kinds(texts: Sequence[str], similarity: float) -> dict[str, int]:

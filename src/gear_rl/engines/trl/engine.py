@@ -20,9 +20,7 @@ from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.score import StudentStates, TeacherStates
-from gear_rl.signals.signal import names_of
-from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.score import KeptStates
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
@@ -101,8 +99,8 @@ class TRLEngine:
     number of forwards there (weights are not sharded then).
     """
 
-    student_states: StudentStates | None = None
-    teacher_states: TeacherStates | None = None
+    student_states: KeptStates | None = None
+    teacher_states: KeptStates | None = None
 
     def __init__(self, trainer: "GEARTrainer", *, in_loss: bool = False) -> None:
         self.trainer, self.in_loss = trainer, in_loss

@@ -21,7 +21,8 @@ from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.signals.forwards import capturing
 from gear_rl.signals.passes import shares_prompts
-from gear_rl.signals.score import KeptStates, TeacherStates
+from gear_rl.signals.score import KeptStates
+from gear_rl.signals.signal import needs_student, signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import predicting_positions
 
@@ -141,7 +142,7 @@ class LateCredit:
         self._plan, self._config, self._engine_of = plan, config, engine_of
         self._rows: list[Tensor] = []
         self._results: list[CreditResult] = []
-        self._teacher_states: TeacherStates | None = None
+        self._teacher_states: KeptStates | None = None
         request = plan.request(plan.method.needs)
         if len(plan.scored_B) > config.per_device_train_batch_size and shares_prompts(request):
             # TRL shuffles the groups, so its micro-batches cannot share prompts.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gear_rl.engines.verl.passes import padded
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
-from gear_rl.signals.batch import Completions, RolloutBatch, TeacherPrompt, left_padded
+from gear_rl.signals.batch import Completions, RolloutBatch, left_padded
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.tensor.lists import float_list, int_list
 
@@ -60,7 +60,7 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
     sampled = padded([row.long() for row in columns[SAMPLED]]).bool()
     mask = sampled & trained.any(-1, keepdim=True)  # a rollout without a trained token has no turns
     attention = padded([torch.ones_like(row) for row in columns["responses"]])
-    prompts = [TeacherPrompt(tuple(int_list(row))) for row in columns["prompts"]]
+    prompts = [int_list(row) for row in columns["prompts"]]
     rewards = [float(row.sum()) for row in columns["rm_scores"]]
     seen = seen_rows(columns, rows)
     extra = [(row or {}).get("reward_extra_info") or {} for row in columns.get("extra_fields", [{}] * rows)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.records import Record
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, TeacherPrompt, left_padded
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, left_padded
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.tensor.lists import int_list
@@ -91,7 +91,7 @@ def request_of_rows(
         return padded(values).to(device)
 
     def left(values: Sequence[Tensor]) -> Prompts:
-        return left_padded([TeacherPrompt(tuple(int_list(ids))) for ids in values], order.pad_id, device)
+        return left_padded([int_list(ids) for ids in values], order.pad_id, device)
 
     def given(values: Sequence[Tensor]) -> Tensor:
         return right(values) if values[0].dim() else torch.stack([*values]).to(device)
