@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.results import Cells
-from gear_rl.arena.split import use_of
 from gear_rl.cli.compare import run_plan_with_bar
 from gear_rl.lab.compare import compared, plan_of
 from gear_rl.view.picture import figure_style, write_figure
@@ -100,7 +99,7 @@ def methods_of(places: Iterable[Mapping[str, Any]]) -> list[str]:
 def _without_cells(point: Point, document: Mapping[str, Any]) -> dict[str, Any]:
     one = {key: value for key, value in document["comparisons"][0].items() if key != "cells"}
     decisions = next(number for number, tier in DECISIONS.items() if tier == point.tier)
-    place = {"decisions": decisions, "rollouts": point.rollouts, "use": use_of(TASK, point.tier)}
+    place = {"decisions": decisions, "rollouts": point.rollouts, "use": document["settings"]["use"]}
     return place | {"rates": document["settings"]["rates"]} | one
 
 

@@ -1,11 +1,20 @@
-"""The verdict on a teacher, from numbers of which the truth is known."""
+"""Is the teacher informed: verdicts of which the truth is known, the check of a run, and real models."""
 
+import logging
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, likelier, stands_out, two_others
 from gear_rl.lab.informed import Scored, as_dict, sentences, verdict
+from gear_rl.lab.teacher import examine, teacher_config
+from gear_rl.methods import Gear, Uniform
+from gear_rl.runs.config import load_config
+from gear_rl.runs.trainer import make_trainer
+from support.commands import gear
 
 
 def completions(
@@ -19,15 +28,10 @@ def completions(
             gain = (gain_right if reward else gain_wrong) + rng.gauss(0, 0.1)
             out = (float(rng.random() < stands_out) + float(rng.random() < stands_out)) / 2
             more = (float(rng.random() < likelier) + float(rng.random() < likelier)) / 2
+            own = -1 + gain
             scored.append(
                 Scored(
-                    prompt=prompt,
-                    own=-1 + gain,
-                    other=-1,
-                    none=-1,
-                    stands_out=out,
-                    likelier=more,
-                    reward=reward,
+                    prompt=prompt, own=own, other=-1, none=-1, stands_out=out, likelier=more, reward=reward
                 )
             )
     return scored
@@ -37,17 +41,19 @@ def without_reward(scored):
     return [replace(one, reward=None) for one in scored]
 
 
-def test_a_context_that_stands_out_is_read_and_one_that_does_not_is_not():
-    assert verdict(without_reward(completions(0.85))).word == "informed"
-    assert verdict(without_reward(completions(0.6))).word == "weak"
-    assert verdict(without_reward(completions(0.5))).word == "not informed"
-
-
-def test_a_context_that_makes_the_completions_likelier_is_read_and_one_that_makes_them_less_likely_too():
-    for likelier, word in [(0.85, "informed"), (0.6, "weak"), (0.5, "not informed"), (0.15, "informed")]:
-        found = verdict(without_reward(completions(0.5, likelier=likelier)))
-        assert found.word == word, likelier
-    assert found.likelier.share < 0.3 and "likelier than they do in" in sentences(found)[2]
+@pytest.mark.parametrize(
+    ("out", "more", "word"),
+    [
+        (0.85, 0.5, "informed"),
+        (0.6, 0.5, "weak"),
+        (0.5, 0.5, "not informed"),
+        (0.5, 0.85, "informed"),
+        (0.5, 0.6, "weak"),
+        (0.5, 0.15, "informed"),
+    ],
+)
+def test_a_context_that_is_read_stands_out_or_changes_how_likely_completions_are(out, more, word):
+    assert verdict(without_reward(completions(out, likelier=more))).word == word
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -59,32 +65,138 @@ def test_the_reward_decides_where_prompts_have_both():
     assert verdict(completions(0.5, gain_right=0.3, gain_wrong=-0.3)).word == "informed"
     assert verdict(completions(0.9)).word == "weak", "it reads, and does not know which completion is right"
     assert verdict(completions(0.5)).word == "not informed"
+    assert "worked solutions" in sentences(verdict(completions(0.5)))[-1]
+    # An informed teacher makes wrong completions less likely: the gain's sign alone decides nothing.
+    wrong = verdict(completions(0.9, gain_wrong=-0.8, rewards=(0.0, 0.0, 0.0)))
+    assert wrong.word == "informed" and wrong.gain < -0.7 and wrong.knows.prompts == 0
 
 
-def test_wrong_completions_may_lose_without_a_word_against_the_teacher():
-    """An informed teacher makes wrong completions less likely: the sign of the gain says nothing by itself."""
-    found = verdict(completions(0.9, gain_wrong=-0.8, rewards=(0.0, 0.0, 0.0)))
-    assert found.word == "informed" and found.gain < -0.7 and found.knows.prompts == 0
-
-
-def test_few_prompts_with_both_do_not_decide():
-    both = completions(0.9, prompts=3)
+def test_few_prompts_do_not_decide():
+    few = completions(0.9, prompts=3)
     wrong = completions(0.9, prompts=29, rewards=(0.0, 0.0), seed=1)
-    moved = [replace(one, prompt=one.prompt + 3) for one in wrong]
-    found = verdict(both + moved)
+    found = verdict(few + [replace(one, prompt=one.prompt + 3) for one in wrong])
     assert found.word == "informed" and found.knows.prompts == 3
     assert "too few to decide" in sentences(found)[3]
-
-
-def test_a_single_prompt_proves_nothing():
-    found = verdict(without_reward(completions(1.0, prompts=1)))
-    assert found.word == "not informed" and found.reads.interval is None
-    assert as_dict(found)["reads"] == {"share": 1.0, "interval": None, "prompts": 1}
     two = verdict(without_reward(completions(1.0, prompts=2)))
-    assert (two.word, two.reads.interval) == ("not informed", None)
+    assert two.word == "not informed"
+    assert as_dict(two)["reads"] == {"share": 1.0, "interval": None, "prompts": 2}
     assert "in 100 % (too few for an interval) of" in sentences(two)[1]
 
 
-def test_what_helps_is_said_where_it_is_needed():
-    assert sentences(verdict(completions(0.9, gain_right=1.0)))[0] == "the teacher is informed"
-    assert "worked solutions" in sentences(verdict(completions(0.5)))[-1]
+# --- the comparisons, and the check of a training --------------------------------------------------------------
+
+
+def test_contexts_that_could_change_places_stand_out_half_the_time():
+    torch.manual_seed(0)
+    own, second, third = -torch.rand(3, 4000, 30) * 3
+    assert stands_out(own, second, third).mean() == pytest.approx(0.5, abs=0.03)
+    near = second + 0.3 * torch.randn(4000, 30)
+    assert stands_out(own, second, near).mean() > 0.95
+    assert stands_out(second, own, near).mean() < 0.2
+
+
+def test_a_copying_teacher_is_found_by_what_it_makes_likelier_and_not_by_distance():
+    """Its own context says what was written; of two others each is wrong somewhere else, and lies off both."""
+    torch.manual_seed(0)
+    wrong = torch.rand(2, 4000, 30) < 0.2
+    own, second, third = torch.full((4000, 30), -0.01), *torch.where(wrong, -6.0, -0.01)
+    assert stands_out(own, second, third).mean() < 0.2
+    assert likelier(own, second, third).mean() > 0.95
+    assert likelier(*-torch.rand(3, 4000, 30)).mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_two_others_are_other_texts():
+    assert two_others(["a", "a", "b", None, "c"]) == [("b", "c"), ("b", "c"), ("c", "a"), None, ("a", "b")]
+    assert two_others(["a", "a", "b"]) == [None, None, None]
+
+
+def checked(monkeypatch, out, more=0.5, *, steps=40, method=None, prompts=4):
+    """A check over some steps whose comparisons give ``out`` and ``more``, and the shares that it logged."""
+    import gear_rl.credit.informed as module
+
+    monkeypatch.setattr(module, "context_logprob", lambda batch, *_: torch.zeros(len(batch.group), 1))
+    monkeypatch.setattr(module, "stands_out", lambda own, *_: torch.full((len(own),), out))
+    monkeypatch.setattr(module, "likelier", lambda own, *_: torch.full((len(own),), more))
+    logged = []
+    engine = SimpleNamespace(
+        rank=0,
+        gather=lambda x: x,
+        gather_objects=lambda items: items,
+        log=lambda shares: logged.append((shares["gear/teacher/informed"], shares["gear/teacher/likelier"])),
+    )
+    check = TeacherCheck(every=2)
+    for step in range(steps):
+        completions = SimpleNamespace(mask=torch.ones(2 * prompts, 3, dtype=torch.bool))
+        group = [b // 2 for b in range(2 * prompts)]
+        contexts = [f"{step} {g}" for g in group]
+        batch = SimpleNamespace(step=step, group=group, first=0, completions=completions, contexts=contexts)
+        check(SimpleNamespace(batch=batch, method=method or Gear()), engine, None)
+    return check, logged
+
+
+def test_a_run_warns_once_and_only_when_enough_was_seen(unchecked, monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING, logger="gear_rl"):
+        _, logged = checked(monkeypatch, 0.5, steps=2 * PROMPTS_TO_JUDGE // 4 - 1)
+        assert logged == [(0.5, 0.5)] * 5 and not caplog.records
+        check, _ = checked(monkeypatch, 0.5)
+    assert len(check.values) == 80, "one completion of each of four prompts, every second step"
+    [warning] = caplog.records
+    assert "does not seem to read" in warning.message and "in 50 % of the comparisons" in warning.message
+
+
+def test_no_warning_for_an_informed_teacher_nor_for_a_method_without_one(unchecked, monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING, logger="gear_rl"):
+        for shares in ((1.0, 0.5), (0.5, 1.0), (0.0, 0.0)):
+            assert checked(monkeypatch, *shares)[1] == [shares] * 20
+        assert checked(monkeypatch, 0.0, method=Uniform())[1] == []
+    assert not caplog.records
+
+
+def test_a_step_with_one_prompt_takes_other_contexts_from_earlier_ones(unchecked, monkeypatch):
+    check, logged = checked(monkeypatch, 1.0, steps=8, prompts=1)
+    assert len(logged) == 2 and len(check.pool) == 4
+
+
+# --- real models -----------------------------------------------------------------------------------------------
+
+
+def test_the_arenas_teacher_reads_a_worked_solution_and_not_an_answer():
+    def found(*words):
+        settings = ["--per_device_train_batch_size", "32", *words]
+        return examine(
+            teacher_config(None, "arena", "arena/chain/default", "arena", settings), n=24, samples=2
+        )
+
+    read, about = found()
+    assert read.word == "informed" and read.reads.share > 0.65 and about["sources"] == ["privileged_context"]
+    assert (about["prompts"], about["completions"]) == (24, 48) and 0 < about["right"] < 48
+    blind, _ = found("--privileged_column", "answer")
+    assert blind.word == "not informed" and blind.reads.share < 0.65
+
+
+@pytest.mark.parametrize(("column", "warns"), [("answer", True), ("privileged_context", False)])
+def test_a_training_warns_where_the_teacher_reads_nothing(tmp_path, caplog, column, warns):
+    words = ["--per_device_train_batch_size", "32", "--num_generations", "2", "--max_steps", "3"]
+    words += ["--teacher_check_steps", "1", "--save_strategy", "no", "--privileged_column", column]
+    run = ["--model", "arena", "--dataset", "arena/chain/default", "--reward", "arena"]
+    trainer = make_trainer(load_config(None, [*run, *words, "--output_dir", str(tmp_path)]))
+    with caplog.at_level(logging.WARNING, logger="gear_rl"):
+        trainer.train()
+    assert len(trainer.teacher_check.values) == PROMPTS_TO_JUDGE
+    assert any("does not seem to read" in record.message for record in caplog.records) == warns
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--n", "2"], "--n: 2; give 3 or more"),
+        (["--credit", "uniform"], "credit: 'uniform' has no teacher"),
+        (
+            ["--privileged_column", "nothing"],
+            "train_dataset: method 'gear' compares the student with a teacher",
+        ),
+    ],
+)
+def test_what_cannot_be_examined_is_one_line(words, message):
+    done = gear("teacher", "--model", "arena", "--data", "arena/chain/easy", *words)
+    assert done.returncode == 2 and message in done.stderr, done.stderr

@@ -1,20 +1,30 @@
-"""The ceiling by formula: true advantages by hand, and in a real run; against rollouts: test_branching.py."""
+"""The ceiling: true advantages by formula, and by branching rollouts against all continuations and TRL's loop."""
 
 from dataclasses import replace
-from statistics import fmean
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gear_rl.arena.codebook.truth import truth
+from gear_rl.arena.errands.problem import Call
+from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.arena.truth import Truth
+from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
 from gear_rl.lab.compare import plan_of
-from gear_rl.lab.oracle import Oracle, expected_of_prompts, true_advantages
+from gear_rl.lab.oracle import Oracle, by_formula, estimate_of, expected_of_prompts, true_advantages
+from gear_rl.lab.replay import serving
 from gear_rl.lab.training import cell_trainer
 from gear_rl.runs.machine import quiet_libraries
+from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
 from gear_rl.types import TokenSignals
 from support.commands import untouched
+
+# --- by formula ----------------------------------------------------------------------------------------------
 
 THREE = {
     "decision": (-1, 0, -1, 1, -1),
@@ -41,13 +51,13 @@ def test_an_exact_reward_by_hand() -> None:
     assert worth == pytest.approx([0.25 * 0.5 * rest, 0.5 * rest, -0.5 * rest, -0.25 * 0.125, 0.0])
 
 
-def test_what_was_lost_is_known_from_siblings() -> None:
+def test_lost_decisions_are_expected_from_siblings() -> None:
     shown = Truth(exact=False, **THREE)
     other = Truth(decision=(2,), right=(True,), right_id=(7,), lost=((),), num_decisions=3, exact=False)
     expected = expected_of_prompts([shown, other], [CHANCE, [0.75]], [0, 0])
     assert expected == [[0.5, 0.25, 0.75]] * 2
     apart = expected_of_prompts([shown, other], [CHANCE, [0.75]], [0, 1])
-    assert apart[0] == [0.5, 0.25, 0.5], "nobody came there: the mean of all"
+    assert apart[0] == [0.5, 0.25, 0.5], "no sibling reached it: the mean of all"
 
 
 def test_every_token_gets_its_own_and_the_advantage_is_not_read() -> None:
@@ -57,58 +67,294 @@ def test_every_token_gets_its_own_and_the_advantage_is_not_read() -> None:
         credit = Oracle()(torch.tensor([advantage]), signals)
         assert credit.advantage.tolist() == [[0.5, -0.25, 0.0]]
         assert credit.segment_id.tolist() == [[0, 1, -1]]
+    with pytest.raises(ValueError, match="branches: 0; give 1 or more"):
+        Oracle(branches=0)
+
+
+# --- by branches, of a policy of three tokens ------------------------------------------------------------------
+
+LONG, WORDS = 3, 3
+"""Tokens of every completion, and tokens there are."""
+TEMPERATURE = 0.7
+ENGINE: Any = SimpleNamespace()
+
+
+def chances(before: tuple[int, ...]) -> torch.Tensor:
+    """A policy that depends on what it wrote: probabilities of the three tokens."""
+    return torch.softmax(logits_after(before) / TEMPERATURE, -1)
+
+
+def logits_after(before: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([0.3, -0.2, 0.1]) * (1.0 + 0.5 * len(before) + 0.7 * sum(before))
+
+
+def worth(ids: tuple[int, ...]) -> float:
+    """A reward in which no token is for itself."""
+    return (ids[0] == ids[2]) + 0.5 * (ids[1] == 1) - 0.25 * (ids == (2, 2, 2))
+
+
+def value(before: tuple[int, ...]) -> float:
+    """The slow twin: every completion that begins so, each with its probability."""
+    total = 0.0
+    for rest in product(range(WORDS), repeat=LONG - len(before)):
+        ids, chance = before, 1.0
+        for token in rest:
+            chance *= float(chances(ids)[token])
+            ids = (*ids, token)
+        total += chance * worth(ids)
+    return total
+
+
+class Backbone(torch.nn.Module):
+    """Hidden states are the logits: after a prompt, which token 9 ends, and has no padding in it."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
+        hidden = torch.zeros(*input_ids.shape, WORDS)
+        for b, (row, seen) in enumerate(zip(input_ids.tolist(), attention_mask.tolist(), strict=True)):
+            for t in range(len(row)):
+                attended = [token for token, there in zip(row[: t + 1], seen, strict=False) if there]
+                if 9 in attended and 0 not in attended[: attended.index(9)]:
+                    hidden[b, t] = logits_after(tuple(attended[attended.index(9) + 1 :]))
+        return (hidden,)
+
+
+class Policy(torch.nn.Module):
+    """The same policy as a model; it has dropout, so that it is another one while it trains."""
+
+    config = SimpleNamespace(model_type="toy")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model = Backbone()
+        self.dropout = torch.nn.Dropout(0.9)
+
+    def forward(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
+        (hidden,) = self.base_model(self.dropout(input_ids.float()).long(), attention_mask)
+        return SimpleNamespace(logits=hidden)
+
+    def get_output_embeddings(self) -> Any:
+        return SimpleNamespace(weight=torch.eye(WORDS), bias=None)
+
+
+def finished(begun: Any, noise: SharedNoise) -> list[float]:
+    """Each continued in Python, with the noise of its branch."""
+    rewards: list[float] = []
+    for one in begun:
+        ids = one.written
+        while len(ids) < LONG:
+            [own] = noise.rows([one.branch], [len(ids)])
+            ids = (*ids, int((chances(ids).log() + own).argmax()))
+        rewards.append(worth(ids))
+    return rewards
+
+
+def estimated(completions, branches, *, seed=0, mask=None, group=None) -> tuple[torch.Tensor, list[Begun]]:
+    """The advantages of completions, and what was begun for them; prompts of one token and of three."""
+    ids, count = torch.tensor(completions), len(completions)
+    rewards = [worth(one) for one in completions]
+    group = [0] * count if group is None else group
+    batch = RolloutBatch(
+        step=5,
+        completions=Completions(
+            ids=ids,
+            attention=torch.ones_like(ids),
+            mask=torch.ones_like(ids).bool() if mask is None else mask,
+        ),
+        student=Prompts(
+            ids_BP=torch.tensor([[8, 8, 9] if g else [0, 0, 9] for g in group]),
+            attention_BP=torch.tensor([[1, 1, 1] if g else [0, 0, 1] for g in group]),
+        ),
+        prompts=["?"] * count,
+        rows=[{"prompt": "?", "number": g} for g in group],
+        messages=[""] * count,
+        advantage_B=torch.tensor(rewards),
+        rewards=rewards,
+        rewards_BR=torch.tensor(rewards)[:, None],
+        group=group,
+        first=0,
+        num_rollouts=count,
+    )
+    trainer: Any = SimpleNamespace(
+        args=SimpleNamespace(seed=seed, per_device_eval_batch_size=2),
+        model=Policy().train(),
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+        temperature=TEMPERATURE,
+    )
+    begun: list[Begun] = []
+
+    def kept(some: Any, noise: SharedNoise) -> list[float]:
+        begun.extend(some)
+        return finished(some, noise)
+
+    return branched(trainer, kept, branches)(batch, ENGINE), begun
+
+
+def test_the_mean_over_branches_is_the_true_advantage_of_every_token() -> None:
+    """Many branches against the sum over all continuations: no token's estimate is biased."""
+    shown = [(0, 1, 0), (1, 0, 2), (2, 2, 2)]
+    estimate, _ = estimated(shown, 4096, group=[0, 1, 2])
+    want = [[value(ids[: t + 1]) - value(ids[:t]) for t in range(LONG)] for ids in shown]
+    # Rewards have a deviation below 0.7, so a mean of 4096 one below 0.011.
+    assert (estimate - torch.tensor(want)).abs().max() < 0.04
+    assert torch.tensor(want).abs().min() > 0.01, "every token is worth something here"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ids=st.tuples(*[st.integers(0, WORDS - 1)] * LONG), branches=st.integers(1, 4), seed=st.integers(0, 99)
+)
+def test_advantages_add_up_to_what_the_completion_has_over_its_prompt(ids, branches, seed) -> None:
+    estimate, begun = estimated([ids], branches, seed=seed)
+    noise = SharedNoise(vocabulary=WORDS, seed=(seed, 5))
+    start = [Begun(prompt=(9,), written=(), branch=m, row={}) for m in range(branches)]
+    of_prompt = finished(start, noise)
+    assert float(estimate.sum()) == pytest.approx(worth(ids) - sum(of_prompt) / branches, abs=1e-5)
+    left = {one.branch for one in begun}
+    assert all(of_prompt[m] == worth(ids) for m in range(branches) if m not in left), "others draw the same"
+
+
+def test_a_tools_answer_is_worth_nothing() -> None:
+    estimate, _ = estimated([(2, 0, 1)], 64, mask=torch.tensor([[True, False, True]]))
+    assert estimate[0, 1] == 0.0 and estimate[0, 0] != 0.0
+
+
+def test_siblings_that_leave_alike_are_run_once_and_other_rows_by_themselves() -> None:
+    """Two rows may have one prompt and other answers."""
+    once, alone = estimated([(0, 2, 1)], 8, seed=1)
+    twice, both = estimated([(0, 2, 1)] * 2, 8, seed=1)
+    assert len(both) == len(alone) > 0 and torch.equal(twice, once.expand(2, -1))
+    _, begun = estimated([(0, 2, 1)] * 3, 8, seed=1, group=[1, 1, 2])
+    first, second = ({one.branch for one in begun if one.row["number"] == number} for number in (1, 2))
+    assert first and second and not first & second
+
+
+# --- by branches, through TRL's loop ---------------------------------------------------------------------------
+
+
+class Greedy(SharedNoise):
+    """No noise: the likeliest token is written."""
+
+    def rows(self, branches: Any, places: Any) -> Any:
+        return torch.zeros(len(places), self.vocabulary)
+
+
+def greedy_of(trainer: Any) -> Greedy:
+    return Greedy(vocabulary=trainer.model.config.vocab_size, seed=(0,))
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory):
-    plan = plan_of([], task="codebook", tier="easy", seeds=1, steps=1, n_eval=8, rates=1)
-    _, spec = plan.reported()
+def trainer_of(tmp_path_factory):
+    """A trainer of a task's easy tier with the oracle, for one step."""
+
+    def made(task: str, **engine: Any) -> Any:
+        plan = plan_of([], task=task, tier="easy", seeds=1, steps=1, rollouts=16, n_eval=8, rates=1)
+        spec = replace(plan.reported()[1], engine=engine)
+        assert spec.name == "oracle"
+        return cell_trainer(spec, str(tmp_path_factory.mktemp("branching")))
+
     with untouched(None):
         quiet_libraries()
-        yield cell_trainer(spec, str(tmp_path_factory.mktemp("oracle")))
+        yield made
 
 
-def test_who_takes_every_decision_rightly_is_paid_and_hardly_anybody_else(tmp_path) -> None:
-    """The truth reads rollouts as the trainer joins them."""
-    plan = plan_of([], task="chain", tier="easy", seeds=1, steps=1, rollouts=32, n_eval=8, rates=1)
-    _, spec = plan.reported()
-    paid: list[tuple[bool, float]] = []
-    with untouched(None):
-        quiet_libraries()
-        trainer = cell_trainer(spec, str(tmp_path))
-        told, truth_of = trainer.credit.tell, get_task("chain").truth_of("easy")
-
-        def kept(batch, engine):
-            for ids, row, reward in zip(batch.completions.ids, batch.rows, batch.rewards, strict=True):
-                facts = truth_of(ids.tolist(), row, engine.tokenizer)
-                paid.append((sum(facts.right) == facts.num_decisions, reward))
-            return told(batch, engine)
-
-        trainer.credit = replace(trainer.credit, tell=kept)
-        trainer.train()
-    right = [reward for all_right, reward in paid if all_right]
-    lucky = [reward for all_right, reward in paid if not all_right]
-    assert len(paid) == 32 and len(right) > 5 and set(right) == {1.0}
-    assert sum(lucky) < len(right) / 2 and 0.0 in lucky
+def begun_of(trainer: Any, rows: Any, written: Any) -> list[Begun]:
+    """The rollouts of the rows, begun as given."""
+    prompts = trainer._tokenize_prompts([row["prompt"] for row in rows])[0]
+    return [
+        Begun(prompt=tuple(prompt), written=tuple(own), branch=b, row=row)
+        for b, (prompt, own, row) in enumerate(zip(prompts, written, rows, strict=True))
+    ]
 
 
-def test_a_run_is_told_the_truth_of_its_own_rollouts(trainer) -> None:
-    assert trainer.credit.tell is not None and trainer.credit.name == "oracle"
-    seen: list[torch.Tensor] = []
-    told = trainer.credit.tell
+@pytest.mark.parametrize(("name", "temperature", "within"), [("codebook", 1.0, 0.22), ("chain", 0.7, 0.4)])
+def test_branches_agree_with_the_formula_of_a_task(name, temperature, within, trainer_of) -> None:
+    """A real model: one branch, many, and the formula. The chain's prompts differ in length."""
+    trainer = trainer_of(name, temperature=temperature)
+    seen: dict[str, torch.Tensor] = {}
 
-    def kept(batch, engine):
-        seen.append(told(batch, engine))
-        codes = [[piece >= 0 for piece in truth(ids.tolist(), row, engine.tokenizer).decision]
-                 for ids, row in zip(batch.completions.ids, batch.rows, strict=True)]  # fmt: skip
-        decided = torch.tensor(codes)
-        right = seen[-1][decided] > 0
-        # Every completion is paid by what it has right; a decision in doubt is worth something either way.
-        assert fmean(batch.rewards) == pytest.approx(
-            float(right.float().sum()) / (4 * len(batch.rewards)), abs=0.1
-        )
-        return seen[-1]
+    def both(batch, engine):
+        for count, credit in (("few", Oracle(branches=1)), ("many", Oracle(branches=32))):
+            trainer.credit = credit
+            worth = estimate_of(trainer, None)(batch, engine)
+            seen[count] = worth[batch.completions.mask]
+            if count == "few":
+                # A branch is one rollout wherever it starts, so the sum is known to the last digit.
+                noise = SharedNoise(
+                    vocabulary=trainer.model.config.vocab_size, seed=(trainer.args.seed, batch.step)
+                )
+                starts = begun_of(trainer, batch.rows, [()] * len(batch.rows))
+                starts = [replace(one, branch=group) for one, group in zip(starts, batch.group, strict=True)]
+                of_prompt = torch.tensor(Continuations(trainer)(starts, noise))
+                same = (torch.tensor(batch.rewards) - worth.sum(-1) - of_prompt).abs() < 1e-5
+                assert same.float().mean() > 0.9, "but for ties within the last digits"
+        exact = by_formula(get_task(name).truth_of("easy"))(batch, engine)
+        seen["exact"] = exact[batch.completions.mask]
+        return exact
 
-    trainer.credit = replace(trainer.credit, tell=kept)
+    trainer.credit = Oracle(estimate=both)
     trainer.train()
-    assert len(seen) == 1 and seen[0].shape[0] == 16 and seen[0].abs().max() > 0.05
+    exact, many = seen["exact"], seen["many"]
+    assert float(exact @ many / (exact @ exact)) == pytest.approx(1.0, abs=0.1)
+    error, scale = (many - exact).square().mean().sqrt(), exact.square().mean().sqrt()
+    assert error < within * scale < (seen["few"] - exact).square().mean().sqrt()
+
+
+@pytest.mark.parametrize("engine", [{}, {"max_tool_calling_iterations": 2}, {"max_completion_length": 51}])
+def test_agents_continue_as_in_trls_loop(engine, trainer_of) -> None:
+    """From the prompt and from the middle of what was written, greedily: the rewards of TRL's own loop."""
+    trainer = trainer_of("errands", **engine)
+    rows = get_task("errands").rows("easy", num=12, first_seed=0)
+    theirs = trainer.solve(rows, greedy=True)
+    written, messages = trainer.rollouts.ids, trainer.rollouts.messages
+    trainer.tool_guard.answers["an answer"] = "raised"
+    failed = dict(trainer.tool_guard.answers)
+    play_on = Continuations(trainer)
+    for share in (0.0, 0.3, 0.6, 1.0):
+        begun = begun_of(trainer, rows, [own[: int(share * len(own))] for own in written])
+        assert play_on(begun, greedy_of(trainer)) == pytest.approx(theirs), share
+    assert 0.0 < sum(theirs) < len(rows), "some succeed and some do not"
+    assert trainer.rollouts.messages is messages, "the batch under way is as it was"
+    assert trainer.tool_guard.answers == failed
+
+
+def test_calls_that_are_refused_are_refused_again(trainer_of) -> None:
+    """Arguments that are none, and some that only look like others: what TRL's guarded tools say and do."""
+    trainer = trainer_of("errands")
+    tokenizer = trainer.processing_class
+    rows = get_task("errands").rows("easy", num=3, first_seed=0)
+    calls = [Call("send", {"thing": "lamp"}), Call("send", {}), Call("wait", {"item": 3})]
+    first = [tokenizer(call.text + EOS)["input_ids"] for call in calls]
+    turns = iter([first, [tokenizer("done" + EOS)["input_ids"]] * 3])
+    with serving(trainer, 3, lambda rollouts, ids: next(turns)):
+        theirs = trainer.solve(rows)
+    written = trainer.rollouts.ids
+    assert "error" in str(trainer.rollouts.messages[0])
+    assert Continuations(trainer)(begun_of(trainer, rows, written), greedy_of(trainer)) == theirs
+
+
+def test_an_environment_that_does_not_repeat_itself_is_an_error(trainer_of) -> None:
+    trainer = trainer_of("errands")
+    [row] = get_task("errands").rows("easy", num=1, first_seed=0)
+    trainer.solve([row], greedy=True)
+    [written] = trainer.rollouts.ids
+    other = trainer.processing_class(" no", add_special_tokens=False)["input_ids"][-1]
+    turn = written.index(trainer.processing_class.eos_token_id)
+    changed = [*written[: turn + 4], other, *written[turn + 5 :]]
+    with pytest.raises(ValueError, match="an environment that repeats itself"):
+        Continuations(trainer)(begun_of(trainer, [row], [changed]), greedy_of(trainer))
+
+
+def test_padding_and_neighbours_change_nothing(trainer_of) -> None:
+    """Nor does what the model's own file says of sampling; a completion that is full is judged as it is."""
+    trainer = trainer_of("codebook", max_completion_length=10)
+    task, tokenizer = get_task("codebook"), trainer.processing_class
+    rows = [row for tier in ("easy", "default", "k8") for row in task.rows(tier, num=2, first_seed=0)]
+    begun = begun_of(trainer, rows, [tokenizer(text)["input_ids"] for text in ["codes", "codes Mo", ""] * 2])
+    assert len({len(one.prompt) for one in begun}) == 3
+    noise = SharedNoise(vocabulary=trainer.model.config.vocab_size, seed=(0,))
+    play_on = Continuations(trainer)
+    together = play_on(begun, noise)
+    trainer.model.generation_config.repetition_penalty = 5.0
+    assert [play_on([one], noise)[0] for one in begun] == together
+    right = tokenizer(f"codes {rows[0]['answer']}{EOS}")["input_ids"]
+    assert play_on(begun_of(trainer, rows[:1], [right]), noise) == [1.0]

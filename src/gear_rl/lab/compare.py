@@ -1,4 +1,4 @@
-"""A comparison: every method at its own best rate, by seeds, resumed where it was interrupted."""
+"""A comparison: every method at its own best rate, over seeds, resumed where it was interrupted."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gear_rl.arena.split import TUNING_SEEDS, reported, tuning, use_of
+import yaml
+
+from gear_rl.arena.task import get_task
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
@@ -23,17 +25,19 @@ from gear_rl.traits import engine_settings_of
 BASELINE = "uniform"
 """GRPO: in every comparison."""
 CEILING = "oracle"
-"""The control that is given the true advantages."""
+"""The control with the true advantages."""
+TUNING_SEEDS = (1000, 1001)
+"""Seeds of the runs that a learning rate is chosen by; no report has them."""
 FACTOR = 2.0
 """Between neighbours of the grid."""
 MOST_STEPS = 3
-"""How far the grid is widened on either side before the best is left at its edge."""
+"""Steps by which the grid is widened on either side before the best rate is left at its edge."""
 _COMMA = re.compile(r",(?![^\[]*\])")
-"""Between two methods or settings; one in the brackets of a list, as in ``clip=[0.5,2]``, is a part of it."""
+"""Between two methods or settings, not in the brackets of a list, as in ``clip=[0.5,2]``."""
 
 
 def split_methods(text: str) -> list[str]:
-    """The methods of a list with commas; what follows a colon and has no name of its own is a setting.
+    """The methods of a list with commas; a part that follows a colon and has no name of its own is a setting.
 
     >>> split_methods("gear:alpha=0.5,sign_mode=aware,shuffled")
     ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
@@ -57,25 +61,24 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     >>> parse_method("random_onsets:of.alpha=1")  # a setting of the method that a placebo is made of
     ('random_onsets:of.alpha=1', {'name': 'random_onsets', 'of': {'alpha': 1}})
     """
-    import yaml
-
-    shown, given, rest = text.strip().partition("=")
+    text = text.strip()
+    shown, given, rest = text.partition("=")
     if given and ":" not in shown:
         return shown.strip(), parse_method(rest)[1]
-    name, _, settings = text.strip().partition(":")
+    name, _, settings = text.partition(":")
     if "." in name:  # package.module:object
-        return text.strip(), {"name": text.strip()}
+        return text, {"name": text}
     credit: dict[str, Any] = dict(ORACLE) if name == CEILING else {"name": name}
     for part in _COMMA.split(settings) if settings else ():
         key, equals, value = part.partition("=")
         if not equals:
             raise InputError(f"--methods: {part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
         put(credit, key.strip(), yaml.safe_load(value))
-    return text.strip(), credit
+    return text, credit
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The same of each; ``InputError`` where two that differ would be compared under one name.
+    """Names and settings of all; ``InputError`` for two different methods of one name.
 
     >>> parse_methods(["uniform", "gear:alpha=0.5"])
     {'uniform': {'name': 'uniform'}, 'gear:alpha=0.5': {'name': 'gear', 'alpha': 0.5}}
@@ -87,19 +90,28 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return named
 
 
+def reported_part(held_out: range) -> range:
+    """The held-out problems that reports are made on, the first three quarters; the others tune rates.
+
+    >>> reported_part(range(1024))
+    range(0, 768)
+    """
+    return held_out[: 3 * len(held_out) // 4]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a comparison runs."""
+    """The runs of a comparison."""
 
     methods: dict[str, dict[str, Any]]
     """The names they are compared under, and their settings; the baseline first, then the ceiling if any."""
     engine: dict[str, dict[str, Any]]
-    """The settings of the engine of each method: its own, and what was given instead."""
+    """The engine settings of each method: its own, and those given instead."""
     ceiling: str | None
     task: str
     tier: str
     held_out: range
-    """Seeds of the task's held-out problems; the first of them are reported on."""
+    """Seeds of the task's held-out problems."""
     seeds: int
     steps: int
     rollouts: int
@@ -107,7 +119,7 @@ class Plan:
     rate: float
     """The tier's own learning rate."""
     rates: int
-    """How many rates are tried for each method at first; 1 for the tier's own and no search."""
+    """Rates tried for each method at first; 1 for the tier's own and no search."""
     n_eval: int
     samples: int
     run: dict[str, Any] | None = None
@@ -115,24 +127,24 @@ class Plan:
 
     @property
     def place(self) -> str:
-        """What is trained on, in words."""
+        """Task and tier, or the user's model and dataset, in words."""
         return f"{self.task}/{self.tier}" if self.run is None else f"{self.tier} on {self.task}"
 
     def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
-        """The runs that tell which rate is the method's best: on seeds and problems that are never reported."""
-        problems = tuning(self.held_out)
+        """The runs that find the method's best rate: on seeds and problems that are never reported."""
+        problems = self.held_out[len(reported_part(self.held_out)) :]
         settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "n_between": 0}
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
-    def reported(self, rates: Mapping[str, float] | None = None) -> list[Spec]:
-        """Every cell that is compared, seed by seed: what is there when it is interrupted can be compared.
+    def reported(self, rates: Mapping[str, float] = {}) -> list[Spec]:
+        """Every cell that is compared, seed by seed: an interrupted comparison has whole seeds.
 
-        A method that ``rates`` does not have takes the tier's own.
+        A method without an entry in ``rates`` takes the tier's own.
         """
         settings = {"n_eval": self.n_eval, "first": self.held_out.start, "samples": self.samples}
         settings["n_between"] = min(128, -(-self.n_eval // 4))
         return [
-            self._spec(method, (rates or {}).get(method, self.rate), seed, settings)
+            self._spec(method, rates.get(method, self.rate), seed, settings)
             for seed in range(self.seeds)
             for method in self.methods
         ]
@@ -168,7 +180,7 @@ def plan_of(
     n_eval: int = 256,
     samples: int = 4,
 ) -> Plan:
-    """The plan of a comparison on a task of the arena, checked; the baseline and the ceiling are in it.
+    """The checked plan of a comparison on a task of the arena, with the baseline and the ceiling.
 
     >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
     >>> list(plan.methods), plan.ceiling
@@ -206,19 +218,18 @@ def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"--{name}: {value}; give 1 or more")
-    most = len(reported(held_out))
+    most = len(reported_part(held_out))
     if not 1 <= n_eval <= most:
         raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
 
 
 def line_up(
-    methods: Sequence[str], usual: Mapping[str, Any] | None = None
+    methods: Sequence[str], usual: Mapping[str, Any] = {}
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
-    """Methods by name, the settings of the engine of each, and the name of the ceiling if an oracle is there.
+    """Methods by name, the engine settings of each, and the name of the ceiling if an oracle is among them.
 
-    The baseline comes first, then the ceiling: the first oracle; any other that ``oracle`` alone names goes.
-    ``usual`` are the run's settings of the engine: they win over what a method brings, not over what it was
-    given.
+    The baseline comes first, then the ceiling: the first oracle; a plain ``oracle`` after another one is dropped.
+    ``usual`` are the run's engine settings: they replace a method's own, but not those given with the method.
 
     >>> line_up(["gear:teacher_model_kind=live,alpha=2", "oracle:branches=16", "oracle"])[2]
     'oracle:branches=16'
@@ -232,12 +243,12 @@ def line_up(
     engine: dict[str, dict[str, Any]] = {}
     for name, credit in named.items():
         own = {setting: credit.pop(setting) for setting in METHOD_SETTINGS if setting in credit}
-        engine[name] = engine_settings_of(build_method(credit)) | dict(usual or {}) | own
+        engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | own
     return named, engine, ceiling
 
 
 def grid(rate: float, count: int) -> list[float]:
-    """So many rates around a task's own, which is the second of four; one is the task's own.
+    """``count`` rates around a task's own, which is the second of four; one is the task's own.
 
     >>> grid(4e-4, 4), grid(4e-4, 1)
     ([0.0002, 0.0004, 0.0008, 0.0016], [0.0004])
@@ -255,7 +266,7 @@ def best(accuracy: Mapping[float, float]) -> float:
 
 
 def next_rate(accuracy: Mapping[float, float], first: list[float]) -> float | None:
-    """The rate to try next: beyond the edge that the best one lies at; None if it lies inside or too far out.
+    """The rate to try next: beyond the edge where the best one lies; None if it lies inside or too far out.
 
     >>> next_rate({0.1: 0.5, 0.2: 0.75}, [0.1, 0.2]), next_rate({0.1: 0.5, 0.2: 0.75, 0.4: 0.5}, [0.1, 0.2])
     (0.4, None)
@@ -269,7 +280,7 @@ def next_rate(accuracy: Mapping[float, float], first: list[float]) -> float | No
 
 
 def _rounded(rate: float) -> float:
-    """Two ways to the same rate must meet in the same number: it names a file."""
+    """Two ways to the same rate must give the same number: it names a file."""
     return float(f"{rate:.4g}")
 
 
@@ -281,10 +292,10 @@ def run_plan(
     each: Callable[[dict[str, Any]], None] = lambda cell: None,
     expect: Callable[[int, int], None] = lambda todo, total: None,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The compared cells, and what was found of the rate of every method (`settings.rates` of the findings).
+    """The compared cells, and the search for every method's rate (`settings.rates` of the findings).
 
-    What is finished in the folder is not run again. ``each`` gets every cell that was run, as it ends; ``expect``
-    how many are still to run now, and of how many. A tuning run that failed counts as an accuracy of 0.
+    Runs that are finished in the folder are not repeated. ``each`` gets every cell that was run, as it ends;
+    ``expect`` gets how many are still to run, and of how many. A failed tuning run counts as an accuracy of 0.
     """
     first = grid(plan.rate, plan.rates)
     rates = {method: list(first) for method in plan.methods}
@@ -300,7 +311,11 @@ def run_plan(
         untuned = [method for method in plan.methods if method not in tuned]
         rows = run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported)
         for method in untuned:
-            tried = _accuracies([row for row in rows if row["method"] == method])
+            ends: dict[float, list[float]] = {}
+            for row in rows:
+                if row["method"] == method:
+                    ends.setdefault(row["rate"], []).append(row.get("accuracy_after") or 0.0)
+            tried = {rate: round(fmean(ends[rate]), 6) for rate in sorted(ends)}
             beyond = next_rate(tried, first)
             if beyond is not None:
                 rates[method].append(beyond)
@@ -312,26 +327,19 @@ def run_plan(
     return run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0), tuned
 
 
-def _accuracies(rows: Sequence[dict[str, Any]]) -> dict[float, float]:
-    """Rate to mean accuracy after training."""
-    ends: dict[float, list[float]] = {}
-    for row in rows:
-        ends.setdefault(row["rate"], []).append(row.get("accuracy_after") or 0.0)
-    return {rate: round(fmean(ends[rate]), 6) for rate in sorted(ends)}
-
-
 def compared(
     plan: Plan, rows: Sequence[dict[str, Any]], tuned: Mapping[str, Any], *, command: str
 ) -> dict[str, Any]:
-    """The verdicts, the cells and what they were run with; nothing depends on time or on interruptions."""
+    """The findings: verdicts, cells and settings; nothing depends on time or on interruptions."""
     from gear_rl.lab.report import findings
     from gear_rl.lab.verdict import compare
 
-    own = plan.run is not None
-    use = "reporting" if own else use_of(plan.task, plan.tier)  # no default of ours knew a user's run
+    # No default of ours was chosen on a user's run.
+    choosing = plan.run is None and plan.tier in get_task(plan.task).tuned_on
+    use = "choosing" if choosing else "reporting"
     names = ("task", "tier", "steps", "rollouts", "n_eval", "samples")
     settings: dict[str, Any] = {"use": use, "place": plan.place} | {n: getattr(plan, n) for n in names}
-    if own:
+    if plan.run is not None:
         settings["run"] = plan.run
     settings["rates"] = tuned
     settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
@@ -346,20 +354,20 @@ def compared(
 
 
 def _versions(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What the cells ran with; where they differ, every version that one of them had.
+    """The versions that the cells ran with; all of them where they differ.
 
     >>> _versions([{"versions": {"torch": "2.13.0"}}, {"versions": {"torch": "2.14.0"}}, {}])
     {'torch': '2.13.0, 2.14.0'}
     """
-    had: dict[str, set[str]] = {}
+    seen: dict[str, set[str]] = {}
     for row in rows:
         for package, version in row.get("versions", {}).items():
-            had.setdefault(package, set()).add(version)
-    return {package: ", ".join(sorted(those)) for package, those in had.items()}
+            seen.setdefault(package, set()).add(version)
+    return {package: ", ".join(sorted(those)) for package, those in seen.items()}
 
 
 def save(comparison: dict[str, Any], folder: Path) -> None:
-    """The numbers as JSON, the page and the figures, each in place at once."""
+    """Write the numbers as JSON, the page and the figures, each in one step."""
     from gear_rl.lab.report import save_plots, save_report
 
     replace_file(folder / "comparison.json", (json.dumps(comparison, indent=1) + "\n").encode())

@@ -9,19 +9,25 @@ Pure: scores and marks of tokens in, numbers out.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gear_rl.lab.statistics import Interval, bootstrap_interval
 
 Role = Literal["method", "floor", "control", "ceiling"]
-"""Floors and the ceiling are what to compare with; a control should know nothing of the fault but may find it."""
+"""Floors and the ceiling frame the methods. A control should know nothing of the fault, but may find it."""
+
+TIED = 1e-5
+"""Scores of a completion that differ by no more than this share of its largest one are equal: float32 signals
+differ by about as much between processors, and records round to 6 digits."""
+
+LEFT_OUT = ("no_fault", "all_fault", "not_finite", "fallback")
+"""Why a completion is not counted: `locate` gives the first three, its caller the last, for completions that the
+engine left their GRPO advantage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
+class Located(NamedTuple):
     """How well the scores of one completion find its fault."""
 
     auc: float
@@ -31,19 +37,9 @@ class Located:
     lift: float
     """That share over the fault's share of the tokens; 1 where the scores are even."""
     rank: float
-    """Place of the best faulty token among all, 1 the highest; equal scores share their mean place."""
+    """Rank of the best faulty token among all, 1 the highest; equal scores share their mean rank."""
     distance: int | None
     """Trained tokens from the fault to the nearest onset, 0 on the fault; None without an onset."""
-
-
-TIED = 1e-5
-"""Scores of a completion that differ by no more than this share of its largest one are equal. float32 signals
-are wrong by about as much (docs/benchmarks.md), and records round to 6 digits; closer scores are in another
-order on another processor."""
-
-LEFT_OUT = ("no_fault", "all_fault", "not_finite", "fallback")
-"""Why a completion says nothing: the first three are `locate`'s; the last is its caller's, for completions that
-the engine left their GRPO advantage."""
 
 
 def onsets_of(segment_id: Sequence[int]) -> list[bool]:
@@ -59,19 +55,19 @@ def onsets_of(segment_id: Sequence[int]) -> list[bool]:
 def locate(
     score: Sequence[float], fault: Sequence[bool], mask: Sequence[bool], onset: Sequence[bool] | None = None
 ) -> Located | str:
-    """How well the scores of a completion find its fault among the tokens of ``mask``, or why they say nothing.
+    """How well the scores of a completion find its fault among the tokens of ``mask``, or why it is not counted.
 
-    ``score`` is larger where the fault is suspected. What stands outside of the mask is not read, NaN included.
-    Scores that differ by no more than ``TIED`` of the largest are equal; scores that are all 0 are even.
+    A larger ``score`` is more suspicious. Tokens outside of the mask are not read, NaN included. Scores that
+    differ by no more than ``TIED`` of the largest are equal; scores that are all 0 are even.
 
     >>> locate([1.0, 3.0, 0.0], [False, True, False], [True] * 3, onset=[False, False, True])
     Located(auc=1.0, share=0.75, lift=2.25, rank=1.0, distance=1)
     """
-    marks = (fault, [False] * len(mask) if onset is None else onset)
     kept = np.asarray(mask, dtype=bool)
     # Through float32, as signals are.
     scores = np.asarray(score, dtype=np.float32).astype(np.float64)[kept]
-    is_fault, is_onset = (np.asarray(one, dtype=bool)[kept] for one in marks)
+    is_fault = np.asarray(fault, dtype=bool)[kept]
+    is_onset = np.asarray([False] * len(mask) if onset is None else onset, dtype=bool)[kept]
     num_faulty, num_others = int(is_fault.sum()), int((~is_fault).sum())
     if not num_faulty:
         return "no_fault"
@@ -82,10 +78,10 @@ def locate(
     size, mass = np.abs(scores), math.fsum(np.abs(scores))
     lead = scores[is_fault][:, None] - scores[None]
     wins, loses = lead > TIED * size.max(), lead < -TIED * size.max()
-    others = ~is_fault
-    above = float(wins[:, others].sum()) + float((~wins & ~loses)[:, others].sum()) / 2
-    # Equal scores, its own among them, share their mean place.
-    place = loses.sum(-1) + (1 + (~wins & ~loses).sum(-1)) / 2
+    ties = ~wins & ~loses
+    above = float(wins[:, ~is_fault].sum()) + float(ties[:, ~is_fault].sum()) / 2
+    # A token ties with itself too.
+    rank = loses.sum(-1) + (1 + ties.sum(-1)) / 2
     even = num_faulty / len(scores)
     share = math.fsum(size[is_fault]) / mass if mass else even
     distance = np.abs(np.flatnonzero(is_fault)[:, None] - np.flatnonzero(is_onset)[None])
@@ -93,7 +89,7 @@ def locate(
         auc=above / (num_faulty * num_others),
         share=share,
         lift=share / even,
-        rank=float(place.min()),
+        rank=float(rank.min()),
         distance=int(distance.min()) if is_onset.any() else None,
     )
 
@@ -104,10 +100,10 @@ def localisation(
     role: Role = "method",
     among_choices: Sequence[Located | str] = (),
 ) -> dict[str, Any]:
-    """What `locate` gave for many completions: means with bootstrap intervals, each as (mean, interval, number).
+    """The results of `locate` for many completions: each measure as (mean, bootstrap interval, number).
 
-    ``among_choices`` is what it gave with a mask of the decisions alone: over all tokens, whatever finds where
-    something is decided is half right already. Completions count as independent: give one fault per problem.
+    ``among_choices`` are its results with a mask of the decisions alone: over all tokens, a score that finds
+    decisions is half right already. Completions count as independent: give one fault per problem.
 
     >>> localisation("gear", ["no_fault"])["auc"]
     (None, None, 0)

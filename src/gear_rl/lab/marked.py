@@ -1,14 +1,14 @@
-"""A user's completions with a marked fault, for ``gear score --data``: reading, and what the engine is given."""
+"""A user's completions with a marked fault, for ``gear score --data``: from the file to the engine's cases."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.arena.task import DEFAULT_TASK, Case
 from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS
@@ -18,7 +18,6 @@ from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.data.spans import token_span
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.lab.replay import prompt_tokens
 from gear_rl.lab.score import REPLAY, Material
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import machine_defaults
@@ -31,7 +30,7 @@ EXAMPLE = (
 )
 """A line of such a file."""
 BATCH = 8
-"""Completions through the model at a time, where the user does not say."""
+"""Completions through the model at a time, unless the user sets it."""
 REPORTED = 10
 """Lines set aside that are reported one by one; the others are counted."""
 _OWN = ("model", "dataset", "reward", "credit", "output_dir", "max_steps", *REPLAY)
@@ -39,7 +38,7 @@ _OWN = ("model", "dataset", "reward", "credit", "output_dir", "max_steps", *REPL
 
 
 def marked_reward(completions: Sequence[Any], replayed_reward: Sequence[float], **_: Any) -> list[float]:
-    """What the row says; the signature of a TRL reward function.
+    """The rewards in the rows; the signature of a TRL reward function.
 
     >>> marked_reward(["wrong", "right"], replayed_reward=[0.0, 1.0])
     [0.0, 1.0]
@@ -48,7 +47,7 @@ def marked_reward(completions: Sequence[Any], replayed_reward: Sequence[float], 
 
 
 class UnusableError(ValueError):
-    """Why a line says nothing of a method."""
+    """Why a line cannot be scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +56,14 @@ class Marked:
 
     line: int
     row: dict[str, Any]
-    """Prompt and privileged context, as the engine is given them."""
+    """Prompt and privileged context, as the engine gets them."""
     completion: str
     start: int
     end: int
     decisions: tuple[tuple[int, int], ...]
-    """Characters that the model decided, so that the form does not say what stands there; empty where unknown."""
+    """Character spans in which something is decided; empty where unknown."""
     other: str
-    """The completion that is better: ``correct``, else the privileged context itself."""
+    """The better completion: ``correct``, else the privileged context itself."""
     other_from: str
     """The column that it comes from."""
 
@@ -90,7 +89,7 @@ def read_marked(
             aside.append((number, str(why)))
         if len(marked) == n:
             break
-    _check(marked, aside, path)
+    _check_usable(marked, aside, path)
     if len({isinstance(one.row["prompt"], str) for one in marked}) == 2:
         raise InputError(
             f"--data: {path}: prompt is text in some lines and messages in others; leave out --chat"
@@ -98,13 +97,12 @@ def read_marked(
     return marked, aside
 
 
-def _check(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path: Path) -> None:
-    if usable:
-        return
-    if not aside:
+def _check_usable(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path: Path) -> None:
+    if not usable and not aside:
         raise InputError(f"--data: {path} has no line; write one JSON object per line, such as {EXAMPLE}")
-    line, why = aside[0]
-    raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; line {line}: {why}")
+    if not usable:
+        line, why = aside[0]
+        raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; line {line}: {why}")
 
 
 def _marked(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
@@ -145,10 +143,11 @@ def _marked(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
 
 def _text(value: Any, name: str) -> str:
     """A completion as text; one assistant message is its content."""
-    if isinstance(value, list) and len(cast(list[Any], value)) == 1:
-        message = cast(list[Any], value)[0]
-        if message.get("role") == "assistant" and not message.get("tool_calls"):
-            value = message.get("content")
+    match value:
+        case [{"role": "assistant", "content": str(text)} as message] if not message.get("tool_calls"):
+            value = text
+        case _:
+            pass
     if not isinstance(value, str) or not value.strip():
         raise UnusableError(
             f"{name}: is not the text of one assistant turn; turns with tool calls cannot be replayed without "
@@ -158,7 +157,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _span(mark: Any, completion: str, name: str) -> tuple[int, int]:
-    """Where the marked characters begin and end."""
+    """The first of the marked characters, and the one after the last."""
     match mark:
         case {"text": str(text)} if text:
             count = sum(completion.startswith(text, place) for place in range(len(completion)))
@@ -185,7 +184,7 @@ def marked_material(
     words: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> Material:
-    """The completions of a JSON lines file (`EXAMPLE`), for a model that a name or a folder means.
+    """The completions of a JSON lines file (`EXAMPLE`), for a model by name or folder.
 
     ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). ``say`` gets a line of
     text for each of the first lines that cannot be used, and their number. ``InputError`` if no line is left.
@@ -197,12 +196,18 @@ def marked_material(
     for option, number in (("--n", n), ("--max-tokens", max_tokens)):
         if number is not None and number < 1:
             raise InputError(f"{option}: {number} is not possible; give 1 or more")
-    run = _run(model, words)
+    for key, _ in parse_overrides(words):
+        first = key.partition(".")[0]
+        if first in _OWN or (first in RunConfig.model_fields and first not in ("columns", "chat")):
+            raise InputError(f"--{key}: not possible here; gear score takes --data, --model and --methods")
+    run = load_config(None, ["--model", "arena", "--dataset", "arena", "--reward", "arena", *words])
+    # The dataset is a file, which names no task of the arena.
+    run.model = f"arena/{DEFAULT_TASK}" if model == "arena" else model
     lines, aside = read_marked(path, run, n)
     made: list[tuple[Marked, Case]] = []
 
     def config(credit: dict[str, Any], folder: str) -> RunConfig:
-        # The trainer wants to see the columns; the rows themselves come with the replay.
+        # The trainer checks the columns; the rows themselves come with the replay.
         rows = Path(folder) / "rows.jsonl"
         rows.write_text(json.dumps(lines[0].row) + "\n", encoding="utf-8")
         reward = f"{__name__}:{marked_reward.__name__}"
@@ -230,11 +235,19 @@ def marked_material(
                     aside.append((one.line, str(why)))
             for line, why in aside[:REPORTED]:
                 say(f"line {line}: {why}; set aside")
-            _check(made, aside, path)
+            _check_usable(made, aside, path)
             if aside:
                 say(f"{len(aside)} of {len(aside) + len(made)} lines are set aside")
         own = [case for _, case in made]
-        return own if informed else _with_contexts_of_others(own)
+        if informed:
+            return own
+        # The context of the next line that has another one; without those where there is none.
+        others = wrong_contexts([], [str(case.row["privileged_context"]) for case in own], [], "shuffled")
+        return [
+            replace(case, row=case.row | {"privileged_context": text})
+            for case, text in zip(own, others, strict=True)
+            if text is not None
+        ]
 
     def about() -> dict[str, Any]:
         return {
@@ -251,18 +264,6 @@ def marked_material(
     return Material(n=len(lines), config=config, cases=cases, about=about, marks=marks)
 
 
-def _run(model: str, words: Sequence[str]) -> RunConfig:
-    for key, _ in parse_overrides(words):
-        first = key.partition(".")[0]
-        if first in _OWN or (first in RunConfig.model_fields and first not in ("columns", "chat")):
-            raise InputError(f"--{key}: not possible here; gear score takes --data, --model and --methods")
-    run = load_config(None, ["--model", "arena", "--dataset", "arena", "--reward", "arena", *words])
-    # The dataset is a file, which says nothing of the arena's task.
-    return run.model_copy(
-        update={"model": f"arena/{DEFAULT_TASK}" if model == "arena" else model, "lora": None}
-    )
-
-
 def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
     """The completions as ids, and which tokens are the fault."""
     tokenizer: Any = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
@@ -276,13 +277,14 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
 
     wrong, other = ids(one.completion), ids(one.other)
     prompt, context = one.row["prompt"], one.row["privileged_context"]
+    rendered = trainer.args.teacher_prompt == "render"
     try:
-        if trainer.args.teacher_prompt == "render":
-            beside = prompt_tokens(trainer, render(prompt, context, trainer.args.template))
-        else:
-            beside = prompt_tokens(trainer, prompt) + len(ids(context))
+        [shown] = trainer._tokenize_prompts(
+            [render(prompt, context, trainer.args.template) if rendered else prompt]
+        )[0]
     except Exception as error:  # a chat template may raise what it likes
         raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
+    beside = len(shown) if rendered else len(shown) + len(ids(context))
     places = max_positions(trainer.model.config)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
@@ -298,14 +300,3 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
     spans = [token_span(tokenizer, one.completion, wrong, *span) or range(0) for span in one.decisions]
     choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
     return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)
-
-
-def _with_contexts_of_others(cases: Sequence[Case]) -> list[Case]:
-    """The same with the context of the next case that has another one; without those where there is none."""
-    own = [str(case.row["privileged_context"]) for case in cases]
-    others = wrong_contexts([], own, [], "shuffled")
-    return [
-        replace(case, row=case.row | {"privileged_context": text})
-        for case, text in zip(cases, others, strict=True)
-        if text is not None
-    ]

@@ -1,6 +1,6 @@
-"""The ceiling of a comparison: credit by the truth, which a task of the arena knows, or branching rollouts say.
+"""The ceiling of a comparison: true advantages, by a task's formula or estimated by branching rollouts.
 
-A control of the laboratory, not a method of the user's: nobody could afford it, or would need to learn then.
+A control of the laboratory, not a method to train with: it needs the truth, or many rollouts per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,35 +24,34 @@ from gear_rl.types import Credit, Signal, TokenSignals
 
 ORACLE = {"name": f"{__name__}:Oracle"}
 """Its settings, for a run's ``credit``."""
-
-
-Tell = Callable[[RolloutBatch, Engine], Float[Tensor, "B T"]]
+Estimate = Callable[[RolloutBatch, Engine], Float[Tensor, "B T"]]
+"""The true advantages of a batch's tokens."""
 
 
 @dataclass(frozen=True)
 class TrueAdvantage(BatchSignal):
-    """What a token is worth under the current policy: the expected reward after it less that before it."""
+    """The expected reward after a token less that before it, under the current policy."""
 
     name = "true_advantage"
 
-    tell: Tell | None = None
+    estimate: Estimate | None = None
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        if self.tell is None:
+        if self.estimate is None:
             raise ValueError(
-                "credit: the signal 'true_advantage' is given by the laboratory, and nobody gave it; run the "
-                "method in gear compare, as oracle"
+                "credit: the signal 'true_advantage' comes from the laboratory; run the method in gear compare, "
+                "as oracle"
             )
-        return torch.where(batch.completions.mask, self.tell(batch, engine), 0.0)
+        return torch.where(batch.completions.mask, self.estimate(batch, engine), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
     """Every token gets its own true advantage in place of the completion's.
 
-    That is the expected reward after it less that before it, under the policy as it is: exact where the task has
-    a formula (`Truth`), elsewhere estimated by branching rollouts. It is in units of the reward, not in standard
-    deviations of the group: AdamW does not see such a factor.
+    That is the expected reward after it less that before it, under the current policy: exact where the task has
+    a formula (`Truth`), elsewhere estimated by branching rollouts (VinePPO, arXiv:2410.01679). In units of the
+    reward, not in standard deviations of the group: AdamW is invariant to such a factor.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True]]), true_advantage=torch.tensor([[0.5, -0.25]]))
     >>> Oracle()(torch.tensor([1.0]), signals).advantage
@@ -63,10 +62,10 @@ class Oracle:
     source: ClassVar[str] = "control (ours); arXiv:2410.01679"
     additive: ClassVar[bool] = True
     branches: int = 4
-    """Continuations from each place where rollouts branch off. With 4 a run ends where one with the formula does
+    """Continuations of each place where rollouts branch off; 4 train as well as the formula
     (docs/decisions/0013)."""
-    tell: Tell | None = field(default=None, repr=False)
-    """Who tells the true advantages; the laboratory sets it."""
+    estimate: Estimate | None = field(default=None, repr=False)
+    """Set by the laboratory."""
 
     def __post_init__(self) -> None:
         if self.branches < 1:
@@ -74,26 +73,26 @@ class Oracle:
 
     @property
     def needs(self) -> tuple[Signal, ...]:
-        return (TrueAdvantage(self.tell),)
+        return (TrueAdvantage(self.estimate),)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         advantage = torch.where(signals.mask, signals.get("true_advantage"), 0.0)
         return Credit(advantage=advantage, segment_id=masked_rank(signals.mask))
 
 
-def told(trainer: Any, truth_of: TruthOf | None) -> Tell:
-    """Gives a trainer the true advantages of its rollouts: by a task's formula, else by branching rollouts."""
+def estimate_of(trainer: Any, truth_of: TruthOf | None) -> Estimate:
+    """The true advantages of a trainer's rollouts: by a task's formula, else by branching rollouts."""
     if truth_of is not None:
-        return told_by(truth_of)
+        return by_formula(truth_of)
     from gear_rl.lab.branching import Continuations, branched
 
     return branched(trainer, Continuations(trainer), trainer.credit.branches)
 
 
-def told_by(truth_of: TruthOf) -> Tell:
+def by_formula(truth_of: TruthOf) -> Estimate:
     """True advantages by a task's formula, from the probability of the right token at every decision."""
 
-    def told(batch: RolloutBatch, engine: Engine) -> Tensor:
+    def estimate(batch: RolloutBatch, engine: Engine) -> Tensor:
         completions = batch.completions
         pairs = zip(map(int_list, completions.ids), batch.rows, strict=True)
         truths = [truth_of(ids, row, engine.tokenizer) for ids, row in pairs]
@@ -111,16 +110,15 @@ def told_by(truth_of: TruthOf) -> Tell:
         values = [true_advantages(*row) for row in zip(truths, chances, expected, strict=True)]
         return torch.tensor(values, device=completions.ids.device)
 
-    return told
+    return estimate
 
 
 def expected_of_prompts(
     truths: Sequence[Truth], chances: Sequence[Sequence[float]], groups: Sequence[int]
 ) -> list[list[float]]:
-    """The policy's chance to take each decision of a completion's prompt rightly: the mean over its siblings.
+    """The probability that the policy takes each decision of a completion's prompt rightly.
 
-    What a completion has lost by its form is known from siblings that came there; where none did, from all
-    decisions of the batch.
+    That is the mean over the siblings that reached the decision; where none did, over all decisions of the batch.
 
     >>> one = Truth(decision=(0,), right=(True,), right_id=(7,), lost=((),), num_decisions=2, exact=False)
     >>> expected_of_prompts([one, one], [[0.5], [0.75]], [0, 0])
@@ -138,13 +136,13 @@ def expected_of_prompts(
 
 
 def _places(truth: Truth) -> dict[int, int]:
-    """Decision to the token that takes it, the first where there are several: it was decided there."""
+    """Decision to the first of its tokens: it was decided there."""
     return {number: t for t, number in reversed([*enumerate(truth.decision)]) if number >= 0}
 
 
 def true_advantages(truth: Truth, chance: Sequence[float], expected: Sequence[float]) -> list[float]:
-    """The true advantage of every token, given the policy's probability of the right one in each place, and what
-    it is expected to make of each decision.
+    """The true advantage of every token, from the policy's probability of the right one in each place, and its
+    expected probability of each decision.
 
     >>> shown = {"decision": (-1, 0, 1), "right_id": (-1, 7, 8), "lost": ((), (), ()), "num_decisions": 2}
     >>> true_advantages(Truth(right=(False, True, False), exact=False, **shown), [1.0, 0.5, 0.75], [0.5, 0.75])
@@ -158,7 +156,7 @@ def true_advantages(truth: Truth, chance: Sequence[float], expected: Sequence[fl
         if place.get(number) != t and not lost:
             continue
         if truth.exact:
-            # Worth something only if nothing is wrong so far; then all that is still to come has to be right.
+            # Worth something only if nothing is wrong so far; then all later decisions have to be right.
             done = [n for n, other in place.items() if other < t]
             right = all(truth.right[place[n]] for n in done)
             worth = prod(means[n] for n in range(truth.num_decisions) if n not in (*done, number)) * right

@@ -6,11 +6,15 @@
 import io
 import math
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from markupsafe import escape
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
 from gear_rl.lab.verdict import Curve, cell_of, curve_of, failure_of
@@ -19,6 +23,7 @@ from gear_rl.view.terminal import shortened, visible
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
 _MARKERS = {"method": "o", "floor": "v", "control": "D", "ceiling": "^"}
+_LOOKS: Any = {"text.parse_math": False, "font.size": 8.5}
 
 
 class Drawing(NamedTuple):
@@ -29,7 +34,7 @@ class Drawing(NamedTuple):
     stem: str
     """Name of its file."""
     label: str
-    """What it shows, in words."""
+    """Its content, in words."""
     draw: Callable[[], Any]
 
 
@@ -42,10 +47,8 @@ def drawings(document: Mapping[str, Any]) -> list[Drawing]:
     figures: list[Drawing] = []
 
     def add(section: str, place: Mapping[str, Any], kind: str, label: str, draw: Callable[[], Any]) -> None:
-        words = (
-            re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (place["task"], place["tier"], kind)
-        )
-        stem = "-".join(words)
+        texts = (place["task"], place["tier"], kind)
+        stem = "-".join(re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in texts)
         used = sum(re.fullmatch(rf"{stem}(-\d+)?", figure.stem) is not None for figure in figures)
         figures.append(Drawing(section, f"{stem}-{used + 1}" if used else stem, label, draw))
 
@@ -53,40 +56,29 @@ def drawings(document: Mapping[str, Any]) -> list[Drawing]:
         cells = [cell for cell in map(cell_of, c["cells"]) if failure_of(cell) is None]
         if cells:
             against = f"every method of {c['task']}, {c['tier']}, against {c['baseline']}"
-            what = f"Final accuracies of {against}: a dot per seed, means with intervals, differences"
-            add(f"c{n}", c, "final", what, partial(_final, c, cells))
-            what = f"Held-out accuracy over the steps of {against}: mean over seeds with intervals"
-            add(f"c{n}", c, "curves", what, partial(_curves, c, cells))
-    for n, place in enumerate(document["localisations"]):
-        if any(row["auc"][0] is not None for row in place["rows"]):
-            what = (
-                f"How well each method and signal finds {place['fault']} of {place['task']}, {place['tier']}"
-            )
-            add(
-                f"l{n}",
-                place,
-                "localisation",
-                f"{what}: AUC with its interval",
-                partial(_localisation, place),
-            )
+            label = f"Final accuracies of {against}: a dot per seed, means with intervals, differences"
+            add(f"c{n}", c, "final", label, partial(_final, c, cells))
+            label = f"Held-out accuracy over the steps of {against}: mean over seeds with intervals"
+            add(f"c{n}", c, "curves", label, partial(_curves, c, cells))
+    for n, c in enumerate(document["localisations"]):
+        if any(row["auc"][0] is not None for row in c["rows"]):
+            found = f"How well each method and signal finds {c['fault']} of {c['task']}, {c['tier']}"
+            label = f"{found}: AUC with its interval"
+            add(f"l{n}", c, "localisation", label, partial(_localisation, c))
     return figures
 
 
 def write_png(figure: Drawing, path: Path) -> None:
     """The figure as a PNG on white; the same numbers give the same bytes."""
-    with _style():
+    with figure_style(), rc_context(_LOOKS):
         write_figure(figure.draw(), path)
 
 
 def inline_svg(figure: Drawing, name: str) -> str:
-    """The figure as an SVG element of a page: its ink is the page's, and its ids begin with ``name``."""
-    from markupsafe import escape
-
-    with _style():
-        content = io.StringIO()
-        figure.draw().savefig(
-            content, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
+    """The figure as an SVG element of a page, in the page's colours; its ids begin with ``name``."""
+    content, metadata = io.StringIO(), {"Date": None, "Creator": None}
+    with figure_style(), rc_context(_LOOKS):
+        figure.draw().savefig(content, format="svg", transparent=True, metadata=metadata)
     svg = content.getvalue()
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", svg)
@@ -95,52 +87,7 @@ def inline_svg(figure: Drawing, name: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(figure.label)}"', 1)
 
 
-@contextmanager
-def _style() -> Generator[None]:
-    from matplotlib import rc_context
-
-    with figure_style(), rc_context({"text.parse_math": False, "font.size": 8.5}):
-        yield
-
-
-def _name(name: str) -> str:
-    return shortened(visible(name), 28) or "?"
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _tidy(axes: Any, title: str, xlabel: str, grid: str = "y") -> None:
-    axes.set_title(title, loc="left", fontsize=9.5, weight="bold", color=_INK)
-    axes.set_xlabel(xlabel, color=_QUIET)
-    axes.tick_params(color=_QUIET, labelcolor=_QUIET)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_RULE)
-    axes.grid(axis=grid, color=_RULE, alpha=0.25, lw=0.8)
-    axes.set_axisbelow(True)
-
-
-def _rows_axis(axes: Any, names: Sequence[str]) -> None:
-    """A row for each name, the first on top."""
-    axes.set_yticks(range(len(names)), [_name(name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", labelcolor=_INK, length=0)
-
-
-def _bar(
-    axes: Any, y: float, mean: float, interval: Sequence[float] | None, colour: str, marker: str = "o"
-) -> None:
-    if interval is not None:
-        axes.plot(interval, [y, y], color=colour, lw=2.2, solid_capstyle="butt")
-    axes.plot([mean], [y], marker, color=colour, ms=6, mec="none")
-
-
 def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
     verdicts = c["verdicts"]
     figure = _figure(8.6, 0.9 + 0.36 * len(verdicts))
     left, right = figure.subplots(1, 2, sharey=True)
@@ -149,25 +96,23 @@ def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
         left.plot(ends, [y + 0.2] * len(ends), "o", color=_QUIET, ms=3.5, mec="none", alpha=0.7)
         if verdict["mean"] is not None:
             _bar(left, y - 0.08, verdict["mean"], verdict["interval"], _QUIET if y == 0 else _BLUE)
+        shown = verdict["verdict"] in ("better", "worse")
         if verdict["difference"] is not None:
-            colour = _ORANGE if verdict["verdict"] in ("better", "worse") else _BLUE
+            colour = _ORANGE if shown else _BLUE
             _bar(right, y, verdict["difference"], verdict["difference_interval"], colour)
-        if verdict["verdict"] in ("better", "worse"):
+        if shown:
             right.annotate(
                 verdict["verdict"], (verdict["difference"], y), (0, 6), textcoords="offset points", ha="center",
                 color=_INK, fontsize=7.5,
             )  # fmt: skip
     if verdicts[0]["mean"] is not None:
-        left.axvline(verdicts[0]["mean"], color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
-    right.axvline(0.0, color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
-    _tidy(left, "Final accuracy", f"share correct · {100 * c['level']:g} % interval of each mean", grid="x")
-    _tidy(
-        right,
-        f"Difference to {_name(c['baseline'])}",
-        f"all intervals hold together at {100 * c['level']:g} %",
-        grid="x",
-    )
-    _rows_axis(left, [verdict["method"] for verdict in verdicts])
+        _reference(left, verdicts[0]["mean"])
+    _reference(right, 0.0)
+    level = f"{100 * c['level']:g} %"
+    _tidy(left, "Final accuracy", f"share correct · {level} interval of each mean", grid="x")
+    held = f"all intervals hold together at {level}"
+    _tidy(right, f"Difference to {_name(c['baseline'])}", held, grid="x")
+    _rows_axis(left, [_name(verdict["method"]) for verdict in verdicts])
     right.tick_params(axis="y", length=0)
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -187,15 +132,11 @@ def over_seeds(rows: Sequence[Curve], level: float = LEVEL) -> list[tuple[int, f
 
 
 def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    points = {
-        v["method"]: over_seeds(
-            [curve_of(cell) for cell in cells if cell["method"] == v["method"]], c["level"]
-        )
-        for v in c["verdicts"]
-    }
-    points = {method: row for method, row in points.items() if row}
+    points: dict[str, list[tuple[int, float, Interval | None]]] = {}
+    for method in (verdict["method"] for verdict in c["verdicts"]):
+        curves = [curve_of(cell) for cell in cells if cell["method"] == method]
+        if row := over_seeds(curves, c["level"]):
+            points[method] = row
     others = [method for method in points if method != c["baseline"]] or list(points)
     columns = min(4, len(others))
     rows = math.ceil(len(others) / columns)
@@ -223,13 +164,50 @@ def _localisation(place: Mapping[str, Any]) -> Any:
     rows = [row for row in place["rows"] if row["auc"][0] is not None]
     figure = _figure(6.4, 0.9 + 0.28 * len(rows))
     axes = figure.subplots()
+    names: list[str] = []
     for y, row in enumerate(rows):
-        colour = _BLUE if row["role"] == "method" else _QUIET
-        _bar(axes, y, row["auc"][0], row["auc"][1], colour, _MARKERS[row["role"]])
-    axes.axvline(0.5, color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
+        role, (mean, interval, _) = row["role"], row["auc"]
+        _bar(axes, y, mean, interval, _BLUE if role == "method" else _QUIET, _MARKERS[role])
+        names.append(_name(row["name"] if role == "method" else f"{row['name']} ({role})"))
+    _reference(axes, 0.5)
     _tidy(axes, "Finds the fault", f"AUC, {100 * place['level']:g} % interval · 0.5 is chance", grid="x")
-    _rows_axis(
-        axes, [row["name"] if row["role"] == "method" else f"{row['name']} ({row['role']})" for row in rows]
-    )
+    _rows_axis(axes, names)
     axes.set_xlim(min(0.0, *axes.get_xlim()), 1.02)
     return figure
+
+
+def _figure(width: float, height: float) -> Any:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _name(name: str) -> str:
+    return shortened(visible(name), 28) or "?"
+
+
+def _tidy(axes: Any, title: str, xlabel: str, grid: str = "y") -> None:
+    axes.set_title(title, loc="left", fontsize=9.5, weight="bold", color=_INK)
+    axes.set_xlabel(xlabel, color=_QUIET)
+    axes.tick_params(color=_QUIET, labelcolor=_QUIET)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_RULE)
+    axes.grid(axis=grid, color=_RULE, alpha=0.25, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def _rows_axis(axes: Any, names: Sequence[str]) -> None:
+    """A row for each name, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", labelcolor=_INK, length=0)
+
+
+def _bar(
+    axes: Any, y: float, mean: float, interval: Sequence[float] | None, colour: str, marker: str = "o"
+) -> None:
+    if interval is not None:
+        axes.plot(interval, [y, y], color=colour, lw=2.2, solid_capstyle="butt")
+    axes.plot([mean], [y], marker, color=colour, ms=6, mec="none")
+
+
+def _reference(axes: Any, x: float) -> None:
+    axes.axvline(x, color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)

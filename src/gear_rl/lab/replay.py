@@ -1,4 +1,4 @@
-"""Rollouts through a TRL trainer outside of its training: written by the caller, or sampled now.
+"""Rollouts through a TRL trainer outside of its training: given by the caller, or sampled now.
 
 Tools, rewards, signals and credit are those of a training step. No weight changes. One process only.
 """
@@ -8,6 +8,7 @@ Tools, rewards, signals and credit are those of a training step. No weight chang
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from gear_rl.signals.batch import ForwardRequest, RolloutBatch
 from gear_rl.signals.passes import ModelPasses
 
 PassesOf = Callable[[ForwardRequest, ModelPasses], dict[str, Tensor]]
-"""Answers a request for signals, by the engine's passes where it does not know them."""
+"""Computes the signals of a request, by the engine's passes where it has them not yet."""
 Turns = Sequence[Sequence[int]]
-"""The ids of each turn that a rollout samples, closing tokens included; what tools answer stands between."""
+"""The ids of each turn that a rollout samples, closing tokens included; tool answers stand between them."""
+Sampler = Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
+"""The next turns of some rollouts of a batch, from their indices and all ids of each so far."""
 _TOO_FEW = "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
 
 
@@ -33,26 +36,52 @@ def replay(
     turns: Sequence[Turns],
     *,
     batch: int = 64,
-    advance: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] = lambda rows: None,
     passes: PassesOf | None = None,
 ) -> list[Record]:
     """The record of every rollout, in order; rows of a group stand together, ``num_generations`` of them.
 
-    ``batch`` rollouts go through the engine at a time (a multiple of the group). ``passes`` may know some of the
-    signals already. The trainer's metrics and random state are left as they were. A teacher that follows the
-    student is what it is before the first step: the student. ``ValueError`` if a rollout calls a tool after its
-    last turn.
+    ``batch`` rollouts go through the engine at a time (a multiple of the group). ``passes`` replaces the engine's
+    own. The trainer's metrics and random state stay as they were. A teacher that follows the student is the
+    student, as before the first step. ``ValueError`` if a rollout calls a tool after its last turn.
     """
     group = int(trainer.num_generations)
     batch = max(group, batch - batch % group)
     records: list[Record] = []
-    for begin in range(0, len(rows), batch):
-        own = [dict(row) for row in rows[begin : begin + batch]]
-        with _serving(trainer, turns[begin : begin + batch]), _recording(trainer, records, passes):
-            trainer._generate_and_score_completions(own)
-        if advance is not None:
+    subscribers = trainer.record_subscribers
+    trainer.record_subscribers = [lambda batch: records.extend(batch)]
+    if passes is not None:
+        trainer.credit_engine = partial(_Answered, trainer, passes)
+    try:
+        for first in range(0, len(rows), batch):
+            own = [dict(row) for row in rows[first : first + batch]]
+            given = [iter(one) for one in turns[first : first + batch]]
+
+            def sampler(rollouts: Sequence[int], _: Any, given: Any = given) -> list[list[int]]:
+                sampled: list[Any] = [next(given[b], None) for b in rollouts]
+                if None in sampled:
+                    raise ValueError(_TOO_FEW)
+                return [list(turn) for turn in sampled]
+
+            with serving(trainer, len(own), sampler), unnoticed(trainer):
+                trainer.model.train()  # credit is assigned in training only
+                trainer._generate_and_score_completions(own)
             advance(len(own))
+    finally:
+        trainer.record_subscribers = subscribers
+        vars(trainer).pop("credit_engine", None)
     return records
+
+
+class _Answered(TRLEngine):
+    """The trainer's engine with other passes."""
+
+    def __init__(self, trainer: GEARTrainer, passes_of: PassesOf, *, in_loss: bool = False) -> None:
+        super().__init__(trainer, in_loss=in_loss)
+        self._passes_of = passes_of
+
+    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        return self._passes_of(request, self.passes)
 
 
 def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int) -> RolloutBatch:
@@ -69,38 +98,11 @@ def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int
         trainer.num_generations_eval = tries
 
 
-def prompt_tokens(trainer: GEARTrainer, prompt: Any) -> int:
-    """How many tokens the student's prompt has, with the trainer's chat template."""
-    return len(trainer._tokenize_prompts([prompt])[0][0])
-
-
 @contextmanager
-def _serving(trainer: GEARTrainer, turns: Sequence[Turns]) -> Generator[None]:
-    """While it is open, the policy "samples" the given turns."""
-    turn = -1
+def serving(trainer: GEARTrainer, count: int, sampler: Sampler) -> Generator[None]:
+    """While it is open, ``sampler`` writes the turns of a batch of ``count`` rollouts in place of the policy.
 
-    def sampled(rollouts: Sequence[int], ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        nonlocal turn
-        turn += 1
-        if any(turn >= len(turns[b]) for b in rollouts):
-            raise ValueError(_TOO_FEW)
-        return [list(turns[b][turn]) for b in rollouts]
-
-    with serving(trainer, len(turns), sampled), unnoticed(trainer):
-        trainer.model.train()  # credit is assigned in training only
-        yield
-
-
-@contextmanager
-def serving(
-    trainer: GEARTrainer,
-    count: int,
-    sample: Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]],
-) -> Generator[None]:
-    """While it is open, ``sample`` writes the turns of a batch of ``count`` rollouts in the policy's place.
-
-    It is given which of the rollouts are to go on, and all ids of each so far, prompt and tool answers included.
-    ``ValueError`` where TRL goes on with something else than was written.
+    ``ValueError`` where TRL continues from other ids than the sampler wrote.
     """
     active = list(range(count))
     written: list[list[int]] = [[] for _ in active]
@@ -115,7 +117,7 @@ def serving(
                 raise ValueError(_TOO_FEW)
             still.append(row)
         active = still
-        sampled = sample(active, prompt_ids)
+        sampled = sampler(active, prompt_ids)
         for b, ids, new in zip(active, prompt_ids, sampled, strict=True):
             written[b] = [*ids, *new]
         return sampled, None
@@ -125,28 +127,3 @@ def serving(
         yield
     finally:
         del trainer._generate_single_turn
-
-
-@contextmanager
-def _recording(trainer: GEARTrainer, records: list[Record], passes: PassesOf | None) -> Generator[None]:
-    """While it is open, records go into the list alone, and ``passes`` is asked first."""
-    subscribers = trainer.record_subscribers
-    trainer.record_subscribers = [lambda batch: records.extend(batch)]
-    if passes is not None:
-        trainer.credit_engine = lambda *, in_loss=False: _Answered(trainer, passes, in_loss)
-    try:
-        yield
-    finally:
-        trainer.record_subscribers = subscribers
-        vars(trainer).pop("credit_engine", None)
-
-
-class _Answered(TRLEngine):
-    """The trainer's engine, whose requests for signals ``passes`` answers."""
-
-    def __init__(self, trainer: GEARTrainer, passes: PassesOf, in_loss: bool) -> None:
-        super().__init__(trainer, in_loss=in_loss)
-        self._answer = passes
-
-    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        return self._answer(request, self.passes)

@@ -1,7 +1,6 @@
 """The findings of a comparison, as one JSON document, one HTML page and PNG files, all from the same numbers.
 
-The page needs nothing but itself: no script, no font, no network. The document is described in
-docs/laboratory.md.
+The page needs no script, no font and no network. docs/laboratory.md describes the document.
 """
 
 import json
@@ -9,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from gear_rl.files import replace_file
 from gear_rl.lab.plots import drawings, inline_svg, write_png
 
 FORMAT = 1
-"""Version of the document; a reader refuses another."""
+"""Version of the document; another one is refused."""
 
 
 def findings(
@@ -25,9 +27,9 @@ def findings(
     settings: Mapping[str, object] | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The document: what `save_report` and `save_plots` draw, and what goes into the JSON file.
+    """The document that `save_report` and `save_plots` draw and the JSON file holds.
 
-    Holds nothing but what JSON has; NaN and infinities are refused with ``ValueError``.
+    ``ValueError`` for NaN and infinities, which JSON has not.
 
     >>> sorted(findings(title="Nothing", command="gear compare"))
     ['command', 'comparisons', 'format', 'localisations', 'note', 'settings', 'title', 'versions']
@@ -46,17 +48,12 @@ def findings(
 
 
 def save_report(document: Mapping[str, Any], out: str | Path) -> None:
-    """The findings as one HTML file that opens anywhere, the verdicts in words first.
-
-    Every text in it is escaped. ``ValueError`` for a document of another format.
+    """The findings as one HTML file, the verdicts first; ``ValueError`` for a document of another format.
 
     >>> save_report({"format": 0}, "report.html")
     Traceback (most recent call last):
     ValueError: format: 0, but this version reads 1; make the findings again
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     _check(document)
     pages = Environment(
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -73,7 +70,7 @@ def save_report(document: Mapping[str, Any], out: str | Path) -> None:
 
 
 def save_plots(document: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """The figures of the report as PNG files for papers; where they are. ``ValueError`` for another format.
+    """The paths of the report's figures as PNG files; ``ValueError`` for a document of another format.
 
     >>> save_plots(findings(title="Nothing", command="gear compare"), "plots")
     []
@@ -87,10 +84,9 @@ def save_plots(document: Mapping[str, Any], folder: str | Path) -> list[Path]:
 
 
 def _check(document: Mapping[str, Any]) -> None:
-    if document.get("format") != FORMAT:
-        raise ValueError(
-            f"format: {document.get('format')!r}, but this version reads {FORMAT}; make the findings again"
-        )
+    version = document.get("format")
+    if version != FORMAT:
+        raise ValueError(f"format: {version!r}, but this version reads {FORMAT}; make the findings again")
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -119,10 +115,6 @@ def _p(value: float | None) -> str:
 
 
 def _percent(share: float) -> str:
-    """
-    >>> _percent(0.95), _percent(0.995), _percent(0.4567)
-    ('95 %', '99.5 %', '45.7 %')
-    """
     return f"{100 * share:.3g} %"
 
 

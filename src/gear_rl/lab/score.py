@@ -9,7 +9,7 @@ The completions are the arena's, with a planted fault, or the user's (`gear_rl.l
 import gc
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from gear_rl.types import Signal
 from gear_rl.versions import versions
 
 _FLOORS = ("uniform", "shuffled", "random_onsets")
-"""What a method has to beat; always measured beside the others."""
+"""Placebos that a method has to beat; always measured beside the others."""
 UNINFORMED = "gear_uninformed"
 """GEAR with a teacher that sees the solution of another problem."""
 ENTROPY_ONSETS = "entropy_onsets"
@@ -47,12 +47,6 @@ REPLAY: dict[str, Any] = {
 }
 """Settings of every replay: a group is the faulty completion and another one."""
 
-Progress = Callable[[str, float, int], None]
-"""Gets what is being scored, how many problems are done, and of how many."""
-
-LARGE = 50_000_000
-"""Weights from which a model is cleared away before the next is loaded; that takes half a second."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
@@ -63,17 +57,17 @@ class Material:
     config: Callable[[dict[str, Any], str], RunConfig]
     """The run of a method in a folder."""
     cases: Callable[[Any, bool], list[Case]]
-    """What is scored with a trainer; with False its teacher sees the solutions of other problems."""
+    """The cases for a trainer; with False its teacher sees the solutions of other problems."""
     about: Callable[[], dict[str, Any]]
-    """What the document says of them, once they were scored; ``n`` is how many."""
-    marks: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    """The document's own keys, once the cases are scored; ``n`` is their number."""
+    marks: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     """Further columns of the faulty completion's row, and of the other one's."""
 
 
 def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 256) -> Material:
-    """Held-out problems of the arena, each with the right completion beside the one with the planted fault.
+    """Held-out problems of the arena, each with a right completion and one with a planted fault.
 
-    Raises ``InputError`` for what there is not.
+    ``InputError`` for an unknown task or tier, and for another number than 1 to 1024.
 
     >>> arena_material("errands", "easy", n=8).about()["fault"]
     'code'
@@ -81,14 +75,6 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
     of = task_of(task, tier)
     if not 1 <= n <= 1024:
         raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems")
-
-    def config(credit: dict[str, Any], folder: str) -> RunConfig:
-        return arena_config(of.name, tier, credit, seed=0, steps=1, output_dir=folder, **REPLAY)
-
-    def chosen(trainer: Any, informed: bool) -> list[Case]:
-        shown = "trace" if informed else "shuffled"
-        return of.cases(trainer.processing_class, tier, n, reference=shown)
-
     about: dict[str, Any] = {
         "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
         "task": of.name,
@@ -96,24 +82,32 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
         "fault": of.fault,
         "n": n,
     }
-    return Material(n=n, config=config, cases=chosen, about=lambda: about)
+
+    def config(credit: dict[str, Any], folder: str) -> RunConfig:
+        return arena_config(of.name, tier, credit, seed=0, steps=1, output_dir=folder, **REPLAY)
+
+    def cases(trainer: Any, informed: bool) -> list[Case]:
+        shown = "trace" if informed else "shuffled"
+        return of.cases(trainer.processing_class, tier, n, reference=shown)
+
+    return Material(n=n, config=config, cases=cases, about=lambda: about)
 
 
 def score(
     methods: Mapping[str, dict[str, Any]],
     material: Material,
     *,
-    progress: Progress = lambda name, done, total: None,
+    progress: Callable[[str, float, int], None] = lambda name, done, total: None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How well each method's credit finds the faults of the material; as JSON-ready numbers.
+    """How well each method's credit finds the faults: the document for JSON, and the localisations for a report.
 
-    Every problem is a group of two: the completion with the fault, and another one with a larger reward. They go
-    through the engine as if they had just been sampled, with the method's published engine settings. Measured is
-    the absolute credit of the tokens of the faulty completion. Floors, controls and the ceiling are always there.
-    ``methods`` are the names to show and the settings; the localisations come beside the numbers.
+    ``methods`` are names to show with their settings; floors, controls and the ceiling are always added. Every
+    problem is a group of two: the completion with the fault, and one with a larger reward. They go through the
+    engine as if sampled just now, with the method's published engine settings. Measured is the absolute credit of
+    the faulty completion's tokens. ``progress`` gets a method, and how many problems are done, and of how many.
     """
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
-    memory = remembered(name for credit in named.values() for name in names_of(build_method(credit).needs))
+    passes = remembered(name for credit in named.values() for name in names_of(build_method(credit).needs))
     done, total = 0.0, (len(named) + 2) * material.n
 
     def run(name: str, credit: dict[str, Any], informed: bool = True) -> tuple[list[Case], list[Record]]:
@@ -123,7 +117,7 @@ def score(
             progress(name, done, total)
 
         advance(0)
-        return records_of(credit, material, informed=informed, advance=advance, memory=memory)
+        return records_of(credit, material, informed=informed, advance=advance, passes=passes)
 
     kept = {name: run(name, credit) for name, credit in named.items()}
     rows = [
@@ -149,46 +143,36 @@ def score(
 
 
 def remembered(names: Iterable[str]) -> PassesOf:
-    """Answers requests for signals by the engine's passes, each batch's once for all methods.
+    """Passes that compute each batch's signals once for all methods; for one set of weights and settings.
 
-    ``names`` are those that will be wanted sooner or later: they are computed along with the first of them that
-    is. For one set of weights and settings; what is not a token's signal of the student's and the teacher's pass
-    (saliency, an answer's confidence) is computed each time.
+    ``names`` are the signals that any method needs: a batch's first request computes all of them. Signals that
+    are no fold over the student's and the teacher's pass (saliency, an answer's confidence) are computed anew.
     """
-    known: dict[tuple[Any, ...], Tensor] = {}
+    known: dict[tuple[bytes, ...], dict[str, Tensor]] = {}
 
-    def kept(name: str) -> bool:
+    def is_kept(name: str) -> bool:
         return isinstance(SIGNALS_BY_NAME.get(name), FoldSignal)
 
-    later = [name for name in dict.fromkeys(names) if kept(name)]
+    later = [name for name in dict.fromkeys(names) if is_kept(name)]
 
     def answer(request: ForwardRequest, passes: ModelPasses) -> dict[str, Tensor]:
         done, shown = request.completions, (request.student, *request.teachers)
-        asked = () if done.asked is None else (done.asked,)
-        student, *teachers = [(_bytes(one.ids_BP), _bytes(one.attention_BP)) for one in shown]
-        emitted = tuple(map(_bytes, (done.ids, done.attention, done.mask, request.scored_B, *asked)))
-
-        def key(name: str) -> tuple[Any, ...]:
-            return name, emitted, student, tuple(teachers) if SIGNALS_BY_NAME[name].teacher else ()
-
-        signals, wanted = signals_of(request.needs), list[str | Signal](request.needs)
-        if any(kept(signal.name) and key(signal.name) not in known for signal in signals):
-            wanted += [n for n in later if request.teachers or not SIGNALS_BY_NAME[n].teacher]
-        else:
-            wanted = [signal for signal in signals if not kept(signal.name)]
-        values = passes.run(replace(request, needs=signals_of(wanted))) if wanted else {}
-        known.update({key(name): value for name, value in values.items() if kept(name)})
-        return {name: known[key(name)] if kept(name) else values[name] for name in names_of(request.needs)}
+        tensors = (done.ids, done.attention, done.mask, request.scored_B, done.asked)
+        tensors += tuple(x for one in shown for x in (one.ids_BP, one.attention_BP))
+        key = tuple(b"" if x is None else x.cpu().numpy().tobytes() for x in tensors)
+        values = known.setdefault(key, {})
+        missing: list[str | Signal] = [one for one in signals_of(request.needs) if one.name not in values]
+        if any(is_kept(one.name) for one in signals_of(missing)):
+            missing += [n for n in later if request.teachers or not SIGNALS_BY_NAME[n].teacher]
+        new = passes.run(replace(request, needs=signals_of(missing))) if missing else {}
+        values.update({name: value for name, value in new.items() if is_kept(name)})
+        return {name: (values | new)[name] for name in names_of(request.needs)}
 
     return answer
 
 
-def _bytes(x: Tensor) -> bytes:
-    return x.cpu().numpy().tobytes()
-
-
 def places_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The same for the laboratory's report.
+    """The localisations as `findings` takes them.
 
     >>> places_of({"task": "chain", "tier": "hard", "fault": "result"}, [])["fault"]
     'a wrong result'
@@ -204,38 +188,37 @@ def records_of(
     material: Material,
     *,
     informed: bool = True,
-    advance: Callable[[int], None] | None = None,
-    memory: PassesOf | None = None,
+    advance: Callable[[int], None] = lambda rows: None,
+    passes: PassesOf | None = None,
 ) -> tuple[list[Case], list[Record]]:
     """The cases and, for each, the engine's record of the faulty completion under a method."""
     with tempfile.TemporaryDirectory(prefix="gear-score-") as folder:
         trainer = make_trainer(material.config(credit, folder))
-        chosen = material.cases(trainer, informed)
-        rows = [case.row | mark for case in chosen for mark in material.marks]
-        turns = [turns for case in chosen for turns in (case.faulty, case.right)]
-        batch = 2 * (trainer.args.per_device_train_batch_size // 2)
+        cases = material.cases(trainer, informed)
+        rows = [case.row | mark for case in cases for mark in material.marks]
+        turns = [turns for case in cases for turns in (case.faulty, case.right)]
+        batch = int(trainer.args.per_device_train_batch_size)
         try:
-            records = replay(trainer, rows, turns, batch=batch, advance=advance, passes=memory)
+            records = replay(trainer, rows, turns, batch=batch, advance=advance, passes=passes)
         except ValueError as error:  # a method may need more than one reward function or turn
             raise InputError(f"--methods: {credit['name']}: {error}") from None
-        large = sum(weights.numel() for weights in trainer.model.parameters()) >= LARGE
     del trainer
-    if large:
-        gc.collect()  # trainer and callbacks hold each other: the next model would stand beside this one
-    return chosen, records[::2]
+    gc.collect()  # trainer and callbacks refer to each other: the next model would be loaded beside this one
+    return cases, records[::2]
 
 
 def _localised(
-    name: str, chosen: list[Case], records: list[Record], *, role: Role, signal: str | None = None
+    name: str, cases: list[Case], records: list[Record], *, role: Role, signal: str | None = None
 ) -> dict[str, Any]:
-    """``signal`` is looked at instead of the credit; the ceiling puts all on the fault."""
+    """Of the credit, or of ``signal`` in its place; the ceiling puts all on the fault."""
     found: list[Located | str] = []
     among_choices: list[Located | str] = []
-    for case, record in zip(chosen, records, strict=True):
+    for case, record in zip(cases, records, strict=True):
+        if record.fallback and role != "ceiling":  # its GRPO advantage is not the method's
+            found.append("fallback")
+            among_choices.append("fallback")
+            continue
         fault = [t in case.fault for t in range(len(record.ids))]
-        choices = (
-            case.choices if len(case.choices) == len(fault) else [False] * len(fault)
-        )  # nobody knows them
         onset = None
         if role == "ceiling":
             values = [float(wrong) for wrong in fault]
@@ -244,11 +227,11 @@ def _localised(
         else:
             values = _signal(record, signal)
         trained = [bool(kept) for kept in record.mask]
+        # Where decisions are unknown, none are.
+        choices = case.choices if len(case.choices) == len(fault) else [False] * len(fault)
         decided = [kept and choice for kept, choice in zip(trained, choices, strict=True)]
-        for places, mask in ((found, trained), (among_choices, decided)):
-            # One that fell back kept its GRPO advantage, which says nothing of the method.
-            fell_back = record.fallback and role != "ceiling"
-            places.append("fallback" if fell_back else locate(values, fault, mask, onset))
+        found.append(locate(values, fault, trained, onset))
+        among_choices.append(locate(values, fault, decided, onset))
     return localisation(name, found, role, among_choices)
 
 
@@ -258,7 +241,7 @@ def _signal(record: Record, name: str) -> list[float]:
     if name != "log_ratio":
         return record.signals[name]
     pairs = zip(record.signals["student_logprob"], record.signals["teacher_logprob"], strict=True)
-    return [student - teacher for student, teacher in pairs]  # the teacher thinks little of a wrong token
+    return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
 
 
 def _rounded(one: dict[str, Any]) -> dict[str, Any]:

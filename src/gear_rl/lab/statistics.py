@@ -1,7 +1,6 @@
-"""Means over few seeds and over many completions, with intervals that hold what they say. Pure: numbers alone.
+"""Means over few seeds and over many completions, with their intervals (docs/decisions/0006).
 
-What was chosen, and what under-covers at 3 to 10 seeds: docs/decisions/0006. An interval that cannot be had is
-None, never NaN.
+Pure: numbers in, numbers out. An interval that cannot be computed is None, never NaN.
 """
 
 # scipy brings no types.
@@ -11,7 +10,6 @@ None, never NaN.
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,15 +29,14 @@ class Interval(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
+class Paired(NamedTuple):
     """A difference over pairs."""
 
     num_pairs: int
     difference: float | None
     """Mean of ours - theirs; None without a pair."""
     interval: Interval | None
-    """All intervals of the family hold together at the level; None below three pairs."""
+    """Corrected for the family; None below three pairs."""
     p: float | None
     """Two-sided, corrected for the family: below 1 - level exactly where the interval excludes 0."""
 
@@ -49,8 +46,7 @@ def mean_interval(
 ) -> Interval | None:
     """Student's interval of the mean of independent values; None below three of them.
 
-    It keeps its level at 3 to 10 seeds as long as the mean is about normal. The deviation is at least
-    ``least_spread``.
+    The standard deviation is at least ``least_spread``.
 
     >>> [round(end, 3) for end in mean_interval([0.7, 0.8, 0.9])]
     [0.552, 1.048]
@@ -71,29 +67,29 @@ def paired_difference(
 ) -> Paired:
     """Mean of ``ours - theirs`` pair by pair, with Student's interval and p (the paired t test).
 
-    Corrected by Bonferroni for a ``family`` of comparisons. ``least_spread`` is the least standard deviation of
-    the differences: without it three pairs that agree by chance to the last problem would prove anything.
+    Corrected by Bonferroni for a ``family`` of comparisons. The standard deviation of the differences is at least
+    ``least_spread``: else three pairs that agree by chance to the last problem would prove anything.
 
     >>> paired_difference([0.75, 1.0, 0.5], [0.5, 0.5, 0.25]).p
     0.057...
     """
     data = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
     if data.size == 0:
-        return Paired(num_pairs=0, difference=None, interval=None, p=None)
+        return Paired(0, None, None, None)
     mean, error = _mean_and_error(data, least_spread)
     interval = mean_interval(data.tolist(), 1 - (1 - level) / family, least_spread)
     if interval is None:
-        return Paired(num_pairs=data.size, difference=mean, interval=None, p=None)
+        return Paired(data.size, mean, None, None)
     t = abs(mean) / error if error else (math.inf if mean else 0.0)
     p = min(1.0, family * 2 * float(special.stdtr(data.size - 1, -t)))
-    return Paired(num_pairs=data.size, difference=mean, interval=interval, p=p)
+    return Paired(data.size, mean, interval, p)
 
 
 def ratio_interval(
     parts: Sequence[float], wholes: Sequence[float], level: float = LEVEL
 ) -> tuple[float, Interval] | None:
-    """The ratio of two paired means, with Fieller's interval (1954): all ratios r at which ``parts - r wholes``
-    is not distinguished from a mean of 0 by Student's test.
+    """The ratio of two paired means, with Fieller's interval (1954): all r at which Student's test does not
+    distinguish the mean of ``parts - r wholes`` from 0.
 
     None below three pairs, and where the mean of ``wholes`` is not shown to be above 0.
 
@@ -119,8 +115,7 @@ def ratio_interval(
 def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     """The bias-corrected, accelerated bootstrap interval of the mean; None below three values.
 
-    For many values of unknown shape (completions), not for seeds: with 10 values it covers as little as 0.62.
-    Values that are all alike give a point.
+    For many values of unknown shape (completions), not for seeds: of 10 values it may cover 0.62 only.
 
     >>> bootstrap_interval([1.0, 1.0, 1.0])
     Interval(low=1.0, high=1.0)
@@ -130,23 +125,17 @@ def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interva
         return None
     if np.ptp(data) == 0:
         return Interval(float(data[0]), float(data[0]))
-    settings: dict[str, Any] = {
-        "confidence_level": level,
-        "n_resamples": RESAMPLES,
-        "batch": max(1, 2_000_000 // data.size),  # else all resamples of all values are in memory at once
-        "vectorized": True,
-    }
+    options: dict[str, Any] = {"confidence_level": level, "n_resamples": RESAMPLES, "vectorized": True}
+    options["batch"] = max(1, 2_000_000 // data.size)  # else all resamples are in memory at once
     for method in ("BCa", "percentile"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-            rng = np.random.default_rng(0)
-            ends = stats.bootstrap((data,), np.mean, method=method, rng=rng, **settings).confidence_interval
+        with warnings.catch_warnings(action="ignore", category=stats.DegenerateDataWarning):
+            ends = stats.bootstrap((data,), np.mean, method=method, rng=0, **options).confidence_interval
         if math.isfinite(ends.low) and math.isfinite(ends.high):
             break  # the correction has no solution for a few degenerate samples
     return Interval(float(ends.low), float(ends.high))
 
 
 def _mean_and_error(data: Any, least_spread: float) -> tuple[float, float]:
-    # The deviation of equal numbers may come out as 1e-17, and a t statistic of that is a proof of anything.
+    # The deviation of equal numbers may come out as 1e-17.
     spread = float(np.std(data, ddof=1)) if data.size > 1 and np.ptp(data) > 0 else 0.0
     return math.fsum(data) / data.size, max(spread, least_spread) / math.sqrt(data.size)

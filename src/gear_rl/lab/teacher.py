@@ -1,4 +1,4 @@
-"""Does a model read the privileged context that a run would give it? Samples and scores; nothing is trained."""
+"""Does the teacher of a run read its privileged context? Samples and scores completions; nothing is trained."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -24,15 +24,15 @@ from gear_rl.signals.batch import RolloutBatch
 from gear_rl.tensor.lists import float_list
 
 BATCH = 16
-"""Completions that are sampled and scored at a time, where the user does not say."""
+"""Completions that are sampled and scored at a time, unless the user sets it."""
 LENGTH = 256
-"""Tokens of a completion, at most, where the user does not say."""
+"""Tokens of a completion, at most, unless the user sets it."""
 Progress = Callable[[str, float, int], None]
-"""Gets what is being done, how many completions are done, and of how many."""
+"""Gets the work under way, how many completions are done, and of how many."""
 
 
 def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
-    """Where there is none; the signature of a TRL reward function.
+    """The rewards of a run without one; the signature of a TRL reward function.
 
     >>> no_reward(["a"])
     [0.0]
@@ -40,10 +40,14 @@ def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 
 
+NO_REWARD = f"{__name__}:{no_reward.__name__}"
+"""Its name in a configuration."""
+
+
 def teacher_config(
     file: Path | None, model: str | None, data: str | None, reward: str | None, words: Sequence[str]
 ) -> RunConfig:
-    """The run whose teacher is looked at: a configuration of ``gear train``, or a model and a dataset.
+    """The run whose teacher is examined: a configuration of ``gear train``, or a model and a dataset.
 
     Without a reward every completion counts alike. ``InputError`` for a method that has no teacher.
 
@@ -51,12 +55,11 @@ def teacher_config(
     >>> config.reward, config.trainer["privileged_column"]
     ('gear_rl.lab.teacher:no_reward', 'answer')
     """
+    if reward is None and file is None:
+        reward = NO_REWARD
     own = [("model", model), ("dataset", data), ("reward", reward)]
     given = [word for name, value in own if value is not None for word in (f"--{name}", value)]
-    filled = (
-        [] if reward is not None or file is not None else ["--reward", f"{__name__}:{no_reward.__name__}"]
-    )
-    config = load_config(file, [*filled, *given, *words])
+    config = load_config(file, [*given, *words])
     if not needs_context(build_method(config.credit)):
         raise InputError(
             f"credit: {config.credit!r} has no teacher; leave it out, or give the method to train"
@@ -72,10 +75,10 @@ def examine(
     seed: int = 0,
     progress: Progress = lambda name, done, total: None,
 ) -> tuple[Verdict, dict[str, Any]]:
-    """The verdict on the teacher of a run's first ``n`` rows, and what the document says of how it was found.
+    """The verdict on the teacher over a run's first ``n`` rows, and the document's further keys.
 
-    Every row is answered ``samples`` times. Each completion is scored under its own context, under those of the
-    next two rows that have others, and under none. ``InputError`` where fewer than three rows have a context.
+    The policy answers every row ``samples`` times. Each completion is scored under its own context, under those
+    of the next two rows that have others, and under none. ``InputError`` where fewer than three rows have one.
     """
     for name, number, least in (("n", n, 3), ("samples", samples, 2)):
         if number < least:
@@ -94,24 +97,23 @@ def examine(
         total = 2 * samples * len(rows)
         sampled = list(_sampled(trainer, rows, seed, progress, total))
         scored = list(_scored(trainer, sampled, progress, total))
-    rewards = [one.reward for one in scored if one.reward is not None]
-    judged = bool(rewards) and config.reward != f"{__name__}:{no_reward.__name__}"
-    if not judged:
+    if config.reward == NO_REWARD:
         scored = [replace(one, reward=None) for one in scored]
+    rewards = [one.reward for one in scored if one.reward is not None]
     success = float(trainer.args.success_reward)
     about: dict[str, Any] = {
         "model": config.model,
         "data": config.dataset,
         "prompts": len({one.prompt for one in scored}),
         "completions": len(scored),
-        "right": sum(reward >= success for reward in rewards) if judged else None,
+        "right": sum(reward >= success for reward in rewards) if rewards else None,
         "sources": sorted({name for _, names, _ in sampled for name in names if name is not None}),
     }
     return verdict(scored, success), about
 
 
 _Sampled = tuple[RolloutBatch, Sequence[str | None], Sequence[str | None]]
-"""A batch, where its contexts come from, and the contexts."""
+"""A batch, the sources of its contexts, and the contexts."""
 
 
 def sampling_config(config: RunConfig, samples: int, folder: str) -> RunConfig:
@@ -144,13 +146,13 @@ def _sampled(
     for first in range(0, len(rows), size):
         progress("sampling", first * each, total)
         batch = sample(trainer, rows[first : first + size], seed=seed + first)
-        # An environment knows what was right until its next reset.
+        # Before the next batch: an environment gives its context until its next reset.
         found = contexts_of(batch, engine, trainer.args, trainer.privileged)
         yield batch, found.sources, found.texts
 
 
 def _scored(trainer: Any, sampled: Sequence[_Sampled], progress: Progress, total: int) -> Iterator[Scored]:
-    """Every completion that has tokens, a context, and two other rows with other ones."""
+    """The scores of every completion that has tokens, a context, and two other rows with other contexts."""
     engine, each = trainer.credit_engine(), int(trainer.num_generations)
     everyone, first = two_others([text for _, _, texts in sampled for text in texts]), 0
     if all(pair is None for pair in everyone):

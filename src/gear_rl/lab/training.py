@@ -17,23 +17,32 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import fmean
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.files import replace_file
+from gear_rl.lab.oracle import Oracle, estimate_of
+from gear_rl.runs.arena import accuracies, arena_config, task_of
+from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.machine import quiet_libraries, use_few_threads
+from gear_rl.versions import versions
 
+QUIET: dict[str, Any] = {
+    "save_strategy": "no", "eval_strategy": "no", "report_to": "none", "logging_steps": 1, "push_to_hub": False,
+    "load_best_model_at_end": False, "record_file": None,
+}  # fmt: skip
+"""Settings of a user's run that a comparison replaces."""
 _CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
-"""What of the trainer's log a cell keeps of each step, and its key there."""
+"""The curves of a cell, and their keys in the trainer's log."""
 _POINTS = 6
-"""At most so many evaluations, the one after the last step among them."""
+"""Evaluations at most, the one after the last step among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a run is: two of the same spec have the same numbers on the same machine and versions."""
+    """A run; equal specs give the same numbers on the same machine and versions."""
 
     name: str
     """The name it is compared under."""
@@ -52,23 +61,23 @@ class Spec:
     samples: int
     """Answers to every held-out problem, before and after."""
     n_between: int
-    """Held-out problems of the evaluations on the way."""
+    """Held-out problems of the evaluations in between."""
     engine: dict[str, Any]
-    """Settings of the engine beside the tier's own, or the run's."""
+    """Settings of the engine beside those of the tier or the user's run."""
     resolved: str
-    """The method with all its settings, defaults included: with another default it is another run."""
+    """The method with all its settings: a changed default makes another run."""
     run: dict[str, Any] | None = None
-    """The user's own run in place of a task and tier of the arena, which are then its dataset and model."""
+    """The user's own run in place of the arena's; ``task`` and ``tier`` are then its dataset and model."""
 
     @property
     def file(self) -> str:
-        """Its file's name: what a reader looks for, and a digest of all that it is."""
+        """Its file's name: method, rate, seed, and a digest of all fields."""
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:60]
         return f"{plain}-{self.rate:g}-{self.seed}-{digest(asdict(self))[:8]}.json"
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """The sha256 of what JSON makes of it.
+    """The sha256 of its JSON.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1})
     True
@@ -86,18 +95,6 @@ def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
     return row if same and row.get("error") is None else None
 
 
-def failed(spec: Spec, error: str) -> dict[str, Any]:
-    """A run without numbers."""
-    names = ("task", "tier", "seed", "steps", "rate", "n_eval", "samples")
-    return {
-        "method": spec.name,
-        **{name: getattr(spec, name) for name in names},
-        "credit": "",
-        "error": error,
-        "spec": asdict(spec),
-    }
-
-
 def run_cells(
     specs: Sequence[Spec],
     folder: Path,
@@ -105,30 +102,27 @@ def run_cells(
     jobs: int,
     each: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """The numbers of every run, in the order of the specs; what is finished in the folder is not run again.
+    """The numbers of every run, in the order of the specs; runs that are finished in the folder are not repeated.
 
-    ``jobs`` processes run them; ``each`` gets every run as it ends. A process that dies takes its own run along
+    ``jobs`` processes run them; ``each`` gets every run as it ends. A process that dies fails its own run alone
     and is replaced. When this is interrupted, or killed, the runs under way end too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes: more threads only wait for each other
     rows = [finished(spec, folder) for spec in specs]
     context = multiprocessing.get_context("spawn")
-    # Its other end is here alone: closed, by us or by our death, it ends every process.
+    # The sending end is open here alone: once it is closed, or we die, every process ends.
     alive, ours = context.Pipe(duplex=False)
-    idle: SimpleQueue[ProcessPoolExecutor | None] = SimpleQueue()
-    for _ in range(jobs):
-        idle.put(None)
+    thread = threading.local()
 
     def one(spec: Spec) -> dict[str, Any]:
-        pool = idle.get() or ProcessPoolExecutor(1, context, _begin, (alive,))
+        if getattr(thread, "process", None) is None:
+            thread.process = ProcessPoolExecutor(1, context, _begin, (alive,))
         try:
-            row = pool.submit(run_cell, spec, folder).result()
+            return thread.process.submit(run_cell, spec, folder).result()
         except BrokenProcessPool as error:
-            idle.put(None)
-            return failed(spec, f"its process died: {error}")
-        idle.put(pool)
-        return row
+            thread.process = None
+            return _failed(spec, f"its process died: {error}")
 
     with ThreadPoolExecutor(jobs) as threads:
         try:
@@ -143,7 +137,7 @@ def run_cells(
 
 
 def _begin(alive: Any) -> None:
-    """What a process does first: be silent, and end with the one that started it."""
+    """A new process is silent, and ends with the one that started it."""
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silent, stream)
@@ -157,27 +151,43 @@ def _begin(alive: Any) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Train, evaluate, write the file at once, and return what is in it. A failure is written too, not raised."""
-    from gear_rl.versions import versions
+def _failed(spec: Spec, error: str) -> dict[str, Any]:
+    names = ("task", "tier", "seed", "steps", "rate", "n_eval", "samples")
+    row = {"method": spec.name} | {name: getattr(spec, name) for name in names}
+    return row | {"credit": "", "error": error, "spec": asdict(spec)}
 
+
+def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The content of the run's file, after training and evaluation; a failure is written too, not raised."""
     begin = time.perf_counter()
-    row = failed(spec, "")
     try:
-        row |= _trained(spec, folder) | {"error": None}
+        row = _failed(spec, "") | _trained(spec, folder) | {"error": None}
     except Exception as error:
-        row["error"] = f"{type(error).__name__}: {error}"
+        row = _failed(spec, f"{type(error).__name__}: {error}")
     row |= {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
     replace_file(folder / spec.file, (json.dumps(row, indent=1) + "\n").encode())
-    gc.collect()  # trainer and callbacks hold each other
+    gc.collect()  # trainer and callbacks refer to each other
     return row
 
 
+def run_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:
+    """The user's run with a method of the comparison."""
+    values: dict[str, Any] = {name: value for name, value in run.items() if name in RunConfig.model_fields}
+    values |= {"credit": credit, "trainer": {**run["trainer"], **QUIET, **engine}}
+    return RunConfig(**values)
+
+
+def held_out_rows(held_out: Any) -> list[dict[str, Any]]:
+    """The held-out rows of a user's run, tier after tier where there are several."""
+    if held_out is None:
+        return []
+    if isinstance(held_out, Mapping):
+        return [row for part in held_out.values() for row in held_out_rows(part)]
+    return [dict(row) for row in held_out]
+
+
 def cell_trainer(spec: Spec, scratch: str) -> Any:
-    """The trainer of a run, with the engine's settings that the spec has recorded."""
-    from gear_rl.lab.oracle import Oracle, told
-    from gear_rl.lab.own import run_config
-    from gear_rl.runs.arena import arena_config, task_of
+    """The trainer of a run, with the engine's settings of the spec."""
     from gear_rl.runs.trainer import make_trainer
 
     if spec.run is not None:
@@ -200,26 +210,35 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
         truth_of = task_of(spec.task, spec.tier).truth_of(spec.tier)
     trainer = make_trainer(config)
     if isinstance(trainer.credit, Oracle):
-        trainer.credit = replace(trainer.credit, tell=told(trainer, truth_of))
+        trainer.credit = replace(trainer.credit, estimate=estimate_of(trainer, truth_of))
     return trainer
 
 
-def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Accuracies before, on the way and after, and curves of the training."""
-    from gear_rl.lab.own import OwnTask
-    from gear_rl.runs.arena import accuracies, task_of
-    from gear_rl.runs.config import build_method
-    from gear_rl.runs.machine import quiet_libraries, use_few_threads
+class OwnTask:
+    """The user's run as a task: a rollout with the reward ``right`` at least is right, for all methods."""
 
+    def __init__(self, right: float) -> None:
+        self._right = right
+
+    def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> list[float]:
+        """1 for a row whose rollout is right, else 0; sampled through the run's own loop, tools included."""
+        rewards = trainer.solve(rows, seed=seed)
+        return [float(reward is not None and reward >= self._right) for reward in rewards]
+
+
+def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Accuracies before, in between and after, and curves of the training."""
     quiet_libraries()
     if spec.run is None:
         use_few_threads()
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
-        task: Any = (
-            task_of(spec.task, spec.tier) if spec.run is None else OwnTask(trainer, float(spec.run["right"]))
-        )
-        problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
+        if spec.run is None:
+            task: Any = task_of(spec.task, spec.tier)
+            problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
+        else:
+            task = OwnTask(float(spec.run["right"]))
+            problems = held_out_rows(trainer.eval_dataset)[spec.first : spec.first + spec.n_eval]
 
         def measured(count: int | None = None, samples: int = 1) -> list[float]:
             return accuracies(task, trainer, problems[:count], seed=spec.seed, samples=samples)
@@ -254,8 +273,8 @@ def _finite(value: float | None) -> float | None:
 def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
     """The accuracies in the file; measured and written if there are none.
 
-    Runs of one seed begin with the same weights and draw the same answers before the first step. Two that measure
-    at once write the same.
+    Runs of one seed begin with the same weights and draw the same answers before the first step, so two that
+    measure at once write the same.
     """
     try:
         return json.loads(file.read_text(encoding="utf-8"))["accuracies"]
@@ -266,7 +285,7 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
 
 
 class _Between(TrainerCallback):
-    """Measures some of the held-out problems now and then, and keeps the points."""
+    """Measures some of the held-out problems every few steps."""
 
     def __init__(self, spec: Spec, measured: Callable[[int], list[float]]) -> None:
         self.spec, self.measured = spec, measured

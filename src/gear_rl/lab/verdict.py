@@ -1,7 +1,7 @@
 """Does a method help? Every method of a comparison against the baseline, in numbers and words.
 
-Pure: runs as their files hold them in, a part of the findings out (docs/laboratory.md names the keys). The final
-accuracy alone decides; the other numbers are shown beside it.
+Pure: the contents of the runs' files in, a part of the findings out (docs/laboratory.md names the keys). The
+final accuracy alone decides; the other numbers are shown beside it.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,7 +9,6 @@ accuracy alone decides; the other numbers are shown beside it.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -36,11 +35,11 @@ _CELL: dict[str, Any] = {
     "n_eval": 0, "samples": 1, "accuracy_before": None, "accuracy_after": None, "accuracies_before": [],
     "accuracies_after": [], "held_out": [], "curves": {}, "seconds": None, "error": None, "rate": None,
 }  # fmt: skip
-"""The keys of a cell, and what stands there where a file says nothing."""
+"""The keys of a cell, and their values where the file has none."""
 
 
 def cell_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's numbers as the findings hold them; ``ValueError`` for one that lacks what it needs.
+    """A run's numbers as the findings hold them; ``ValueError`` for a missing key.
 
     >>> cell_of({"task": "chain", "error": None})
     Traceback (most recent call last):
@@ -79,9 +78,9 @@ def compare(
     """The verdict on every method of ``rows``, runs of one task, tier and budget.
 
     A method is "better" or "worse" if Student's interval of its paired difference in final accuracy, corrected
-    over all methods, excludes 0. ``ceiling`` knows the truth and is not corrected for. There is no verdict where
-    its gain is not shown, below 3 paired seeds, or where the baseline saturates or never moves. Failed runs are
-    listed. ``ValueError`` for cells that cannot be compared.
+    for all methods but the ``ceiling``, excludes 0. There is no verdict where the ceiling's gain is not shown,
+    below 3 paired seeds, or where the baseline saturates or never moves. ``ValueError`` for cells that cannot be
+    compared.
 
     >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, accuracy_before=0.2)
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
@@ -102,7 +101,7 @@ def compare(
         "n_eval": _one(finished, "n_eval"),
         "samples": _one(finished, "samples"),
         "level": level,
-        # What p is corrected for: methods that were compared with the baseline, failed ones included.
+        # p is corrected for the methods that were compared with the baseline, failed ones included.
         "family": max(1, len(runs) - (1 if ceiling is None else 2)),
         "seeds": seeds,
     }
@@ -111,7 +110,7 @@ def compare(
     found |= {
         "baseline_problem": problem or _ceiling_problem(gain),
         "ceiling": ceiling,
-        "ceiling_gain": gain and asdict(gain),
+        "ceiling_gain": gain and gain._asdict(),
     }
     verdicts = [_verdict(method, row, curves, found, gain) for method, row in runs.items()]
     failures = [(m, s, failure_of(cell)) for m, row in runs.items() for s, cell in row.items()]
@@ -124,7 +123,7 @@ def compare(
 
 
 def area_under(curve: Curve) -> float:
-    """Mean height of the line through the points of a curve, in the order of the steps.
+    """Mean height of the line through the points of a curve.
 
     >>> area_under([(0, 0.0), (10, 1.0), (30, 1.0)])
     0.8333333333333334
@@ -134,7 +133,7 @@ def area_under(curve: Curve) -> float:
 
 
 def budget_to(curve: Curve, accuracy: float) -> float | None:
-    """The share of the curve's steps after which it first has ``accuracy``, on straight lines; None if never.
+    """The share of the curve's steps after which it first reaches ``accuracy``, on straight lines; None if never.
 
     >>> budget_to([(0, 0.25), (5, 0.75), (10, 0.5)], 0.5), budget_to([(0, 0.25), (10, 0.375)], 0.5)
     (0.25, None)
@@ -178,15 +177,15 @@ def _one(cells: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _baseline_problem(cells: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why no method can be judged against these runs; None also if they are too few to say."""
+    """Why no method can be judged against these runs; None also if they are too few to know."""
     if len(cells) < LEAST:
         return None
     before, after = ([cell[name] for cell in cells] for name in ("accuracy_before", "accuracy_after"))
     n, start, end = cells[0]["n_eval"], math.fsum(before) / len(cells), math.fsum(after) / len(cells)
     if end >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
         return f"the baseline saturates ({end:.3f}; {n} problems cannot tell that from 1)"
-    # The luck of the start counts once, as if all runs had drawn the same one answer to each problem. Two right
-    # and two wrong answers are added to it, or a start of 0 would have no noise.
+    # The start's noise counts once, as if all runs had drawn the same answers. Two right and two wrong answers
+    # are added to it, or a start of 0 would have no noise.
     share = (start * n + 2) / (n + 4)
     noise = math.sqrt(float(np.var(after, ddof=1)) / len(cells) + share * (1 - share) / n)
     if end - start <= float(special.stdtrit(len(cells) - 1, 0.95)) * noise:
@@ -195,13 +194,11 @@ def _baseline_problem(cells: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _ceiling_problem(gain: Paired | None) -> str | None:
-    """Why no method can be judged under this ceiling; None also if its seeds are too few to say."""
+    """Why no method can be judged under this ceiling; None also if its seeds are too few to know."""
     if gain is None or gain.interval is None or gain.interval.low > 0:
         return None
-    low, high = gain.interval
-    return (
-        f"this task cannot tell (who knows the truth gains {gain.difference:+.3f}, {low:+.3f} to {high:+.3f})"
-    )
+    ends = "{:+.3f} to {:+.3f}".format(*gain.interval)
+    return f"this task cannot tell (who knows the truth gains {gain.difference:+.3f}, {ends})"
 
 
 def _paired(
@@ -212,9 +209,9 @@ def _paired(
     family: int = 1,
 ) -> Paired:
     """Ours less theirs over the seeds that both finished; the spread is one held-out problem at least."""
-    pairs = [(of(ours[seed]), of(theirs[seed])) for seed in sorted(ours) if seed in theirs]
-    ends = [a for a, _ in pairs], [b for _, b in pairs]
-    return paired_difference(*ends, found["level"], family, _resolution(found))
+    seeds = sorted(ours.keys() & theirs.keys())
+    a, b = ([of(curves[seed]) for seed in seeds] for curves in (ours, theirs))
+    return paired_difference(a, b, found["level"], family, _resolution(found))
 
 
 def _resolution(found: Mapping[str, Any]) -> float:
@@ -229,7 +226,7 @@ def _verdict(
     found: Mapping[str, Any],
     gain: Paired | None,
 ) -> dict[str, Any]:
-    """One method; None where too few seeds finished to have a number."""
+    """One method; a number is None where too few seeds finished."""
     baseline, level = found["baseline"], found["level"]
     ours, theirs = curves[method], curves[baseline]
     other = {} if method == baseline else ours
@@ -241,7 +238,7 @@ def _verdict(
     budgets = [] if None in spent else [value for value in spent if value is not None]
     share, share_interval = _share_of_ceiling(method, curves, found, gain) or (None, None)
     pairs = sorted(other.keys() & theirs.keys())
-    kind, words = ("baseline", "baseline")
+    kind, words = "baseline", "baseline"
     if method != baseline:
         kind, words = _in_words(final.interval, len(pairs), found["baseline_problem"])
     return {
@@ -273,7 +270,7 @@ def _verdict(
 def _share_of_ceiling(
     method: str, curves: _Curves, found: Mapping[str, Any], gain: Paired | None
 ) -> tuple[float, Interval] | None:
-    """How much of what there is to gain the method gains; over the seeds that all three have."""
+    """The share of the ceiling's gain that the method gains; over the seeds that all three have."""
     if gain is None or method == found["baseline"] or gain.interval is None or gain.interval.low <= 0:
         return None
     ours, theirs, best = (curves[name] for name in (method, found["baseline"], found["ceiling"]))

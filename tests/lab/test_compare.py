@@ -1,0 +1,355 @@
+"""gear compare on the arena: methods and plans, the search for rates, and small runs that are interrupted."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gear_rl.arena.task import Task
+from gear_rl.cli.compare import verdict_table
+from gear_rl.errors import InputError
+from gear_rl.lab import compare
+from gear_rl.lab.compare import (
+    MOST_STEPS,
+    best,
+    compared,
+    grid,
+    next_rate,
+    parse_method,
+    parse_methods,
+    plan_of,
+    run_plan,
+    save,
+    split_methods,
+)
+from gear_rl.lab.training import Spec, _once, finished, run_cell, run_cells
+from gear_rl.methods import Gear, RandomOnsets
+from gear_rl.runs.arena import sampling_seed
+from gear_rl.runs.config import build_method
+from gear_rl.versions import versions
+from support.commands import gear, untouched
+
+SMALL = {"task": "chain", "tier": "easy", "n_eval": 8, "rates": 1, "seeds": 1, "steps": 1}
+
+
+def plan_without_ceiling(methods, **settings):
+    """The ceiling's own runs are test_oracle.py's."""
+    plan = plan_of(methods, **{**SMALL, **settings})
+    named = {name: credit for name, credit in plan.methods.items() if name != plan.ceiling}
+    return replace(plan, methods=named, ceiling=None)
+
+
+def specs_of(methods, **settings):
+    return plan_without_ceiling(methods, **settings).reported()
+
+
+# --- methods and plans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "credit"),
+    [
+        ("gear:alpha=0.5,sign_mode=aware", None, {"name": "gear", "alpha": 0.5, "sign_mode": "aware"}),
+        ("own=gear:alpha=0.5", "own", {"name": "gear", "alpha": 0.5}),
+        ("own=my.module:Method", "own", {"name": "my.module:Method"}),
+        ("my.module:Method", None, {"name": "my.module:Method"}),
+    ],
+)
+def test_a_method_may_carry_settings_and_a_name(text, name, credit):
+    assert parse_method(text) == (name or text, credit)
+
+
+def test_a_list_of_methods_is_split_between_methods():
+    blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
+    assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]
+    placebo = build_method(parse_method(blind)[1])
+    assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
+    assert parse_methods(["gear", "own=rlsd:", "gear"]) == {"gear": {"name": "gear"}, "own": {"name": "rlsd"}}
+    with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
+        parse_methods(["own=rlsd:", "own=gear:"])
+    with pytest.raises(InputError, match="'alpha' in 'gear:alpha' is no setting"):
+        parse_method("gear:alpha")
+
+
+def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
+    plan = plan_of(["gear"], task="codebook", tier="default", seeds=10, n_eval=768)
+    tuned, shown = plan.tuning("gear", grid(plan.rate, 4)), plan.reported()
+    assert [*plan.methods] == ["uniform", "oracle", "gear"] and plan.ceiling == "oracle"
+    assert [(s.name, s.seed) for s in shown] == [(m, n) for n in range(10) for m in plan.methods]
+    assert {s.steps for s in shown} == {40} and {s.samples for s in shown} == {4}
+    assert not {s.seed for s in tuned} & {s.seed for s in shown}
+    problems = [set(range(s.first, s.first + s.n_eval)) for s in (tuned[0], shown[0])]
+    assert not problems[0] & problems[1] and problems[0] | problems[1] == set(plan.held_out)
+    assert {s.rate for s in tuned} == {2e-4, 4e-4, 8e-4, 1.6e-3}
+    assert len({s.file for s in (*tuned, *shown)}) == len(tuned) + len(shown)
+
+
+def test_settings_of_the_engine_stand_beside_the_methods_own():
+    specs = {s.name: s for s in specs_of(["live=gear:teacher_model_kind=live,alpha=2", "gear"])}
+    assert specs["gear"].engine == {"teacher_model_kind": "base"}
+    assert specs["live"].engine == {"teacher_model_kind": "live"}
+    assert specs["live"].credit == {"name": "gear", "alpha": 2}
+
+
+def test_another_default_is_another_cell(monkeypatch):
+    """Else a comparison that goes on after an update would hold two methods under one name."""
+    _, one = specs_of(["gear"])
+    assert "alpha=4.0" in one.resolved
+
+    def updated(credit):
+        method = build_method(credit)
+        return replace(method, alpha=3.0) if credit["name"] == "gear" else method
+
+    monkeypatch.setattr(compare, "build_method", updated)
+    _, other = specs_of(["gear"])
+    assert one.credit == other.credit and one.file != other.file
+
+
+def test_names_that_look_alike_have_files_of_their_own():
+    files = [spec.file for spec in specs_of(["a b=gear", "a_b=gear", "a/b=gear"])]
+    assert len({*files}) == 4 and not any("/" in file or " " in file for file in files)
+
+
+@pytest.mark.parametrize(
+    ("words", "tier"),
+    [
+        ([], "codebook/default"),
+        (["--task", "chain"], "chain/hard"),
+        (["--task", "errands"], "errands/default"),
+        (["--tier", "easy"], "codebook/easy"),
+    ],
+)
+def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
+    """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
+
+    def refused(plan, *_, **__):
+        raise InputError(plan.place)
+
+    monkeypatch.setattr("gear_rl.cli.compare.run_plan_with_bar", refused)
+    assert gear("compare", *words).stderr == f"gear: {tier}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "gaer"], "no method 'gaer'; did you mean gear?"),
+        (["--methods", "gear:alhpa=1"], "has no such setting; did you mean alpha?"),
+        (["--methods", ","], "--methods: empty"),
+        (["--seeds", "0"], "--seeds: 0"),
+        (["--samples", "0"], "--samples: 0; give 1 or more"),
+        (["--rates", "0"], "--rates: 0; give 1 or more"),
+        (["--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
+        (["--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
+        (["--taks", "chain"], "--taks: no such option; did you mean --task"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, tmp_path):
+    done = gear("compare", *words, cwd=tmp_path)
+    assert [*tmp_path.iterdir()] == []
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- the search for rates ------------------------------------------------------------------------------------
+
+
+@given(peak=st.integers(-8, 8), count=st.integers(2, 6))
+def test_the_search_ends_with_the_best_inside_or_at_the_limit(peak: int, count: int) -> None:
+    """On a curve with one top, wherever it is, in halvings and doublings of the task's own rate."""
+    first = grid(4e-4, count)
+    place = {compare._rounded(4e-4 * 2.0**n): n for n in range(-12, 13)}
+    curve = {rate: -abs(place[rate] - peak) for rate in first}
+    while (beyond := next_rate(curve, first)) is not None:
+        assert beyond not in curve
+        curve[beyond] = -abs(place[beyond] - peak)
+    low, high = place[first[0]] - MOST_STEPS, place[first[-1]] + MOST_STEPS
+    assert place[best(curve)] == min(max(peak, low), high)
+    assert len(curve) <= count + MOST_STEPS
+    assert next_rate({3e-4: 0.5}, grid(3e-4, 1)) is None
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tuning seed, and a rate more at most."""
+    monkeypatch.setattr(compare, "MOST_STEPS", 1)
+    monkeypatch.setattr(compare, "TUNING_SEEDS", (1000,))
+
+
+def test_a_rate_whose_runs_fail_is_the_worst(few, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def ran(specs, folder, **_):
+        ends = {2e-4: 0.3, 4e-4: 0.5, 8e-4: None}
+        return [{"method": s.name, "rate": s.rate, "accuracy_after": ends.get(s.rate, 0.1)} for s in specs]
+
+    monkeypatch.setattr(compare, "run_cells", ran)
+    plan = plan_without_ceiling([], rates=3, task="codebook")
+    _, tuned = run_plan(plan, tmp_path, jobs=1)
+    tried = {"0.0002": 0.3, "0.0004": 0.5, "0.0008": 0.0}
+    assert tuned["uniform"] == {"rate": 4e-4, "at_edge": False, "tried": tried}
+
+
+def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[dict[str, Any]]:
+    return [finished(spec, folder) or run_cell(spec, folder) for spec in specs]
+
+
+@pytest.mark.usefixtures("few", "unchecked")
+def test_a_killed_comparison_goes_on_and_gives_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = replace(plan_of([], **SMALL | {"task": "codebook", "rates": 2, "n_eval": 4, "samples": 1}))
+    plan = replace(plan, held_out=plan.held_out[:16])
+
+    def found(folder: Path, **options) -> str:
+        rows, tuned = run_plan(plan, folder, jobs=1, **options)
+        return json.dumps(compared(plan, rows, tuned, command=""))
+
+    ran: list[str] = []
+
+    def killed(cell: dict) -> None:
+        ran.append(cell["method"])
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        found(tmp_path / "a", each=killed)
+    [torn, *_] = sorted((tmp_path / "a").glob("uniform-*.json"))
+    torn.write_bytes(torn.read_bytes()[:100])
+    expected: list[tuple[int, int]] = []
+    resumed = found(tmp_path / "a", expect=lambda *n: expected.append(n))
+    assert expected[0][0] < expected[0][1], "what was finished is not run again"
+    with monkeypatch.context() as here, untouched(None):
+        here.setattr(compare, "run_cells", in_this_process)
+        assert resumed == found(tmp_path / "b"), "one that was never interrupted"
+    document = json.loads(resumed)
+    [comparison], tuned = document["comparisons"], document["settings"]["rates"]
+    assert comparison["ceiling"] == "oracle" and document["settings"]["use"] == "choosing"
+    assert set(tuned) == {"uniform", "oracle"}
+    for method, one in tuned.items():
+        assert one["tried"][f"{one['rate']:g}"] == max(one["tried"].values())
+        assert [c["rate"] for c in comparison["cells"] if c["method"] == method] == [one["rate"]]
+
+
+# --- real runs -----------------------------------------------------------------------------------------------
+
+PLAN = plan_without_ceiling(["crpo:style=[9]"], samples=3)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A run that finishes, and one that cannot in the same process; resumed after the first."""
+    folder = tmp_path_factory.mktemp("compare")
+    specs = PLAN.reported()
+    first = run_cells(specs[:1], folder / "cells", jobs=1)
+    stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
+    rows = run_cells(specs, folder / "cells", jobs=1)
+    assert (folder / "cells" / specs[0].file).stat().st_mtime_ns == stamp, "a finished run was run again"
+    assert rows[0] == first[0]
+    return folder, specs, rows
+
+
+def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
+    folder, specs, rows = comparison
+    assert [row["method"] for row in rows] == ["uniform", "crpo:style=[9]"]
+    assert [row["error"] is None for row in rows] == [True, False]
+    assert "style" in rows[1]["error"] and "9" in rows[1]["error"]
+    cells = folder / "cells"
+    assert finished(specs[0], cells) is not None and finished(specs[1], cells) is None
+    whole = (cells / specs[0].file).read_text()
+    for other in (specs_of([], steps=2, samples=3)[0], specs_of([], samples=4)[0]):
+        assert other.file != specs[0].file and finished(other, cells) is None, "another run"
+        for changed in ("{}", "[]", whole[:100], whole):
+            (cells / other.file).write_text(changed)
+            assert finished(other, cells) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_a_damaged_evaluation_is_made_again(text, tmp_path):
+    file = tmp_path / "before.json"
+    file.write_text(text)
+    assert _once(file, lambda: [0.5]) == [0.5] == _once(file, lambda: [0.0])
+
+
+def test_the_findings_depend_on_the_runs_alone(comparison):
+    folder, _, rows = comparison
+    found = compared(PLAN, rows, {}, command="gear compare")
+    assert found == compared(PLAN, [row | {"seconds": 9e9} for row in rows], {}, command="gear compare")
+    [one] = found["comparisons"]
+    assert one["verdicts"][0]["method"] == "uniform"
+    assert "too few seeds" in one["verdicts"][1]["words"]
+    assert one["failed"] and one["failed"][0][0] == "crpo:style=[9]"
+    for when in ("before", "after"):
+        each = rows[0][f"accuracies_{when}"]
+        assert len(each) == 3 and rows[0][f"accuracy_{when}"] == sum(each) / 3
+        assert one["cells"][0][f"accuracies_{when}"] == each and all(share * 8 in range(9) for share in each)
+    assert found["versions"] == versions()
+    old = [rows[0] | {"versions": versions() | {"torch": "2.9.0"}}, rows[1]]
+    assert "2.9.0" in compared(PLAN, old, {}, command="")["versions"]["torch"]
+    assert verdict_table(found).row_count == 2
+    save(found, folder)
+    assert json.loads((folder / "comparison.json").read_text()) == found
+    assert "crpo:style=[9]" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+PARENT = """
+import json, signal, sys
+from pathlib import Path
+from gear_rl.lab.training import Spec, run_cells
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+if __name__ == "__main__":
+    run_cells([Spec(**json.loads(sys.argv[1]))], Path(sys.argv[2]), jobs=1)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_ends_with_the_process_that_started_it(tmp_path, how):
+    [spec] = specs_of([], steps=1000)
+    (tmp_path / "parent.py").write_text(PARENT)
+    cells = tmp_path / "cells"
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", json.dumps(asdict(spec)), cells])
+    while parent.poll() is None and not [*cells.glob("before-*.json")]:
+        time.sleep(0.1)  # it trains soon after
+    children = psutil.Process(parent.pid).children()
+    assert children
+    parent.send_signal(how)
+    parent.wait(timeout=30)
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert not (cells / spec.file).exists()
+
+
+def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatch):
+    """Else the luck of one draw would be in all of them alike, and in no interval."""
+    drawn: list[tuple[int, tuple[float, ...]]] = []
+    states: list[torch.Tensor] = []
+
+    def solve(task, trainer, problems, *, seed, solve=Task.solve):
+        state = torch.random.get_rng_state()
+        rewards = solve(task, trainer, problems, seed=seed)
+        drawn.append((seed, tuple(rewards)))
+        states.append(torch.equal(torch.random.get_rng_state(), state))
+        return rewards
+
+    monkeypatch.setattr(Task, "solve", solve)
+    first, second = specs_of([], seeds=2, n_eval=64, samples=2)
+    with untouched(None):
+        for spec, folder in ((first, "a"), (second, "a"), (first, "b")):
+            row = run_cell(replace(spec, n_between=0), tmp_path / folder)
+            assert row["error"] is None, row["error"]
+    assert [seed for seed, _ in drawn[:4]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2, (
+        "before and after"
+    )
+    before = [drawn[n][1] for n in (0, 1, 4, 5)]
+    assert len({*before}) == 4, "neither two seeds nor two samples of a seed are alike"
+    assert drawn[:4] == drawn[8:], "the same seed draws the same answers again"
+    assert all(states), "the training's own draws are not touched"
+    for seed, outcomes in enumerate((before[:2], before[2:])):
+        [file] = (tmp_path / "a").glob(f"before-*-seed{seed}-samples2.json")
+        assert json.loads(file.read_text())["accuracies"] == [sum(one) / 64 for one in outcomes]

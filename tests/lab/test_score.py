@@ -1,0 +1,367 @@
+"""gear score: where credit lands, on planted faults and on a user's marked ones."""
+
+import json
+import shutil
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines import tiny
+from gear_rl.arena.model import load, prompt_text
+from gear_rl.arena.task import get_task
+from gear_rl.cli.score import score_table
+from gear_rl.credit.config import PRIVILEGED_COLUMNS
+from gear_rl.errors import InputError
+from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
+from gear_rl.lab.score import ENTROPY_ONSETS, UNINFORMED, arena_material, records_of, score
+from gear_rl.runs.config import RunConfig
+from gear_rl.runs.machine import quiet_libraries
+from support.commands import gear, untouched
+
+GOOD = json.loads(EXAMPLE)
+LONG = " plus 2 is 3" * 120
+ROWS = [
+    {"prompt": "1 plus 1", "answer": 2, "completion": "1 plus 1 is 3", "fault": {"text": " 3"}},
+    {"prompt": "x", "answer": 2, "completion": "1 plus", "fault": {"start": 6, "end": 7}},
+    {
+        "prompt": [{"role": "user", "content": "2 plus 2"}],
+        "solution": "2 plus 2 is 4",
+        "completion": [{"role": "assistant", "content": "\U0001f642 is 5"}],
+        "correct": "it is 4",
+        "fault": {"start": 0, "end": 1},
+    },
+    {"prompt": "x", "answer": 2, "completion": LONG * 4, "fault": {"start": 6, "end": 7}},
+    {"prompt": "y", "answer": 5, "completion": LONG, "fault": {"start": 1430, "end": 1440}},
+]
+
+
+def written(folder: Path, *rows: Any) -> Path:
+    file = folder / "mine.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def quiet():
+    with untouched(None):
+        quiet_libraries()
+        yield
+
+
+# --- the file ------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path, *rows: Any, n: int | None = None, **settings: Any):
+    run = RunConfig(model="m", dataset="d", **settings)
+    return read_marked(written(folder, *rows), run, n)
+
+
+def test_a_line_is_read(tmp_path):
+    marks = [{"start": 10, "end": 12}, {"text": "= 50"}]
+    [one], _ = read(tmp_path, GOOD | {"decisions": marks})
+    assert one.completion[one.start : one.end] == "= 52"
+    assert [one.completion[slice(*span)] for span in one.decisions] == ["52", "= 50"]
+    assert one.row == {
+        "prompt": [{"role": "user", "content": "12 + 30 - 2"}],
+        "privileged_context": "12 + 30 = 42, 42 - 2 = 40",
+    }
+    assert (one.line, one.other, one.other_from) == (1, GOOD["solution"], "solution")
+
+
+def test_other_columns_a_message_and_a_correct_completion(tmp_path):
+    said = [{"role": "assistant", "content": "it is 3"}]
+    row = {
+        "question": "1 + 1",
+        "sample": {"text": said, "bad": {"start": 6, "end": 7}},
+        "gold": 2,
+        "correct": "2",
+    }
+    columns = {"prompt": "question", "completion": "sample.text", "fault": "sample.bad", "answer": "gold"}
+    [one], _ = read(tmp_path, row, columns=columns, chat=False)
+    assert (one.completion, one.start, one.end, one.row["prompt"]) == ("it is 3", 6, 7, "1 + 1")
+    assert (one.other, one.other_from, one.row["privileged_context"]) == ("2", "correct", "2")
+
+
+def test_lines_keep_their_numbers_and_n_counts_those_that_can_be_used(tmp_path):
+    bad = GOOD | {"fault": {"start": 3, "end": 3}}
+    marked, aside = read(tmp_path, "", bad, GOOD, "", bad, GOOD, "no JSON is read any more", n=2)
+    assert [one.line for one in marked] == [3, 6]
+    assert [line for line, _ in aside] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"fault": {"start": 2, "end": 2}}, 'fault: {"start": 2, "end": 2} marks nothing of 25 characters'),
+        ({"fault": {"start": 20, "end": 26}}, "marks nothing of 25 characters"),
+        ({"fault": {"start": -2, "end": 2}}, "marks nothing"),
+        ({"fault": {"text": ""}}, "marks nothing"),
+        ({"fault": None}, "fault: null marks nothing"),
+        (
+            {"fault": {"text": "52"}},
+            "fault: '52' stands 2 times in the completion; mark it with start and end",
+        ),
+        ({"fault": {"text": "aa"}, "completion": "aaa"}, "fault: 'aa' stands 2 times"),
+        ({"decisions": 3}, "decisions: 3 marks nothing"),
+        ({"decisions": [{"text": "77"}]}, "decisions: '77' stands 0 times"),
+        (
+            {"solution": " "},
+            "no privileged context for the teacher; fill one of privileged_context, solution",
+        ),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"correct": " "}, "correct: is not the text of one assistant turn"),
+        ({"completion": [{"role": "user", "content": "x"}]}, "completion: is not the text"),
+        (
+            {"completion": [{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]},
+            "tool calls",
+        ),
+        ({"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool calls"),
+    ],
+)
+def test_a_line_of_no_use_is_set_aside_and_the_others_stay(tmp_path, change, reason):
+    marked, aside = read(tmp_path, GOOD, GOOD | change, GOOD)
+    assert [one.line for one in marked] == [1, 3]
+    [(line, why)] = aside
+    assert line == 2 and reason in why
+
+
+CHAT = GOOD | {"prompt": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{k: v for k, v in GOOD.items() if k != "fault"}],
+            r"line 1: fault: missing; .*--columns.fault COLUMN",
+        ),
+        ([{"promt": "x", "completion": "y", "fault": {}}], "line 1: prompt: missing; did you mean promt"),
+        (['{"prompt": '], "line 1: "),
+        (["[1]"], "line 1: expected an object, found list"),
+        ([""], "has no line; write one JSON object per line"),
+        (
+            [GOOD | {"fault": {"text": "53"}}] * 2,
+            r"none of the 2 lines of .* can be used; line 1: fault: '53'",
+        ),
+        ([GOOD, CHAT], "prompt is text in some lines and messages in others; leave out --chat"),
+    ],
+)
+def test_a_file_that_is_not_of_the_format_stops_with_its_line(tmp_path, rows, message):
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, *rows, chat=False)
+
+
+def test_the_page_and_the_help_show_a_line_of_the_format():
+    page = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text(encoding="utf-8")
+    section = page.split("## Your own completions")[1]
+    assert f"```json\n{EXAMPLE}\n```" in section
+    for name in ("prompt", "completion", "fault", "correct", "decisions", *PRIVILEGED_COLUMNS):
+        assert f"`{name}`" in section
+    assert " ".join(EXAMPLE.split()) in " ".join(gear("score", "--help").stdout.split())
+
+
+# --- the numbers ---------------------------------------------------------------------------------------------
+
+
+def planted(chosen, tokenizer):
+    """The task's cases as lines of a user's file."""
+    for case in chosen:
+        [wrong], [right] = case.faulty, case.right
+        start, end = (len(tokenizer.decode(wrong[:place])) for place in (case.fault.start, case.fault.stop))
+        said, better = (tokenizer.decode(ids[:-1]) for ids in (wrong, right))
+        yield {**case.row, "completion": said, "correct": better, "fault": {"start": start, "end": end}}
+
+
+def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path, quiet):
+    """Tokens, prompts, rewards and all that follows are those of the task."""
+    _, tokenizer = load()
+    file = written(tmp_path, *planted(get_task("chain").cases(tokenizer, "hard", 7), tokenizer))
+    named = {"by_entropy": {"name": "gear", "onset_signal": "entropy"}, "gear": {"name": "gear"}}
+    ours = score(named, marked_material(file, "arena"))[0]
+    theirs = score(named, arena_material(tier="hard", n=7))[0]
+    assert ours["n"] == 7 and ours["other_completion"] == {"correct": 7}
+    rows, by_role = theirs["methods"], {}
+    for name, row in rows.items():
+        by_role.setdefault(row["role"], set()).add(name)
+    assert ours["methods"].keys() == rows.keys()
+    assert by_role == {
+        "method": {"gear", "by_entropy"},
+        "floor": {"uniform", "shuffled", "random_onsets"},
+        "control": {UNINFORMED, ENTROPY_ONSETS, "entropy", "log_ratio", "divergence"},
+        "ceiling": {"oracle"},
+    }
+    # Of decisions the task alone knows. It draws the uninformed teacher's problem; a file has its next line.
+    known = {"auc_choices", "auc_choices_interval", "with_choices"}
+    for name in rows.keys() - {UNINFORMED}:
+        mine, its = ours["methods"][name], rows[name]
+        assert {k: mine[k] for k in mine.keys() - known} == {k: its[k] for k in mine.keys() - known}, name
+        assert mine["with_choices"] == 0 and its["with_choices"] == 7 - its["left_out"]["fallback"]
+    assert rows["gear"]["auc"] not in (0.5, 1.0)
+    assert rows[ENTROPY_ONSETS] | {"role": "method"} == rows["by_entropy"] != rows["gear"]
+    assert rows[UNINFORMED]["auc"] < rows["gear"]["auc"]
+    assert (rows["uniform"]["auc"], rows["uniform"]["lift"]) == (0.5, 1.0)
+    assert [rows["oracle"][measure] for measure in ("auc", "share", "rank")] == [1.0, 1.0, 1.0]
+    # The shipped student is unsure where it errs, and its teacher is not.
+    assert rows["entropy"]["auc"] > 0.8 and rows["log_ratio"]["auc"] > 0.8
+    assert score_table(theirs).row_count == len(rows)
+
+
+def test_the_same_signal_by_itself_and_through_the_engine(quiet):
+    """The replay scores the ids of the case, not what the policy would have said."""
+    chosen, records = records_of({"name": "gear"}, arena_material(tier="easy", n=3))
+    model, tokenizer = load()
+    for case, record in zip(chosen, records, strict=True):
+        assert record.ids == case.faulty[0]
+        prompt = tokenizer(prompt_text(tokenizer, case.row))["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + record.ids])).logits[0].float()
+        written_by = logits[len(prompt) - 1 :][: len(record.ids)]
+        entropy = torch.distributions.Categorical(logits=written_by).entropy()
+        torch.testing.assert_close(
+            torch.tensor(record.signals["student_entropy"]), entropy, atol=1e-4, rtol=1e-3
+        )
+        assert record.reward == 0.0 and record.advantage < 0
+
+
+def test_a_users_own_completions(tiny_model, tmp_path):
+    """A model of two thousand weights and five lines, of which two cannot be used."""
+    written(tmp_path, *ROWS)
+    words = ["--data", "mine.jsonl", "--model", tiny_model, "--methods", "gear,rlsd,rlcsd"]
+    words += ["--max-tokens", "900", "--json", "--report", "report.html"]
+    done = gear("score", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found, page = json.loads(done.stdout), (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (found["data"], found["model"], found["n"]) == ("mine.jsonl", Path(tiny_model).name, 3)
+    assert found["other_completion"] == {"answer": 2, "correct": 1}
+    assert [line["line"] for line in found["set_aside"]] == [2, 4]
+    assert 'line 2: fault: {"start": 6, "end": 7} marks nothing of 6 characters' in done.stderr
+    assert "line 4: completion: 1920 tokens are more than --max-tokens 900; set aside" in done.stderr
+    assert "2 of 5 lines are set aside" in done.stderr
+    assert all(row["n"] == 3 for name, row in found["methods"].items() if name != "rlcsd")
+    assert found["methods"]["oracle"]["auc"] == 1.0 and found["methods"]["uniform"]["auc"] == 0.5
+    assert "a span that was marked" in page and "Where credit lands: mine.jsonl" in page
+    # A group of two has no other failure to contrast with, so RLCSD leaves its completions as they are.
+    row, table = found["methods"]["rlcsd"], score_table(found)
+    assert (row["n"], row["auc"], row["left_out"]["fallback"]) == (0, None, 3)
+    assert table.columns[-1].header == "n"
+    assert [*table.columns[1].cells][[*table.columns[0].cells].index("rlcsd")] == "-"
+
+
+def test_the_engine_sees_the_completion_the_fault_and_a_negative_advantage(tiny_model, tmp_path, quiet):
+    tokenizer, same = tiny.tokenizer(), ROWS[0] | {"prompt": "3 plus 3"}
+    material = marked_material(written(tmp_path, *ROWS, same), tiny_model, max_tokens=900)
+    chosen, records = records_of({"name": "gear"}, material)
+    others, blind = records_of({"name": "gear"}, material, informed=False)
+    texts = ["1 plus 1 is 3", "\U0001f642 is 5", LONG, "1 plus 1 is 3"]
+    faults = [" 3", "\U0001f642", LONG[1430:], " 3"]
+    for case, record, text, fault in zip(chosen, records, texts, faults, strict=True):
+        assert tokenizer.decode(record.ids) == text + "<|im_end|>"
+        assert tokenizer.decode(record.ids[case.fault.start : case.fault.stop]).endswith(fault)
+        assert record.reward == 0.0 and record.advantage == pytest.approx(-(0.5**0.5), abs=1e-3)
+        assert record.context == "privileged_context" and record.fallback is None
+        assert record.mask == [1] * len(record.ids) and record.turn == [0] * len(record.ids)
+    assert "<|im_start|>user\n2 plus 2<|im_end|>" in records[1].prompt, "the model's own chat template"
+    assert tokenizer.decode(chosen[1].right[0]) == "it is 4<|im_end|>"
+    assert len(chosen[0].fault) == 1 and len(chosen[1].fault) == 4, "four bytes, four tokens"
+    # The uninformed teacher sees the next line's context; after the last, the next one with another text.
+    assert [case.row["privileged_context"] for case in chosen] == ["2", "2 plus 2 is 4", "5", "2"]
+    assert [case.row["privileged_context"] for case in others] == ["2 plus 2 is 4", "5", "2", "2 plus 2 is 4"]
+    for one, other in zip(records, blind, strict=True):
+        entropy = pytest.approx(other.signals["student_entropy"], abs=1e-3)
+        assert one.ids == other.ids and one.signals["student_entropy"] == entropy
+        assert one.signals["divergence"] != other.signals["divergence"]
+
+
+def test_among_decisions_there_is_a_second_auc_and_without_another_context_no_control(
+    tiny_model, tmp_path, quiet
+):
+    row = ROWS[0] | {"completion": "2 and 1 plus 1 is 3", "fault": {"text": "3"}}
+    decided = row | {"decisions": [{"start": 0, "end": 1}, {"text": "is 3"}]}
+    material = marked_material(written(tmp_path, decided, row), tiny_model)
+    rows = score({"uniform": {"name": "uniform"}}, material)[0]["methods"]
+    oracle = rows["oracle"]
+    assert (oracle["n"], oracle["with_choices"], oracle["auc_choices"]) == (2, 1, 1.0)
+    assert rows["uniform"]["auc_choices"] == 0.5
+    assert (rows[UNINFORMED]["n"], rows[UNINFORMED]["auc"]) == (0, None)
+
+
+def test_two_models_are_never_loaded_at_once(tiny_model, tmp_path, quiet):
+    models: list[weakref.ref] = []
+    material = marked_material(written(tmp_path, ROWS[0]), tiny_model)
+
+    def watched(trainer, informed):
+        models.append(weakref.ref(trainer.model))
+        return material.cases(trainer, informed)
+
+    records_of({"name": "gear"}, replace(material, cases=watched))
+    assert models[0]() is None
+
+
+def test_prompts_that_the_model_cannot_take_are_set_aside(tiny_model, tmp_path, quiet):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    template = folder / "chat_template.jinja"
+    refusal = "{% if messages[0].role == 'judge' %}{{ raise_exception('no judges here') }}{% endif %}"
+    template.write_text(refusal + template.read_text(encoding="utf-8"), encoding="utf-8")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 300}))
+    judge = ROWS[0] | {"prompt": [{"role": "judge", "content": "x"}, {"role": "user", "content": "y"}]}
+    nobody = ROWS[0] | {"prompt": [{"role": "assistant", "content": "x"}]}
+    # 240 tokens, which fit alone, but not behind a prompt.
+    half = ROWS[4] | {"completion": LONG[: len(LONG) // 2], "fault": {"start": 0, "end": 5}}
+    file = written(tmp_path, judge, ROWS[0], half, ROWS[0] | {"correct": LONG}, nobody)
+    material = marked_material(file, str(folder))
+    chosen, _ = records_of({"name": "uniform"}, material)
+    assert len(chosen) == 1
+    reasons = [line["reason"] for line in material.about()["set_aside"]]
+    assert reasons[0] == "prompt: cannot be shown to the teacher (no judges here)"
+    assert reasons[1].startswith("completion: ") and reasons[1].endswith("but the model has 300 places")
+    assert reasons[2].startswith("correct: ") and reasons[2].endswith("but the model has 300 places")
+    assert "no user or system message" in reasons[3]
+
+
+def test_settings_of_the_engine_may_follow(tiny_model, tmp_path, quiet):
+    """A prompt as text, the teacher's template and the columns: all of `gear train`."""
+    row = {"question": "1 plus 1", "gold": "2", "completion": "1 plus 1 is 3", "fault": {"text": "3"}}
+    words = ["--columns.prompt", "question", "--chat", "false", "--privileged_column", "gold"]
+    words += ["--teacher_prompt_template", "{privileged_context} {prompt}"]
+    material = marked_material(written(tmp_path, row), tiny_model, words=words)
+    config = material.config({"name": "gear"}, str(tmp_path))
+    [case], [record] = records_of({"name": "gear"}, material)
+    assert record.prompt == "1 plus 1"
+    assert case.row == {"prompt": "1 plus 1", "privileged_context": "2"}
+    assert config.trainer["teacher_prompt_template"] == "{privileged_context} {prompt}"
+    assert material.about()["other_completion"] == {"gold": 1}
+
+
+MARKED = ["--data", "mine.jsonl", "--model", "arena"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tier", "harder"], "no tier 'harder'; did you mean hard?"),
+        (["--n", "0"], "--n: 0 is not possible"),
+        (["--tsak", "chain"], "--tsak: no such option; did you mean --task"),
+        (["--model", "arena"], "--model: goes with --data"),
+        (["--max-tokens", "9"], "--max-tokens: goes with --data"),
+        (["--data", "mine.jsonl", "--tier", "easy"], "--tier: is for the arena's tasks"),
+        (["--data", "mine.jsonl"], "--model: missing"),
+        (["--data", "x.jsonl", "--model", "arena"], "--data: x.jsonl does not exist"),
+        ([*MARKED, "--credit.alpha", "1"], "--credit.alpha: not possible"),
+        ([*MARKED, "--aplha", "1"], "aplha: no such setting"),
+        ([*MARKED, "--n", "0"], "--n: 0 is not possible"),
+        ([*MARKED, "--max-tokens", "0"], "--max-tokens: 0"),
+        ([*MARKED, "--methods", "crpo"], "gear: --methods: crpo: style: no reward function 1"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, tmp_path):
+    done = gear("score", *words, cwd=written(tmp_path, ROWS[0]).parent)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.jsonl"]
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
