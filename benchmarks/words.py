@@ -10,11 +10,8 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 

@@ -4,9 +4,9 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 def replace_file(path: Path, content: bytes) -> None:

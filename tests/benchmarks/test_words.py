@@ -67,33 +67,6 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
     assert found["falsified"] == {"n": 2}
 
 
-def test_both_contexts_are_scored_side_by_side(monkeypatch, tmp_path):
-    """With threads for the processes, which would load the libraries anew; what they are given can be sent."""
-
-    def alone(task, methods, rows, column):
-        assert pickle.dumps((task, methods, rows, column))
-        task.say(f"{column} begins")
-        both.wait(timeout=60)  # neither ends before the other has begun
-        if methods:
-            raise InputError(f"{column}: too few")
-        return rows
-
-    both, said = threading.Barrier(2), list[str]()
-    monkeypatch.setattr(experiment, "_scored_alone", alone)
-    monkeypatch.setattr(experiment, "falsified_context", lambda task: {})
-    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda n, mp_context: ThreadPoolExecutor(n))
-    task = experiment.Words(
-        model="arena", data="word-problems/bare", split="test", n=1, runs=tmp_path, say=said.append
-    )
-    task.file.write_text(json.dumps({"model": "arena"} | kept(WRONG, WRONG)))
-    contexts = experiment.words(task, {}, jobs=2)["contexts"]
-    rows = kept(WRONG, WRONG)["rows"]
-    assert contexts == {"solution": rows, "answer": rows}
-    assert set(said) == {"solution begins", "answer begins"}
-    with pytest.raises(InputError, match="solution: too few"):
-        experiment.words(task, {"gear": {}}, jobs=2)
-
-
 @pytest.mark.parametrize(
     ("written", "right", "place"),
     [

@@ -10,14 +10,11 @@ from engines.probing import SCRIPTS, WEIGHTS, Pass, Probe, Shop, passed, shop
 from engines.scripted import END
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.signals.answers import answer_regions
-from gear_rl.signals.confidence import AnswerConfidence
+from gear_rl.signals.batch import Completions, Prompts
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from gear_rl.signals.text_units import LINE_END, SENTENCE_END, unit_ids
-from gear_rl.signals.transport import TransportDistance
-from gear_rl.signals.turns import AnchorId, anchor_ids
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import Signal, is_per_row
-from support.scoring import passed as passed_alone
+from gear_rl.types import Signal
+from signals.saliency_loops import saliency
 
 
 @pytest.fixture(scope="module")
@@ -38,203 +35,24 @@ def of_turns(found: Pass, name: str, b: int) -> list[float]:
     return [value[0] for value in every]
 
 
-# --- text -------------------------------------------------------------------------------------------------------
-
-
-def test_text_signals(desk):
-    found = asked(desk, "answer_region", "sentence_id", "line_id")
-    signals, mask, ids = found.shown[1], found.mask, found.completions.ids
-    texts = texts_of(desk, ids)
-    assert torch.equal(signals.answer_region, answer_regions(texts, mask))
-    assert torch.equal(signals.sentence_id, unit_ids(texts, mask, SENTENCE_END))
-    assert torch.equal(signals.line_id, unit_ids(texts, mask, LINE_END))
+def test_ids_answers_rewards_and_anchors(desk):
+    needs = ("token_id", "answer_region", "group_B", "reward_B", "rewards_BR", "anchor_id")
+    found = seen_by_a_method(desk, *needs)
+    signals, mask, ids = found.shown[1], found.mask, found.output["completion_ids"]
+    assert {*signals.values} == {*needs}, "nothing else is computed"
+    assert torch.equal(signals.token_id, torch.where(mask, ids, -1))
+    assert (~mask & (mask.cumsum(-1) > 0) & (mask.flip(-1).cumsum(-1).flip(-1) > 0)).any(), "tool output"
     answers = [
         desk._tokenizer.decode(row[part == 1]) for row, part in zip(ids, signals.answer_region, strict=True)
     ]
     assert answers == ["3", "14", "", "3", "7", "9", "", "1"]
     assert found.metrics["gear/answers"] == [6 / 8]
-    assert signals.sentence_id.amax(-1)[2] == 1 and signals.line_id.amax(-1)[5] == 0
-
-
-def test_the_ids_of_the_sampled_tokens(desk):
-    found = asked(desk, "token_id")
-    signals, ids = found.shown[1], found.completions.ids
-    assert signals.token_id.dtype == torch.int64
-    assert torch.equal(signals.token_id[found.mask], ids[found.mask])
-    assert (signals.token_id[~found.mask] == -1).all(), "tool output is none of them"
-    between = ~found.mask & (found.mask.cumsum(-1) > 0) & (found.mask.flip(-1).cumsum(-1).flip(-1) > 0)
-    assert between.any(), "else nothing is shown"
-
-
-def test_a_pattern_of_the_users_finds_the_answer(desk):
-    found = asked(desk, "answer_region", answer_pattern=r"(No|Hm)")
-    region, ids = found.shown[1].answer_region, found.completions.ids
-    told = [desk.processing_class.decode(row[here == 1]) for row, here in zip(ids, region, strict=True)]
-    assert told == ["", "", "No", "Hm", "", "", "", ""]
-    assert found.metrics["gear/answers"] == [2 / 8]
-
-
-# --- what the answer depends on --------------------------------------------------------------------------------
-
-SALIENCY = {
-    "default": ((AnswerOcclusion(), AnswerGradient(), AnswerActivation()), {}),
-    "other": (
-        (AnswerOcclusion("joint"), AnswerGradient("joint", 0.02), AnswerActivation("last", "content")),
-        {"credit_batch_size": 3, "seed": 5},
-    ),
-}
-
-
-@pytest.mark.parametrize(("signals", "settings"), SALIENCY.values(), ids=SALIENCY)
-def test_saliency(plain, signals, settings):
-    found = asked(plain, *signals, answer_pattern=r"\[(.*)\]", **settings)
-    texts = texts_of(plain, found.completions.ids)
-    region = answer_regions(texts, found.mask, r"\[(.*)\]")
-    assert (region == 1).any(-1).tolist() == [True, True, False, True, True, True, True, False]
-    own = passed_alone(
-        plain.model,
-        signals,
-        found.completions,
-        found.student,
-        answer_region=region,
-        pad_id=plain.processing_class.pad_token_id,
-        temperature=0.9,
-        batch_size=3 if settings else 4,
-        seed=settings.get("seed", 42),
-    )
-    for name in own:
-        value = getattr(found.shown[1], name)
-        assert torch.equal(value, own[name]), name
-        assert value.any(-1).tolist()[:3] == [True, True, False], name
-
-
-def test_the_noise_is_another_at_every_step(plain):
-    settings = {"answer_pattern": r"\[(.*)\]"}
-    first = asked(plain, "answer_gradient", **settings).shown[1].answer_gradient
-    again = asked(plain, "answer_gradient", **settings).shown[1].answer_gradient
-    plain.state.global_step = 1
-    later = asked(plain, "answer_gradient", **settings).shown[1].answer_gradient
-    plain.state.global_step = 0
-    assert torch.equal(first, again) and not torch.equal(first, later)
-
-
-# --- the ground truth -------------------------------------------------------------------------------------------
-
-
-def test_the_confidence_is_of_the_ground_truth_as_the_template_writes_it(desk):
-    found = asked(desk, AnswerConfidence("= {privileged_context}<|im_end|>"))
-    rows = list(tiny.rows(2))
-    # `<|im_end|>` is text in an answer: it ends no turn.
-    tokenizer = desk.processing_class
-    answers = [
-        tokenizer(f"= {row['privileged_context']}<|im_end|>", split_special_tokens=True)["input_ids"]
-        for row in rows
-        for _ in range(4)
-    ]
-    own = passed_alone(
-        desk.model,
-        [AnswerConfidence()],
-        found.completions,
-        found.student,
-        answer_ids_BN=torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(ids) for ids in answers], batch_first=True, padding_value=-1
-        ),
-        batch_size=4,
-    )["answer_confidence"]
-    value = found.shown[1].answer_confidence
-    assert torch.equal(value, own)
-    assert len(of_turns(found, "answer_confidence", 4)) == 3
-    assert (value[found.mask] > 0).all() and not torch.equal(
-        value, asked(desk, "answer_confidence").shown[1].answer_confidence
-    )
-
-
-def test_where_there_is_no_ground_truth_nothing_is_asked(desk):
-    rows = [
-        row | {"privileged_context": None, "answer": ""} if i else row for i, row in enumerate(tiny.rows(2))
-    ]
-    found = asked(desk, "answer_confidence", "group_B", rows=rows)
-    advantage_B, signals = found.shown
-    assert signals.mask.any(-1).tolist() == [True] * 4 + [False] * 4
-    assert advantage_B[4:].tolist() == [0.0] * 4
-    assert set(signals.group_B[4:].tolist()).isdisjoint(signals.group_B[:4].tolist())
-    assert torch.equal(found.advantage, found.plain)
-    assert found.metrics["gear/fallback/no_context"] == [4.0]
-    assert found.metrics["gear/context/row"] == [4.0] and found.metrics["gear/context/environment"] == [0.0]
-
-
-# --- beside each other ------------------------------------------------------------------------------------------
-
-
-def test_rewards_as_the_trainer_weighs_and_sums_them(desk):
-    found = asked(desk, "group_B", "reward_B", "rewards_BR")
-    signals = found.shown[1]
     assert WEIGHTS == [1.0, 0.5]
     # Each reward function's value times its weight; where it abstained, 0.
     each = [[1.0, 1.0], [0.0, 0.0], [0.25, 0.5], [1.0, 0.5], [0.0, 0.0], [2.0, 0.5], [0.0, 1.5], [0.5, 0.5]]
     assert signals.rewards_BR.tolist() == each
     assert signals.reward_B.tolist() == [sum(row) for row in each]
     assert signals.group_B.tolist() == [0] * 4 + [1] * 4
-
-
-def test_transport_distances_between_right_and_wrong(desk):
-    pytest.importorskip("ot")
-    found = asked(desk, TransportDistance(window_tokens=6, stride_tokens=2), success_reward=1.0)
-    own = passed_alone(
-        desk.model,
-        [TransportDistance(window_tokens=6, stride_tokens=2)],
-        found.completions,
-        found.student,
-        judged_group_B=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
-        succeeded_B=torch.tensor([1, 0, 0, 1, 0, 1, 1, 1]),  # 1.5 and 1.0 on are right
-        batch_size=4,
-    )["transport_distance"]
-    value = found.shown[1].transport_distance
-    assert torch.equal(value, own)
-    assert (value[found.mask] > 0).all() and value[0].unique().numel() > 2
-
-
-def test_what_nobody_judged_is_neither_right_nor_wrong(desk, monkeypatch):
-    pytest.importorskip("ot")
-    rewards = [[1.0, 0.0, None, 1.0] + [1.0] * 3 + [None], [None] * 8]
-    monkeypatch.setattr(desk, "judgement", rewards)
-    signal = TransportDistance(window_tokens=6, stride_tokens=2)
-    value = asked(desk, signal, success_reward=0.0).shown[1].transport_distance
-    assert not value.any(), "from 0 on all that was judged is right, and the others are no failures"
-    value = asked(desk, signal, success_reward=0.5).shown[1].transport_distance
-    assert value.any(-1).tolist() == [True, True, False, True] + [False] * 4
-
-
-# --- turns ------------------------------------------------------------------------------------------------------
-
-
-def test_a_turns_reward_where_nobody_says_it(desk):
-    found = asked(desk, "turn_reward")
-    every = [of_turns(found, "turn_reward", b) for b in range(8)]
-    assert every == [[1, 0], [1, 0], [0], [0, 0], [1, 1, 0], [0], [1, 0], [1, 0]]
-
-
-def test_a_turns_reward_that_a_reward_function_logs(desk, monkeypatch):
-    logs = [[k + 0.25 * b for k in range(len(script))] for b, script in enumerate(SCRIPTS)]
-    monkeypatch.setattr(desk, "logs", logs)
-    found = asked(desk, "turn_reward")
-    assert [of_turns(found, "turn_reward", b) for b in range(8)] == logs
-    monkeypatch.setattr(desk, "logs", None)
-    assert of_turns(asked(desk, "turn_reward"), "turn_reward", 7) == [1, 0], "not those of the batch before"
-
-
-def test_a_turns_reward_that_the_environment_says(desk, monkeypatch):
-    monkeypatch.setattr(desk, "logs", [[9.0] * len(script) for script in SCRIPTS])
-    monkeypatch.setattr(Shop, "_tells", lambda self: [float(len(place)) for place in self.seen])
-    found = asked(desk, "turn_reward")
-    every = [of_turns(found, "turn_reward", b) for b in range(8)]
-    assert every == [[1, 0], [2, 0], [0], [0, 0], [1, 3, 0], [0], [1, 0], [2, 0]]
-    outside = ~found.mask
-    assert (found.shown[1].turn_reward[outside] == 0).all() and outside.any()
-
-
-def test_anchors_are_the_states_that_turns_of_a_group_began_in(desk):
-    found = asked(desk, "anchor_id")
     every = [of_turns(found, "anchor_id", b) for b in range(8)]
     first = {ids[0] for ids in every[:4]}, {ids[0] for ids in every[4:]}
     assert [len(ids) for ids in first] == [1, 1] and first[0] != first[1], "the prompt, group by group"

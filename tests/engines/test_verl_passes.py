@@ -15,7 +15,6 @@ from gear_rl.engines.verl.passes import (
     rows_of_request,
 )
 from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
-from gear_rl.signals.signal import names_of
 from gear_rl.types import is_per_row
 
 
@@ -24,16 +23,14 @@ def request_of(lengths: list[int]) -> ForwardRequest:
     width = max(lengths)
     attention = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
     ids = (torch.arange(len(lengths))[:, None] * 100 + torch.arange(width) + 1) * attention
-    prompts = [(7,) * (1 + b) for b in range(len(lengths))]
-    teachers = [(9,) * (3 + b % 2) for b in range(len(lengths))]
-    given = {
-        "needs": ("divergence",),
-        "step": 4,
-        "completions": Completions(ids=ids, attention=attention, mask=ids % 3 > 0),
-        "student": left_padded(prompts, 0),
-        "teachers": [left_padded(teachers, 0)],
-        "scored_B": torch.tensor([b % 3 > 0 for b in range(len(lengths))]),
-        "inputs": {
+    return ForwardRequest(
+        needs=("divergence",),
+        step=4,
+        completions=Completions(ids=ids, attention=attention, mask=ids % 3 > 0),
+        student=left_padded([(7,) * (1 + b) for b in range(len(lengths))], 0),
+        teachers=[left_padded([(9,) * (3 + b % 2) for b in range(len(lengths))], 0)],
+        scored_B=torch.tensor([b % 3 > 0 for b in range(len(lengths))]),
+        inputs={
             "answer_region": ids % 5,
             "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(3),
             "judged_group_B": torch.arange(len(lengths)) // 2,

@@ -22,12 +22,6 @@ def test_only_a_pretrained_model_takes_bfloat16_and_never_as_weights_that_are_al
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(machine, "processor", lambda: facts)
     assert has_bfloat16() == has
-
-
-def test_only_a_pretrained_model_takes_it_and_never_as_weights_that_are_all_trained(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setattr(machine, "has_bfloat16", lambda: True)
-    half = {"model_init_kwargs": {"dtype": "bfloat16"}}
     plain = machine_defaults()
     assert plain["bf16"] is False and "model_init_kwargs" not in plain
     half = {"model_init_kwargs": {"dtype": "bfloat16"}} if has else {}

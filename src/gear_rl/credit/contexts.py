@@ -20,6 +20,7 @@ from gear_rl.credit.config import (
     check_sources,
 )
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
+from gear_rl.files import without_null
 from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.step import step as credit_step
 from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, left_padded
-from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import Teacher
 from gear_rl.types import Credit, CreditAssigner

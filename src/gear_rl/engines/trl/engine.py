@@ -21,6 +21,8 @@ from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.score import KeptStates
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer

@@ -22,7 +22,6 @@ from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.signals.forwards import capturing
 from gear_rl.signals.passes import shares_prompts
 from gear_rl.signals.score import KeptStates
-from gear_rl.signals.signal import needs_student, signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import predicting_positions
 
