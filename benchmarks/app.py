@@ -152,12 +152,12 @@ def curves(
 
     result: dict[str, Any] = {}
     names = split_methods(methods or experiment.METHODS)
-    options = {"jobs": jobs, "console": error_console, "command": command_line(PROGRAM)}
-    for result in experiment.curves(names, seeds, runs, **options):
+    command = command_line(PROGRAM)
+    for result in experiment.curves(names, seeds, runs, jobs=jobs, console=error_console, command=command):
         if out is not None:
             replace_file(out, (json.dumps(result, indent=1) + "\n").encode())
-        for axis in experiment.AXES if plots is not None else ():
-            if experiment.curve(result, axis):
+        for axis in experiment.AXES:
+            if plots is not None and experiment.curve(result, axis):
                 experiment.draw(result, axis, plots / f"curves_{axis}.png")
     deliver(result, experiment.curves_cells, out, as_json)
 

@@ -32,7 +32,8 @@ class Operands(NamedTuple):
     def to(self, kind: torch.dtype | str) -> "Operands":
         """The same, in another floating-point type or on another device."""
         token_N = self.token_N if isinstance(kind, torch.dtype) else self.token_N.to(kind)
-        return Operands(*(x.to(kind) for x in self[:3]), token_N)
+        student, teacher, weight = (x.to(kind) for x in self[:3])
+        return Operands(student, teacher, weight, token_N)
 
     def first(self, tokens: int) -> "Operands":
         """The first tokens alone."""

@@ -102,7 +102,7 @@ def signals_cells(result: Mapping[str, Any]) -> Cells:
     names = {"logp": "log-prob", "kl": "KL", "teacher_logp": "teacher's log-prob"}
     rows: list[tuple[str, ...]] = []
     for row in result["competitors"].values():
-        gives = ", ".join(names.get(name, name) for name in row["gives"]) or "nothing"
+        gives = ", ".join(str(names.get(name, name)) for name in row["gives"]) or "nothing"
         time = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
         memory = "n/a" if row["extra_mb"] is None else f"{row['extra_mb']:.0f}"
         wrong = [value for key, value in row.items() if key.startswith("error_")]
