@@ -147,7 +147,7 @@ def test_rlsd_runs_in_smoke_with_an_adapter():
             "math",
             "  {privileged_context}",
             "  {privileged}",
-            r"teacher template: .* lacks \{privileged_context\}",
+            r"teacher_prompt_template: .* lacks \{privileged_context\}",
         ),
         ("math", "smoke_rows:", None, "smoke_rows: missing; 'openai/gsm8k' may be far away"),
         (

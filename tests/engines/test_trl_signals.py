@@ -14,7 +14,7 @@ from gear_rl.signals.batch import Completions, Prompts
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Signal
-from signals.saliency_loops import saliency
+from support.scoring import passed as passed_alone
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +133,12 @@ def test_passes_take_temperature_batch_size_seed_and_pattern_of_the_settings(tin
     texts = [[trainer._tokenizer.decode([int(t)]) for t in row] for row in output["completion_ids"]]
     region = answer_regions(texts, found.mask, r"\[(.*)\]")
     assert (region == 1).any(-1).tolist() == [True, True, False, True, True, True, True, False]
-    own = saliency(
+    own = passed_alone(
         trainer.model,
+        signals,
         Completions(ids=output["completion_ids"], attention=output["completion_mask"], mask=found.mask),
         Prompts(ids_BP=output["prompt_ids"], attention_BP=output["prompt_mask"]),
-        region,
-        signals,
+        answer_region=region,
         pad_id=trainer._tokenizer.pad_token_id,
         temperature=0.9,
         batch_size=3,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.tensor.bilevel import bilevel_weights
-from tensor.rows import PROPERTY, tables, with_nan
+from tensor.tables import PROPERTY, tables, with_nan
 
 
 def doublings(*rows):

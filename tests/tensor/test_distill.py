@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gear_rl.tensor import distill
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
-from tensor.rows import PROPERTY
+from tensor.tables import PROPERTY
 from tensor.test_logits import full_log_softmax, seeded
 
 WIDTH = 5

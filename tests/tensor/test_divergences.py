@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
 from gear_rl.tensor.logits import Head
-from tensor.rows import PROPERTY, tiled
+from tensor.tables import PROPERTY, tiled
 from tensor.test_logits import LargestTensor, full_log_softmax, large, seeded, small
 
 OF_BOTH = ("forward_divergence", "js_divergence")

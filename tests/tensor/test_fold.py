@@ -21,7 +21,7 @@ from gear_rl.tensor.fold import (
     note_sampled,
     reverse_divergence,
 )
-from tensor.rows import PROPERTY
+from tensor.tables import PROPERTY
 from tensor.test_logits import seeded
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from gear_rl.tensor.groups import (
     turn_values,
 )
 from gear_rl.tensor.segments import turn_ids
-from tensor.rows import PROPERTY, tables, with_nan
+from tensor.tables import PROPERTY, tables, with_nan
 
 KEYS = torch.tensor([-1, 0, 5, 10**12])
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from gear_rl.tensor.distill import distillation_terms
 from gear_rl.tensor.divergences import DIVERGENCES, divergences
 from gear_rl.tensor.logits import Head, predicting_positions, scattered, tile_shape, token_statistics
-from tensor.rows import PROPERTY, tables, tiled
+from tensor.tables import PROPERTY, tables, tiled
 
 
 def seeded(seed=0):

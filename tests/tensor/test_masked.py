@@ -16,7 +16,7 @@ from gear_rl.tensor.masked import (
     masked_quantile,
     masked_rank,
 )
-from tensor.rows import PROPERTY, tables, with_nan
+from tensor.tables import PROPERTY, tables, with_nan
 
 
 def same(found, expected_rows):

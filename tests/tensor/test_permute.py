@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.tensor.permute import moved, permuted, random_order
-from tensor.rows import PROPERTY, by_row, tables, with_nan
+from tensor.tables import PROPERTY, by_row, tables, with_nan
 
 seeds = st.integers(-3, 2**40)
 

@@ -16,7 +16,7 @@ from gear_rl.tensor.segments import (
     since_segment_start,
     turn_ids,
 )
-from tensor.rows import PROPERTY, by_row, tables, with_nan
+from tensor.tables import PROPERTY, by_row, tables, with_nan
 
 
 def turn_ids_loop(mask):
