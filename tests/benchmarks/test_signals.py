@@ -81,13 +81,16 @@ def test_the_ratio_is_of_the_least_and_its_spread_of_single_repeats():
     assert ratio([6.0, 4.0, 9.0], [2.0, 4.0, 3.0, 0.1]) == found  # a luckier repeat without a rival
 
 
-@pytest.mark.skipif(not measure._STATUS.exists(), reason="only Linux reports a peak that can be reset")
 def test_the_peak_is_what_was_held_at_once():
     def two_at_once():
         held = [torch.ones(8 << 20) for _ in range(2)]  # 32 MiB each
         del held
 
-    assert 60 < peak_extra_mb(two_at_once) < 72
+    peak = peak_extra_mb(two_at_once)
+    if not measure._STATUS.exists():  # only Linux reports a peak that can be reset
+        assert peak is None
+        return
+    assert 60 < peak < 72
     # Two float32 logits of 512 x 4096 are 16 MiB; the log-softmaxes beside them make it more.
     assert 24 < signals.fresh_peak("naive", 512, 4, 4096, "float32", "cpu") < 64
 

@@ -10,17 +10,21 @@ from gear_rl.methods import Opsd
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
 
 
+def speaking(trainer):
+    """The trainer with an adapter that changes the model already; peft's begins as nothing."""
+    g = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, p in trainer.model.named_parameters():
+            if "lora_B" in name:
+                p.copy_(torch.randn(p.shape, generator=g) / 3)
+    return trainer
+
+
 def made(folder, model, credit=None, *, peft=None, rows=None, **changes):
     args = GEARConfig(**tiny.settings(folder, **changes))
     rows = tiny.rows() if rows is None else rows
     trainer = GEARTrainer(model, tiny.vowels, args, rows, peft_config=peft, credit=credit or Opsd())
-    if peft is not None:  # an adapter begins as nothing; this one already says something
-        g = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for name, p in trainer.model.named_parameters():
-                if "lora_B" in name:
-                    p.copy_(torch.randn(p.shape, generator=g) / 3)
-    return trainer
+    return speaking(trainer)
 
 
 def left_padded(lengths, vocab, g):

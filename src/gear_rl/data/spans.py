@@ -44,7 +44,7 @@ def token_span(tokenizer: Any, text: str, ids: Sequence[int], start: int, end: i
         return most
 
     def touched(count: int) -> int:
-        """The same, and the character of which they write a part."""
+        """The whole characters, and the character that the tokens have begun."""
         return whole(count) + (not text.startswith(written(count)))
 
     if written(len(ids)) != text:

@@ -38,14 +38,13 @@ NOISE_NATS = 1e-5
 class Gear:
     """Divergence of student and teacher opens segments of credit, each weighted by the divergence at its onset.
 
-    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak is an onset: it
-    opens a segment, which ends where the student's entropy rises. Tokens of a segment take the ``z`` of its
-    onset, other tokens their own. ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
+    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a segment,
+    which ends where the student's entropy rises and takes the ``z`` of its onset. Other tokens keep their own.
+    ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    Known are the paper's abstract and captions only: the defaults are our reading, ``departures`` and
-    ``aftermath`` ours. To the letter: ``departures="all", aftermath=0, end_threshold=0.5, alpha=1`` and a live
-    teacher. Use it with a privileged context, where one early mistake decides the outcome. ``alpha=0`` gives
-    GRPO, and so do divergences below ``onset_floor_nats``.
+    The defaults are our reading of the paper's abstract and captions; to the letter: ``departures="all",
+    aftermath=0, end_threshold=0.5, alpha=1`` and a live teacher. Use it where one early mistake decides the
+    outcome. ``alpha=0`` gives GRPO, and so do divergences below ``onset_floor_nats``.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

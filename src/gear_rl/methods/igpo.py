@@ -35,8 +35,8 @@ class Igpo:
     ``G_k = sum_{l >= k} discount^(l - k) r_l``; ``A_k = G_k - mean of the group's G``. The turn is the segment.
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
-    The releases compare tokens of the same index (``baseline="token"``), or rewards before the sum
-    (``Igpo(compare="rewards", baseline="group", scale=True)``); the default, turns of the same number, is ours.
+    The releases compare tokens of one index (``baseline="token"``), or rewards before the sum
+    (``Igpo(compare="rewards", baseline="group", scale=True)``); the default is ours.
     Use it for agents that gather evidence for a known answer.
 
     >>> signals = TokenSignals(

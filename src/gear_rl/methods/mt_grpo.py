@@ -22,8 +22,8 @@ class MtGrpo:
     turn and ``A`` after it; ``A_t = norm(T + R)`` where no tool result follows. The turn is the segment.
     **Additive**.
 
-    Released rollouts have two turns; with more, rewards of later turns are not read. The release looks for the
-    word ``<result>``, we for a second turn. Use it where the first call earns a reward of its own.
+    Rewards of later turns are not read. The release looks for the word ``<result>``, we for a second turn. Use it
+    where the first call earns a reward of its own.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),

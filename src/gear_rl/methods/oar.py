@@ -76,9 +76,8 @@ class OarP(_Oar):
     ``n = minmax(log(1 + s))`` and ``q`` its ``threshold``-quantile; ``w = max(n / q, min_weight)`` below ``q``,
     ``1 + boost (n - q) / (1 - q)`` from it on, scaled to mean 1. All other tokens have weight 1.
 
-    Readme, snippet and other releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. The
-    snippet overwrites its level after the first completion; we do not. Use it without a teacher, where a forward
-    for every token is affordable.
+    Releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. Use it without a teacher,
+    where a forward for every token is affordable.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

@@ -23,9 +23,8 @@ class Rlcsd:
     right and a wrong hint, and ``r_t = strength tanh(e_t / squash_nats)``. Where ``|r_t| > threshold`` a token
     is *modulated*: it gets ``A + r_t``, or 0 if the sign would flip.
 
-    The release averages up to 4 wrong hints, we take one. Its loss adds the means over modulated and other
-    tokens, which ``paths`` expresses as factors on the advantage. Use it where groups hold right and wrong
-    rollouts.
+    The release averages up to 4 wrong hints, we take one. ``paths`` expresses its sum of two means as factors on
+    the advantage. Use it where groups hold right and wrong rollouts.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),

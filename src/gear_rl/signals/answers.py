@@ -52,10 +52,9 @@ def answer_regions(
 
     ``texts[b][t]`` is token ``t`` decoded alone. Each turn is searched by itself; the last turn with a match
     wins, and in it the last match. Without a pattern the answer is the last ``\boxed{...}`` with balanced braces,
-    else the last ``<answer>...</answer>``, else the rest of the last line that starts with ``####``. Of a pattern
-    the first group is the answer, or the whole match; only the last ``SEARCHED_CHARACTERS`` of a turn are
-    searched for one. A token that overlaps the content is content; a row without an answer is all 0. Raises
-    ``ValueError`` for a pattern that ``check_pattern`` refuses.
+    else the last ``<answer>...</answer>``, else the rest of the last line that starts with ``####``. A pattern's
+    first group is the answer, or the whole match, within a turn's last ``SEARCHED_CHARACTERS``. A token that
+    overlaps the content is content. Raises ``ValueError`` for a pattern that ``check_pattern`` refuses.
 
     >>> texts = [["so", " ", "\\boxed", "{", "4", "2", "}", "."]]
     >>> answer_regions(texts, torch.ones(1, 8, dtype=torch.bool))

@@ -200,8 +200,8 @@ def shortened(text: str, characters: int) -> str:
 def runs(record: Record) -> list[Run]:
     """The completion, cut where segment or mask changes.
 
-    A segment that tool output interrupts gives several runs, the first of which has the onset. There is no onset
-    where all trained tokens share one segment (GRPO, a fallback).
+    Tool output cuts a segment into several runs; only its first run is marked as the onset. A completion with one
+    segment (GRPO, a fallback) has no onset.
     """
     num_segments = len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained})
     pieces: list[Run] = []

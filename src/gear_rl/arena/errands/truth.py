@@ -31,12 +31,10 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     code; waits, tool answers and truncated calls have none. A code in several tokens is one decision in all of
     them.
 
-    The rest of a turn is form as long as a request is left. Anything but a call as the template writes it, with
-    the end of the turn after it, loses all requests that are left. An item that is not left loses the request
-    that was due: strictly it wastes a call, but a policy that repeats itself does so until none is left
-    (docs/decisions/0013). The tool and the order of requests are free. In a turn with several calls only the
-    first has a form, and after the last call that counts none has. Raises KeyError for a row without seed or
-    tier.
+    The rest of a turn is form while a request is left. Anything but a call as the template writes it, followed by
+    the end of the turn, loses all requests that are left; an item that is not left loses the request that was due
+    (docs/decisions/0013). The tool and the order of requests are free. Only a turn's first call has a form, and
+    none after the last call that counts. Raises KeyError for a row without seed or tier.
     """
     problem = generate(row["seed"], row["tier"])
     decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
