@@ -130,13 +130,13 @@ def test_what_was_applied_is_logged_once(tiny_model, tmp_path, caplog):
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="gear_rl"):
             trainer_of(tmp_path, tiny_model, credit, **changes)
-        return [text for text in caplog.messages if "as the method has it" in text]
+        return [text for text in caplog.messages if "the default of this method" in text]
 
-    said = "rlsd: teacher_model_kind=sync, teacher_sync_steps=10, as the method has it; set them to change"
+    said = "rlsd sets teacher_model_kind=sync, teacher_sync_steps=10 (the default of this method)"
     assert lines(Rlsd()) == [said]
     assert lines(Rlsd(), teacher_sync_steps=10) == [said.replace(", teacher_sync_steps=10", "")]
     assert lines(Rlsd(), teacher_sync_steps=10, teacher_model_kind="live") == []
-    assert lines(Gear()) == ["gear: teacher_model_kind=base, as the method has it; set them to change"]
+    assert lines(Gear()) == ["gear sets teacher_model_kind=base (the default of this method)"]
     assert lines(Gear(), teacher_model_kind="live") == lines(Uniform()) == []
 
 

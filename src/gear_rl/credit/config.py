@@ -195,7 +195,7 @@ class CreditConfig:
             raise ValueError(f"credit: engine_settings of {method.name!r}: {error}") from None
         if applied and announce:
             shown = ", ".join(f"{name}={value}" for name, value in applied.items())
-            logger.info("%s: %s, as the method has it; set them to change", method.name, shown)
+            logger.info("%s sets %s (the default of this method)", method.name, shown)
         return resolved
 
     @property
