@@ -17,7 +17,7 @@ class InputError(Exception):
     """
 
 
-def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest known words, or the first of the list.
 
     >>> did_you_mean("alhpa", ["alpha", "clip"])
@@ -29,8 +29,8 @@ def did_you_mean(word: str, known: Iterable[str], show: int = 12) -> str:
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    rest = f", ... ({len(known) - show} more)" if len(known) > show else ""
-    return f"choose from {', '.join(known[:show])}{rest}"
+    rest = f", ... ({len(known) - 12} more)" if len(known) > 12 else ""
+    return f"choose from {', '.join(known[:12])}{rest}"
 
 
 def raised(error: BaseException) -> str:

@@ -10,7 +10,6 @@ from gear_rl.arena import model
 from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.errands.env import ErrandsEnv
 from gear_rl.arena.task import TEMPLATE, Completion, Reference
-from gear_rl.engines.trl.rollouts import parse_tool_calls
 
 TOOLS = [ErrandsEnv().send, ErrandsEnv().wait]
 
@@ -60,18 +59,3 @@ def test_ids_joined_turn_by_turn_are_those_of_the_whole(tokenizer: Any, referenc
         for part, message in zip(parts, _messages(made), strict=True):
             if message["role"] == "tool":
                 assert part == _trl_suffix(tokenizer, message)
-
-
-def test_the_chat_template_is_one_that_trl_can_parse(tokenizer: Any) -> None:
-    from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_response
-
-    assert is_chat_template_prefix_preserving(tokenizer)
-    assert parse_tool_calls(tokenizer)
-    problem = errands.generate(0)
-    user = {"role": "user", "content": problem.text}
-    prompt = _rendered(tokenizer, [user], add_generation_prompt=True)
-    made = problem.solve()
-    for ids, message in zip(model.tokens(tokenizer, made)[::2], _messages(made)[::2], strict=True):
-        parsed = parse_response(tokenizer, ids, prefix=prompt, tools=TOOLS)
-        assert parsed.get("tool_calls") == message.get("tool_calls")
-        assert parsed.get("content", "") == message["content"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.problem import BELIEFS, RIGHT, SYMBOLS, Tier
+from gear_rl.arena.codebook.problem import BELIEFS, RIGHT
 from gear_rl.arena.codebook.truth import truth
 from gear_rl.arena.codes import Belief
 from gear_rl.arena.errands import problem as errands
@@ -24,15 +24,12 @@ WORDS = ("Ka", "Bo", "Mi", "Fe", "Ha", "12", "34", "56", "78", "99", "1", "345",
         ("codes Ka 12 Bo 34 Mi 56 Fe 78", 4),
         ("codes Ka 12 hm so Bo 34 also and Mi 56 now then Fe 78", 4),
         ("codes Fe 78 Ka 12", 2),  # the order is free, what is left out is wrong
-        ("codes Ka 34 Bo 12 Mi 65 Fe 78", 1),
         ("codes Ka 99 Ka 12", 0),  # what is written first counts
         ("codes Ka 12 Ka 99", 1),
         ("codes Ha 12 Ka 12", 1),  # a symbol that was not to be looked up
-        ("Ka 12", 1),
         ("codes Ka hm 12 Bo: 34 Mi  56", 0),  # the code comes right after its symbol
         ("codes Ka 123 Bo 3 xKa 12", 0),
         ("codes Ka \u0661\u0662", 0),
-        ("12 34 56 78", 0),
         ("", 0),
     ],
 )
@@ -44,7 +41,7 @@ def test_the_reward_is_the_share_that_is_right(completion: str, right: int) -> N
 
 
 @given(words=st.lists(st.sampled_from(WORDS), max_size=13))
-def test_decisions_are_those_that_a_walk_over_the_words_finds(words: list[str]) -> None:
+def test_decisions_are_those_of_a_walk_over_the_words(words: list[str]) -> None:
     given_codes, taken = dict(zip(("Ka", "Bo", "Mi", "Fe"), ("12", "34", "56", "78"), strict=True)), []
     open_symbols = [*given_codes]
     for symbol, code in itertools.pairwise(words):
@@ -65,11 +62,9 @@ def test_the_table_of_beliefs(right: dict[str, str], beliefs: dict[str, Belief],
     assert (min(shares), max(shares)) == pytest.approx((0.15, 0.9))
     assert sum(shares) / len(shares) == pytest.approx(0.525)
     for name, belief in beliefs.items():
-        first, favourite, *rest = belief.values()
-        assert next(iter(belief)) == right[name] and sum(belief.values()) == pytest.approx(1.0)
-        assert favourite == pytest.approx(0.8 * (1 - first)) and rest == pytest.approx(
-            [0.1 * (1 - first)] * 2
-        )
+        first, *others = belief.values()
+        assert next(iter(belief)) == right[name]
+        assert others == pytest.approx([share * (1 - first) for share in (0.8, 0.1, 0.1)])
     # 0.8 of the mistakes are one code: it leads where 0.8 (1 - p) > p.
     assert sum(share < 4 / 9 for share in shares) == most
 
@@ -80,9 +75,6 @@ def test_the_shuffled_reference_has_other_symbols() -> None:
     assert shuffled != problem.reference("shuffled", seed=8)
     assert len(shuffled.split()) == len(problem.solve()[0].split())
     assert not set(problem.symbols) & set(shuffled.split())
-    longest = codebook.generate(0, Tier(symbols=32))
-    others = str(longest.reference("shuffled")).split()[1::2]
-    assert set(others) == set(SYMBOLS) - set(longest.symbols), "as many are left for another problem"
 
 
 ROW = {"answer": "Ka 12 Bo 34 Mi 56"}

@@ -1,4 +1,4 @@
-"""The task "errands": the environment that says nothing, and the truth about a rollout's tokens."""
+"""The task "errands": its environment, and the truth about a rollout's tokens."""
 
 import contextlib
 from collections.abc import Sequence
@@ -65,11 +65,10 @@ def test_what_cannot_be_sent_is_refused_and_costs_nothing() -> None:
 
 
 def test_a_row_brings_what_only_the_teacher_sees() -> None:
-    for reference, least in (("trace", "send"), ("answer", RIGHT[PROBLEM.items[0]]), ("none", None)):
+    for reference, least in (("trace", "send"), ("answer", RIGHT[PROBLEM.items[0]]), ("none", "None")):
         env = ErrandsEnv()
         env.reset(**TASK.rows("easy", num=1, reference=reference, first_seed=SEED)[0])
-        context = env.privileged_context()
-        assert context is None if least is None else context is not None and least in context
+        assert least in str(env.privileged_context())
     shown = str(PROBLEM.reference("shuffled", SEED))
     assert shown.count("<tool_call>") == 3 and not any(item in shown for item in PROBLEM.items)
 
@@ -107,8 +106,10 @@ def test_truth_by_hand() -> None:
     wrong = _wrong(1)
     codes = [str(call.arguments["code"]) for call in GOLD]
     ids = _tokens_of(WAIT, wrong, GOLD[1], GOLD[0], GOLD[0])
-    bad = str(wrong.arguments["code"])
-    assert _facts(ids) == [(bad, 1, False, codes[1]), (codes[0], 0, True, codes[0])]
+    assert _facts(ids) == [
+        (wrong.arguments["code"], 1, False, codes[1]),
+        (codes[0], 0, True, codes[0]),
+    ]
     decided = truth(ids, ROW, TOKENIZER).decision
     # The code is the seventh token of its turn; a wait has 16 tokens.
     assert [t for t, decision in enumerate(decided) if decision >= 0] == [16 + 6, 16 + 20 + 20 + 6]

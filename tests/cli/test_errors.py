@@ -173,5 +173,4 @@ def test_an_exception_of_a_function_names_its_line():
         checked({}, None)
     with pytest.raises(InputError, match="privileged: mine:hint gave int; return text"):
         checked({"hint": 7}, None)
-    assert (rollouts_fault(None, {}) or "").startswith("NoneType without 'prompt_ids'")
-    assert (rollouts_fault({"prompt_ids": []}, {}) or "").startswith("dict without 'compl")
+    assert (rollouts_fault({"completion_ids": [[1], []]}, {}) or "").startswith("no token for completion 1")

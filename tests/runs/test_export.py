@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from peft import LoraConfig
 
 from gear_rl.credit.config import CreditConfig
-from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.rows import load_splits
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
@@ -33,7 +33,7 @@ def exported(folder: Path, *words: str, **options: Any) -> dict[str, int]:
 
 
 def overrides(folder: Path) -> dict[str, str]:
-    """Hydra's keys and values as the shell hands them over, quotes of Hydra's own included."""
+    """Hydra's keys and values, with Hydra's quotes."""
     text = (folder / "launch.sh").read_text(encoding="utf-8")
     words = shlex.split(text.partition("main_ppo")[2].replace("\\\n", " "))
     return dict(word.split("=", 1) for word in words if word != "$@")
@@ -63,25 +63,18 @@ def test_rows_and_reward_are_those_of_gear_train(tmp_path):
     exec((tmp_path / "reward.py").read_text(encoding="utf-8"), names)
     right = row["reward_model"]["ground_truth"]
     for answer in (right, "100"):
-        given = {"data_source": "arena/easy", "ground_truth": right, "extra_info": row["extra_info"]}
-        score = names["compute_score"](solution_str=f"ans {answer}", **given)
-        ours = load_reward("arena", "arena/easy")([f"ans {answer}"], answer=[right])
-        assert [score] == ours == [float(answer == right)]
+        score = names["compute_score"]("arena/easy", f"ans {answer}", right, row["extra_info"])
+        assert score == float(answer == right)
 
 
-def test_several_rewards_are_weighed_and_one_that_does_not_apply_counts_nothing(tmp_path, monkeypatch):
-    (tmp_path / "judges.py").write_text(
-        "def long(prompts, completions, **row): return [float(len(completions[0][0]['content']))]\n"
-        "async def none(completions, answer, **row): return [None]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    words = ["--reward", "[arena, judges:long, judges:none]", "--reward_weights", "[1.0, 0.5, 3.0]"]
-    exported(tmp_path / "out", *CHAIN, *words, *BATCH)
+def test_several_rewards_are_weighed_without_none(tmp_path):
+    words = ["--reward", "[arena, support.desk:digits, support.desk:silent]"]
+    exported(tmp_path, *CHAIN, *words, "--reward_weights", "[1.0, 0.5, 3.0]", *BATCH)
     names: dict = {}
-    exec((tmp_path / "out" / "reward.py").read_text(encoding="utf-8"), names)
+    exec((tmp_path / "reward.py").read_text(encoding="utf-8"), names)
     score = names["compute_score"]("d", "ans 45", "45", {"answer": "45", "prompt": [{"content": "?"}]})
-    assert score["score"] == score["acc"] == 1.0 + 0.5 * len("ans 45")
-    assert score["judges:long"] == 6.0 and score["judges:none"] != score["judges:none"], "not a number"
+    assert score["score"] == score["acc"] == 1.0 + 0.5 * 2
+    assert score["support.desk:digits"] == 2.0 and isnan(score["support.desk:silent"])
 
 
 def test_an_agents_rows_reset_its_environment(tmp_path):
@@ -95,22 +88,13 @@ def test_an_agents_rows_reset_its_environment(tmp_path):
     assert "reward.custom_reward_function.path" not in given and not (tmp_path / "reward.py").exists()
 
 
-def test_the_command_says_what_the_file_says(tmp_path):
-    words = ["--credit.alpha", "0.5", "--learning_rate", "1e-4", "--num_generations", "4"]
-    words += [
-        "--max_steps",
-        "600",
-        "--beta",
-        "0.1",
-        "--epsilon_high",
-        "0.28",
-        "--max_completion_length",
-        "24",
-        "--top_k",
-        "5",
-    ]
-    words += ["--adam_beta2", "0.95", "--save_total_limit", "2", "--warmup_steps", "10.0"]
-    given = command(tmp_path, *CHAIN, *BATCH, *words, gpus=2, prompt_tokens=64)
+def test_the_settings_become_verls(tmp_path):
+    words = (
+        "--credit.alpha 0.5 --learning_rate 1e-4 --num_generations 4 --max_steps 600 --beta 0.1 --top_k 5 "
+        "--epsilon_high 0.28 --max_completion_length 24 --adam_beta2 0.95 --save_total_limit 2 "
+        "--warmup_steps 10.0"
+    )
+    given = command(tmp_path, *CHAIN, *BATCH, *words.split(), gpus=2, prompt_tokens=64)
     assert next(iter(given.items())) == ("+gear", "gear")
     assert given["gear.alpha"] == "0.5"
     wanted = {
@@ -156,7 +140,7 @@ def test_an_adapter_is_that_of_peft_and_merged_for_vllm(lora, wanted, tmp_path):
     assert [given[f"actor_rollout_ref.model.{name}"] for name in names] == [*wanted, "true"]
 
 
-def test_what_does_not_come_along_is_said_in_the_command(tmp_path):
+def test_settings_that_are_left_out_are_noted(tmp_path):
     said: list[str] = []
     words = ["--mask_truncated_completions", "true", "--use_vllm", "true"]
     exported(tmp_path, *CHAIN, *BATCH, *words, say=said.append)
@@ -233,11 +217,8 @@ def test_the_recipes_can_be_exported(tmp_path, monkeypatch):
         assert "\n" in given["gear.teacher_prompt_template"]
 
 
-def test_the_command_line_says_what_it_wrote_and_how_to_start(tmp_path):
+def test_the_command_prints_how_to_start(tmp_path):
     done = gear("export", "verl", *CHAIN, *BATCH, "--out", "here", "--gpus", "4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "train.parquet (4096 rows)" in done.stdout.replace("\n", "")
     assert f"bash {tmp_path / 'here' / 'launch.sh'}" in done.stdout.replace("\n", " ")
     assert os.access(tmp_path / "here" / "launch.sh", os.X_OK)
-    wrong = gear("export", "verl", *CHAIN, "--gpus", "0", cwd=tmp_path)
-    assert wrong.returncode == 2 and "--gpus" in wrong.stderr

@@ -1,10 +1,10 @@
-"""What a machine without an accelerator does with a pretrained model, and with the arena's."""
+"""Default settings on a machine without an accelerator."""
 
 import pytest
 import torch
 
 from gear_rl.runs import machine
-from gear_rl.runs.machine import has_bfloat16, machine_defaults, use_few_threads
+from gear_rl.runs.machine import has_bfloat16, machine_defaults
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,7 @@ from gear_rl.runs.machine import has_bfloat16, machine_defaults, use_few_threads
         ({}, False),
     ],
 )
-def test_only_a_pretrained_model_takes_bfloat16_and_never_as_weights_that_are_all_trained(
-    monkeypatch, facts, has
-):
+def test_a_pretrained_model_takes_bfloat16_unless_all_weights_are_trained(monkeypatch, facts, has):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(machine, "processor", lambda: facts)
     assert has_bfloat16() == has
@@ -27,15 +25,3 @@ def test_only_a_pretrained_model_takes_bfloat16_and_never_as_weights_that_are_al
     half = {"model_init_kwargs": {"dtype": "bfloat16"}} if has else {}
     assert machine_defaults(pretrained=True, full=False) == plain | half
     assert machine_defaults(pretrained=True, full=True) == plain | {"bf16": has}
-
-
-@pytest.mark.parametrize(("pretrained", "cores", "threads"), [(True, 8, 3), (False, 8, 1), (True, 2, 1)])
-def test_threads(monkeypatch, pretrained, cores, threads):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: cores)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert use_few_threads(pretrained=pretrained) == threads
-    finally:
-        torch.set_num_threads(before)

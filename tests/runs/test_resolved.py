@@ -11,7 +11,7 @@ WORDS = ("--model", "arena", "--dataset", "arena/chain/easy", "--reward", "arena
 SMALL = ("--per_device_train_batch_size", "8", "--num_generations", "8", "--max_completion_length", "8")
 
 
-def test_what_it_says_is_what_was_run(tmp_path):
+def test_it_holds_the_settings_that_were_run(tmp_path):
     folder = tmp_path / "run"
     words = (*WORDS, *SMALL, "--credit", "shuffled", "--credit.of.alpha", "2.5", "--credit.of.name", "gear")
     done = gear("train", *words, "--output_dir", str(folder), "--save_strategy", "no")

@@ -1,19 +1,15 @@
-"""`--smoke`: what is swapped, what is not, and what a recipe that does nothing is told."""
+"""`--smoke`: which settings are swapped, and the errors of a recipe that does nothing."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.smoke import SPREAD, smoke, swapped
-from gear_rl.runs.tiny_model import save_tiny_model
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]
-CALL = '{"name": "look", "arguments": {"place": "a"}}'
 
 
 def recipe(**changes) -> RunConfig:
@@ -24,7 +20,7 @@ def recipe(**changes) -> RunConfig:
     return config
 
 
-def test_what_costs_is_swapped_and_what_can_be_wrong_is_not(tmp_path):
+def test_costly_settings_are_swapped_and_the_others_are_kept(tmp_path):
     settings = {"use_vllm": True, "vllm_mode": "server", "deepspeed": "zero3.json"}
     kept = {"learning_rate": 3e-6, "epsilon_high": 0.28, "teacher_model_kind": "ema", "temperature": 0.7}
     more = {"reward_weights": [2.0], "record_file": "/runs/r.jsonl", "max_completion_length": 8192}
@@ -55,80 +51,23 @@ def test_every_tier_of_an_evaluation_is_swapped_and_a_local_dataset_needs_no_row
     assert small.dataset == local
 
 
-def completions(folder, count=64):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    chat = [{"role": "user", "content": "What is where?"}]
-    ids = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=False, enable_thinking=False
-    )
-    torch.manual_seed(0)
-    found = model.generate(ids.repeat(count, 1), do_sample=True, max_new_tokens=24)[:, ids.shape[1] :]
-    return [tokenizer.decode(row).split("<|endoftext|>")[0] for row in found]
-
-
-def test_the_tiny_model_calls_tools_and_also_does_not(tmp_path):
-    texts = completions(save_tiny_model(tmp_path, [CALL]))
-    called = sum(text == f"<tool_call>\n{CALL}\n</tool_call><|im_end|>" for text in texts)
-    assert 20 < called < 64
-    assert "ok<|im_end|>" in texts
-    texts = completions(save_tiny_model(tmp_path / "plain"))
-    stopped = sum(text.endswith("<|im_end|>") for text in texts)
-    assert len(set(texts)) > 50 and 40 < stopped <= 64
-    assert not any("<tool_call>\n" in text for text in texts)
-
-
-MINE = '''
-def length(completions, **columns):
-    return [float(len(c[-1]["content"])) for c in completions]
-
-def silent(completions, **columns):
-    return [None] * len(completions)
-
-def broken(completions, **columns):
-    return [float(columns["anwser"][0])] * len(completions)
-
-class Mute:
-    def reset(self, **row):
-        pass
-
-    def look(self, place: str) -> str:
-        """Look somewhere.
-
-        Args:
-            place: Where.
-        """
-        return f"nothing at {place}"
-
-    def get_reward(self) -> float:
-        return 0.0
-
-    def privileged_context(self):
-        return None
-
-class Undocumented(Mute):
-    def search(self, place: str) -> str:
-        return ""
-'''
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward": "smoke_mine:silent"}, "reward: silent judged none of .* rows have .*answer"),
-        ({"reward": "smoke_mine:broken"}, r"reward: smoke_mine:broken raised KeyError: 'anwser' .*, line 9"),
+        ({"reward": "support.desk:silent"}, "reward: silent judged none of .* rows have .*answer"),
         (
-            {"environment": "smoke_mine:Mute", "reward": None, "columns": {"prompt": "q", "gold": "a"}},
+            {"reward": "support.desk:broken"},
+            r"reward: support.desk:broken raised KeyError: 'anwser' \(desk.py, line \d+\)",
+        ),
+        (
+            {"environment": "support.desk:Mute", "reward": None, "columns": {"prompt": "q", "gold": "a"}},
             "credit: none of .* completions had a privileged context, so 'gear' did nothing",
         ),
         (
-            {"environment": "smoke_mine:Undocumented"},
+            {"environment": "support.desk:Undocumented"},
             "tools: search: Cannot generate JSON schema .* no docstring",
         ),
         ({"smoke_rows": [*ROWS, {"q": " ", "a": "0"}]}, "smoke_rows: 1 have no usable prompt"),
-        ({"smoke_rows": None}, "smoke_rows: missing; 'big/data' may be far away"),
         ({"smoke_rows": ROWS[:2]}, "smoke_rows: 2 rows are too few"),
         ({"vllm_importance_sampling_clip_min": 5.0, "use_vllm": True}, "vllm_importance_sampling_clip_min"),
         (
@@ -137,9 +76,6 @@ class Undocumented(Mute):
         ),
     ],
 )
-def test_a_recipe_that_does_nothing_or_breaks_is_told_why(tmp_path, monkeypatch, changes, message):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "smoke_mine", raising=False)
-    (tmp_path / "smoke_mine.py").write_text(MINE)
+def test_a_recipe_that_does_nothing_or_breaks_is_refused(changes, message):
     with pytest.raises(InputError, match=f"(?s){message}"):
-        smoke(recipe(**{"reward": "smoke_mine:length"} | changes))
+        smoke(recipe(**{"reward": "support.desk:digits"} | changes))

@@ -11,60 +11,20 @@ from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import arena_model, load_data
 from support.commands import gear
 
-MODULE = '''
-import random
-
-class Desk:
-    def reset(self, number, **row):
-        self.number, self.seen = number, set(row)
-
-    def look(self, place: str) -> str:
-        """Look.
-
-        Args:
-            place: Where.
-        """
-        return "nothing"
-
-    def get_reward(self) -> float:
-        return 1.0 if self.number % 4 == 0 else 0.2
-
-def told(row, rollout):
-    return f"It is {row['number']}." if rollout.reward < 0.9 else None
-
-def add(a: int, b: int) -> int:
-    """Add.
-
-    Args:
-        a: One.
-        b: Other.
-    """
-    return a + b
-
-def digits(completions, **columns):
-    return [float(sum(letter in "0123456789" for letter in c[-1]["content"])) for c in completions]
-
-def rolled(prompts, trainer):
-    ids = trainer.processing_class(["12 ok", "no", "3", "45"] * 8)["input_ids"][: len(prompts)]
-    shown = [trainer.processing_class(p[0]["content"])["input_ids"] for p in prompts]
-    return {"prompt_ids": shown, "completion_ids": ids, "logprobs": None}
-'''
-
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine.py").write_text(MODULE)
     for name, count in (("train", 16), ("easy", 3), ("hard", 5)):
         rows = [{"question": f"{i} plus {i}", "number": i} for i in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
 
-def run(folder, model, text):
+def run(folder, model, *lines):
     (folder / "run.yaml").write_text(
         f"model: {model}\ndataset: train.jsonl\ncolumns: {{prompt: question}}\n"
         "max_completion_length: 12\noutput_dir: out\nrecord_file: records.jsonl\nmax_steps: 2\n"
-        "per_device_train_batch_size: 8\nnum_generations: 4\nsave_strategy: no\n" + text
+        "per_device_train_batch_size: 8\nnum_generations: 4\nsave_strategy: no\n" + "\n".join(lines)
     )
     return gear("train", "--config", "run.yaml", cwd=folder)
 
@@ -73,9 +33,9 @@ def test_an_environment_a_function_and_evaluation_by_tier(folder, tiny_model):
     done = run(
         folder,
         tiny_model,
-        "environment: mine:Desk\nprivileged: mine:told\neval_dataset: {easy: easy.jsonl, hard: hard.jsonl}\n"
-        "eval_strategy: steps\neval_steps: 1\nnum_generations_eval: 2\nper_device_eval_batch_size: 4\n"
-        "max_tool_calling_iterations: 2\nsuccess_reward: 0.5\n",
+        "environment: support.desk:Desk\nprivileged: support.desk:below_best\nsuccess_reward: 0.5",
+        "eval_dataset: {easy: easy.jsonl, hard: hard.jsonl}\neval_strategy: steps\neval_steps: 1",
+        "num_generations_eval: 2\nper_device_eval_batch_size: 4\nmax_tool_calling_iterations: 2",
     )
     assert done.returncode == 0, done.stderr
     records = list(read_records(folder / "out" / "records.jsonl"))
@@ -93,8 +53,8 @@ def test_tools_and_rewards_with_weights(folder, tiny_model):
     done = run(
         folder,
         tiny_model,
-        "tools: [mine:add]\nreward: [mine:digits, think_format_reward]\nreward_weights: [0.5, 2.0]\n"
-        "credit: uniform\n",
+        "tools: [support.desk:add]\nreward: [support.desk:digits, think_format_reward]",
+        "reward_weights: [0.5, 2.0]\ncredit: uniform",
     )
     assert done.returncode == 0, done.stderr
     records = list(read_records(folder / "out" / "records.jsonl"))
@@ -107,8 +67,8 @@ def test_a_rollout_function_and_an_adapter(folder, tiny_model):
     done = run(
         folder,
         tiny_model,
-        "rollout_func: mine:rolled\nreward: mine:digits\nteacher_prompt: splice\nprivileged_column: number\n"
-        "lora: {r: 2, target_modules: [q_proj]}\n",
+        "rollout_func: support.desk:rolled\nreward: support.desk:digits\nteacher_prompt: splice",
+        "privileged_column: number\nlora: {r: 2, target_modules: [q_proj]}",
     )
     assert done.returncode == 0, done.stderr
     assert "privileged context: number for 16 rows" in done.stderr
@@ -131,31 +91,27 @@ def test_a_run_reads_the_rows_and_the_settings_of_its_dataset(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("environment: mine:Desk2\n", "gear: environment: 'mine' has no 'Desk2'; did you mean Desk"),
-        ("environment: arena\n", "gear: environment: 'arena' needs the dataset arena/errands"),
-        ("reward: mine:digits\ntools: [mine:random]\n", "gear: tools: mine:random is module"),
         (
-            "environment: mine:Desk\nprivileged_sources: [oracle]\n",
-            "gear: privileged_sources: 'oracle' is not one of",
+            "environment: support.desk:Desk2\n",
+            "gear: environment: 'support.desk' has no 'Desk2'; did you mean Desk",
         ),
-        ("environment: mine:Desk\ntool_time_limit: 0\n", "gear: tool_time_limit: 0.0; give seconds"),
+        ("environment: arena\n", "gear: environment: 'arena' needs the dataset arena/errands"),
+        ("reward: support.desk:digits\ntools: [json:decoder]\n", "gear: tools: json:decoder is module"),
         (
-            "environment: mine:Desk\nprivileged_sources: [environment]\n",
+            "environment: support.desk:Desk\nprivileged_sources: [environment]\n",
             "gear: privileged_sources: environment gives method 'gear' no privileged context",
         ),
-        ("environment: mine:Desk\n", "gear: train_dataset: method 'gear' compares"),
         (
-            "reward: mine:digits\nprivileged_column: number\nteacher_contrast: wrong\n",
-            "gear: teacher_contrast: 'wrong' is neither 'sibling' nor 'shuffled' nor a column",
+            "environment: support.desk:Desk\nprivileged: support.desk:add\n",
+            "gear: privileged: support.desk:add raised TypeError: unsupported operand",
         ),
         (
-            "environment: mine:Desk\nprivileged: mine:add\n",
-            "gear: privileged: mine:add raised TypeError: unsupported operand",
+            "reward: support.desk:digits\nheld_out: 4\neval_dataset: easy.jsonl\n",
+            "gear: held_out: there is an eval",
         ),
-        ("reward: mine:digits\nheld_out: 4\neval_dataset: easy.jsonl\n", "gear: held_out: there is an eval"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(folder, tiny_model, text, message):
+def test_a_wrong_setting_is_one_line(folder, tiny_model, text, message):
     done = run(folder, tiny_model, text)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert message in done.stderr

@@ -15,7 +15,7 @@ from gear_rl.engines.verl.batch import SEEN
 from gear_rl.runs.verl.agent_loop import EnvironmentLoop
 from verl_cpu.tasks import THINKING_OFF
 
-SECRET = "the safe opens with 4711"
+CONTEXT = "the safe opens with 4711"
 
 
 class Vault:
@@ -55,7 +55,7 @@ class Vault:
         return float(self.turns)
 
     def privileged_context(self) -> str:
-        return SECRET
+        return CONTEXT
 
     def turn_rewards(self) -> list[float]:
         return [1.0] * self.turns
@@ -108,7 +108,7 @@ def rollout(tokenizer: Any, *texts: str):
         loop = EnvironmentLoop(
             DictConfigWrap(config), server, tokenizer, None, object, DictConfigWrap(config.data), "qwen3"
         )
-        row = {"place": "attic", "privileged_context": SECRET}
+        row = {"place": "attic", "privileged_context": CONTEXT}
         return await loop.run(
             {}, raw_prompt=[{"role": "user", "content": "Open it."}], extra_info=row, tools_kwargs={}
         )
@@ -116,10 +116,10 @@ def rollout(tokenizer: Any, *texts: str):
     return server, asyncio.run(run())
 
 
-def test_the_environments_facts_travel_with_the_rollout_and_not_to_the_student(tokenizer):
+def test_the_student_never_sees_the_environments_facts(tokenizer):
     server, output = rollout(tokenizer, call("look", place="attic"))
     seen = output.extra_fields[SEEN]
-    assert seen["privileged_context"] == SECRET and seen["turn_rewards"] == [1.0]
+    assert seen["privileged_context"] == CONTEXT and seen["turn_rewards"] == [1.0]
     assert output.reward_score == 1.0
     assert [m["role"] for m in seen["messages"]] == ["assistant", "tool", "assistant"]
     assert seen["messages"][1]["name"] == "look" and seen["messages"][1]["failure"] is None
@@ -128,8 +128,8 @@ def test_the_environments_facts_travel_with_the_rollout_and_not_to_the_student(t
     assert len(server.shown) == 2
 
     # The student never sees the privileged context.
-    assert not any(SECRET in text for text in server.shown)
-    assert SECRET not in tokenizer.decode(output.prompt_ids + output.response_ids)
+    assert not any(CONTEXT in text for text in server.shown)
+    assert CONTEXT not in tokenizer.decode(output.prompt_ids + output.response_ids)
     # Only sampled tokens are trained.
     sampled = [i for i, m in zip(output.response_ids, output.response_mask, strict=True) if m]
     text = tokenizer.decode(sampled)

@@ -165,7 +165,7 @@ def test_hydra_reads_a_quoted_text_as_it_was(text):
     assert config.trainer.experiment_name == text
 
 
-def test_the_plugin_is_registered_and_a_broken_one_is_said(monkeypatch):
+def test_the_plugin_is_registered_and_a_broken_one_is_reported(monkeypatch):
     assert registration_fault() is None
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 

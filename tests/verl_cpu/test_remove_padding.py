@@ -8,7 +8,7 @@ from verl_cpu import harness, reference
 REMOVED = "actor_rollout_ref.model.use_remove_padding=True"
 
 
-def test_signals_losses_and_gradients_are_those_of_the_padded_run(gear, chain, tmp_path):
+def test_a_packed_run_gives_the_signals_and_losses_of_a_padded_one(gear, chain, tmp_path):
     packed = harness.train(tmp_path, chain, harness.SEEDED, *harness.GEAR, REMOVED, steps=2)
     theirs, ours = (reference.by_rollout(run.watched("credit1")) for run in (gear, packed))
     assert theirs.keys() == ours.keys() and len(ours) >= 100

@@ -73,11 +73,7 @@ def score(rank: int, port: int, folder: str) -> None:
         fully_shard(layer)
     fully_shard(model)
     rows = torch.arange(rank * ROWS // RANKS, (rank + 1) * ROWS // RANKS)
-    same: dict[str, Any] = {
-        "pad_id": 0,
-        "teacher": Teacher(),
-        "reference": Teacher(),
-    }
+    same: dict[str, Any] = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher()}
     pairs = {}
     for name in SIGNALS:
         sharded = ModelPasses(model=model, largest=largest, share_prompts=False, batch_size=2, **same)

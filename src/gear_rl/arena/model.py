@@ -79,9 +79,7 @@ def prompt_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
     return str(text)
 
 
-def sample(
-    model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], *, greedy: bool = False, seed: int = 0
-) -> list[str]:
+def sample(model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int = 0) -> list[str]:
     """One completion of one turn per row, without the closing token; restores the caller's random state."""
     import torch
 
@@ -89,9 +87,6 @@ def sample(
     # Prompts of one length share a batch: less padding, and the batch ends at about the same time.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     completions = [""] * len(prompts)
-    choice: dict[str, Any] = (
-        {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    )
     was_training = model.training
     model.eval()
     with (
@@ -109,7 +104,10 @@ def sample(
                 attention_mask=encoded["attention_mask"],
                 max_new_tokens=_MAX_NEW_TOKENS,
                 pad_token_id=tokenizer.pad_token_id,
-                **choice,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
             )
             texts = tokenizer.batch_decode(ids[:, encoded["input_ids"].shape[1] :])
             for i, text in zip(chunk, texts, strict=True):

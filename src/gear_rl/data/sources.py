@@ -5,7 +5,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -122,9 +121,9 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
                 raise ValueError("two columns have the same name")
         elif path.suffix == ".json" and content.lstrip(_BLANK)[:1] == b"[":
-            rows = iter(_parsed(content.decode("utf-8-sig")))
+            rows = iter(parse_json(content.decode("utf-8-sig")))
         else:
-            rows = (_parsed(line) for line in map(str.strip, lines()) if line)
+            rows = (parse_json(line) for line in map(str.strip, lines()) if line)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
@@ -135,13 +134,6 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         line = max(number, getattr(error, "lineno", 0))
         place = f", line {line}" if line else ""  # unknown inside a JSON list
         raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
-
-
-def _parsed(text: str) -> Any:
-    value = parse_json(text)
-    if "\\ud" in text.lower():  # half a surrogate pair cannot be encoded
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
 
 
 def _text_files(paths: list[Path]) -> Any:

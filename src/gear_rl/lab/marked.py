@@ -294,9 +294,9 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
                 f"{name}: {beside + len(written)} tokens with prompt and privileged context, but the model has "
                 f"{places} places"
             )
-    fault = token_span(tokenizer, one.completion, wrong, one.start, one.end)
+    fault = token_span(tokenizer, one.completion, one.start, one.end)
     if not fault or not other:
         raise UnusableError("fault: the tokenizer does not say which tokens the marked characters are")
-    spans = [token_span(tokenizer, one.completion, wrong, *span) or range(0) for span in one.decisions]
+    spans = [token_span(tokenizer, one.completion, *span) or range(0) for span in one.decisions]
     choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
     return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)

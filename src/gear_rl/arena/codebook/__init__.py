@@ -15,11 +15,11 @@ TASK = Task(
     name="codebook",
     summary="codes",
     budgets={
-        # Few rollouts a step, where credit is scarce; two tokens to spare.
+        # Few rollouts a step, where credit is scarce. Tokens: lead and end, two a decision, filler, two to spare.
         name: Budget(
             steps=40,
             learning_rate=4e-4,
-            max_completion_tokens=tier.num_tokens + 2,
+            max_completion_tokens=2 + 2 * tier.symbols + tier.filler * (tier.symbols - 1) + 2,
             rollouts_per_step=16,
         )
         for name, tier in TIERS.items()

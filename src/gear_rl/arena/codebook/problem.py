@@ -45,11 +45,6 @@ class Tier:
     exact: bool = False
     """Whether all codes must be right; else the reward is the share of right ones."""
 
-    @property
-    def num_tokens(self) -> int:
-        """The length of a right completion: a lead, two tokens a decision, the filler, the closing token."""
-        return 2 + 2 * self.symbols + self.filler * (self.symbols - 1)
-
 
 TIERS: dict[str, Tier] = {
     "easy": Tier(symbols=4),

@@ -105,9 +105,8 @@ def tools(taskset: Any) -> list[Callable[..., Any]]:
             name = prefix + (getattr(tool, "tool_name", None) or tool.__name__)
             signature = inspect.signature(tool)
             text = inspect.cleandoc(tool.__doc__ or name)
-            functions.append(
-                as_tool(_function(tool), name, text, signature, dict.fromkeys(signature.parameters))
-            )
+            function = functools.update_wrapper(functools.partial(tool), tool)  # a method takes no other name
+            functions.append(as_tool(function, name, text, signature, dict.fromkeys(signature.parameters)))
     return functions
 
 
@@ -202,17 +201,3 @@ def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     return {"id": f"call_{number}", "name": function.get("name") or "", "arguments": text}
-
-
-def _function(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the bound method: it can be given a name of its own."""
-
-    @functools.wraps(tool)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return tool(*args, **kwargs)
-
-    @functools.wraps(tool)
-    async def wait(*args: Any, **kwargs: Any) -> Any:
-        return await tool(*args, **kwargs)
-
-    return wait if inspect.iscoroutinefunction(tool) else call

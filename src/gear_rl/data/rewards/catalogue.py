@@ -4,8 +4,8 @@
 # pyright: reportMissingTypeStubs=false
 
 from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
@@ -32,8 +32,7 @@ def load_reward(name: str, dataset: str = "arena") -> Reward:
     [1.0, 0.0]
     """
     if name in _OURS:
-        module, _, function = _OURS[name].partition(":")
-        return getattr(import_module(module), function)
+        return resolve_name(_OURS[name])
     if name == "arena":
         task = get_task(dataset_task(dataset)[0] if dataset.partition("/")[0] == "arena" else DEFAULT_TASK)
         if task.reward is None:

@@ -107,16 +107,11 @@ def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
     >>> dataset_row(columns, 0)
     {'answer': 'so 4', 'ground_truth': '4'}
     """
-
-    def entry(name: str) -> Any:
-        return columns[name][b] if name in columns else None
-
-    row = dict(entry("extra_info") or {})
-    truth = (entry("reward_model") or {}).get("ground_truth")
-    for name, value in (("ground_truth", truth), ("data_source", entry("data_source"))):
-        if value is not None:
-            row.setdefault(name, value)
-    return row
+    entry = {name: values[b] for name, values in columns.items()}
+    row = dict(entry.get("extra_info") or {})
+    truth = (entry.get("reward_model") or {}).get("ground_truth")
+    facts = {"ground_truth": truth, "data_source": entry.get("data_source")}
+    return row | {name: value for name, value in facts.items() if value is not None and name not in row}
 
 
 def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokenizer) -> list[dict[str, Any]]:

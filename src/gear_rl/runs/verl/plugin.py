@@ -8,6 +8,8 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hydra.conf import HydraConf
@@ -58,10 +60,10 @@ def store_groups() -> None:
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Imports ``ours`` right after the module ``name``, since verl is incomplete at ``import verl``."""
+    """Calls ``act`` once the module ``name`` has run."""
 
-    def __init__(self, name: str, ours: str) -> None:
-        self.name, self.ours = name, ours
+    def __init__(self, name: str, act: Callable[[], object]) -> None:
+        self.name, self.act = name, act
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != self.name:
@@ -72,15 +74,20 @@ class _After(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
-            importlib.import_module(self.ours)
+            self.act()
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-for _name, _ours in REGISTERED.items():
-    if _name in sys.modules:
-        importlib.import_module(_ours)
+def after_import(name: str, act: Callable[[], object]) -> None:
+    """Call ``act`` right after the module ``name`` is imported; at once if it is already."""
+    if name in sys.modules:
+        act()
     else:
-        sys.meta_path.insert(0, _After(_name, _ours))
+        sys.meta_path.insert(0, _After(name, act))
+
+
+for _name, _ours in REGISTERED.items():
+    after_import(_name, partial(importlib.import_module, _ours))
 store_groups()
