@@ -12,10 +12,9 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch.distributed.tensor import DTensor
-from trl import GRPOConfig, GRPOTrainer
 
-from engines import probing, tiny
-from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
+from engines import probing, running, tiny
+from gear_rl import Gear, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
@@ -43,31 +42,21 @@ def main(model: str, folder: Path) -> None:
 
     Scorer.signals = watched
     found, every = {}, tiny.rows()
-    for name, credit in (
-        ("grpo", None),
-        ("uniform", Uniform()),
-        ("late", Gear()),
-        ("gear", Gear()),
-        ("sdpg", Sdpg(weight=0.5)),
+    for name, credit, changes in (
+        ("grpo", None, {}),
+        ("uniform", Uniform(), {}),
+        ("late", Gear(), {}),
+        ("gear", Gear(), {"student_pass": "own"}),
+        ("sdpg", Sdpg(weight=0.5), {}),
     ):
-        changes = (
-            {"max_steps": 3}
-            if credit is None
-            else {"max_steps": 3, "record_file": str(folder / f"{name}.jsonl")}
-        )
-        if name == "gear":
-            changes |= {"student_pass": "own"}
-        settings = tiny.settings(folder / name, **changes)
-        cls, config, extra = (
-            (GRPOTrainer, GRPOConfig, {}) if credit is None else (GEARTrainer, GEARConfig, {"credit": credit})
-        )
+        records = {} if credit is None else {"record_file": str(folder / f"{name}.jsonl")}
         # Few rows have a context, so that one process may have nothing to distil while the other has.
         rows = [
             {**row, "privileged_context": None, "answer": ""} if i > 2 else row for i, row in enumerate(every)
         ]
         dataset = Dataset.from_list(rows) if name == "sdpg" else every
-        trainer = cls(model, lopsided, config(**settings), dataset, **extra)
-        trainer.train()
+        changes |= {"rows": dataset, "reward": lopsided, "max_steps": 3, **records}
+        trainer = running.trained(folder / name, model, credit, **changes)
         weights = trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()
         torch.save(weights, folder / f"{name}-{rank}.pt")
         found[name] = {
@@ -82,10 +71,9 @@ def main(model: str, folder: Path) -> None:
 
     # One group of sixteen over both processes: the only success is on the first.
     changes = {"num_generations": 16, "privileged_sources": ["sibling"], "max_steps": 1}
-    settings = tiny.settings(folder / "sibling", record_file=str(folder / "sibling.jsonl"), **changes)
+    changes |= {"record_file": str(folder / "sibling.jsonl"), "reward": first_of_rank_0}
     bare = tiny.rows().remove_columns(["privileged_context", "answer"])
-    trainer = GEARTrainer(model, first_of_rank_0, GEARConfig(**settings), bare, credit=Gear())
-    trainer.train()
+    trainer = running.trained(folder / "sibling", model, Gear(), rows=bare, **changes)
     # Groups of four, of which the second is torn: each process has six completions, of other lengths.
     advantage_B, signals = probing.torn()
     own = slice(6 * rank, 6 * rank + 6)
@@ -105,11 +93,8 @@ def main(model: str, folder: Path) -> None:
 
 def trained(model: str, folder: Path, resume=None, **changes) -> GEARTrainer:
     options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "num_iterations": 2}
-    options |= {"learning_rate": 0.02, "teacher_model_kind": "ema"}
-    settings = tiny.settings(folder, **options | changes)
-    trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), tiny.rows(12), credit=Gear())
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    options |= {"learning_rate": 0.02, "teacher_model_kind": "ema", "rows": tiny.rows(12)}
+    return running.trained(folder, model, Gear(), resume=resume, **options | changes)
 
 
 def resume(model: str, folder: Path, **changes) -> None:

@@ -3,8 +3,7 @@
 import torch
 from peft import LoraConfig
 
-from engines import tiny
-from gear_rl import GEARConfig, GEARTrainer
+from engines.running import trainer_of
 from gear_rl.methods import Opsd
 
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
@@ -20,11 +19,8 @@ def speaking(trainer):
     return trainer
 
 
-def made(folder, model, credit=None, *, peft=None, rows=None, **changes):
-    args = GEARConfig(**tiny.settings(folder, **changes))
-    rows = tiny.rows() if rows is None else rows
-    trainer = GEARTrainer(model, tiny.vowels, args, rows, peft_config=peft, credit=credit or Opsd())
-    return speaking(trainer)
+def made(folder, model, credit=None, **changes):
+    return speaking(trainer_of(folder, model, credit or Opsd(), **changes))
 
 
 def left_padded(lengths, vocab, g):

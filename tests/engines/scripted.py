@@ -4,10 +4,7 @@ import contextlib
 import time
 from typing import Any
 
-import torch
-
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.signals.score import Scorer
 
 END = "<|im_end|>"
 
@@ -118,21 +115,3 @@ def scripted(
     trainer = Scripted(model, rewards, GEARConfig(**settings), dataset, **options)
     trainer.scripts = scripts
     return trainer
-
-
-class Seen:
-    """What the credit pass was handed: completions, student's and teacher's prompts."""
-
-    def __init__(self, monkeypatch: Any) -> None:
-        self.calls: list[tuple[Any, Any, Any]] = []
-        scored_by = Scorer.signals
-
-        def watched(scorer: Any, needs: Any, student: Any, teacher: Any = None, *more: Any) -> Any:
-            self.calls.append((scorer.completions, student, teacher))
-            return scored_by(scorer, needs, student, teacher, *more)
-
-        monkeypatch.setattr(Scorer, "signals", watched)
-
-
-def unpadded(ids: torch.Tensor, attention: torch.Tensor) -> list[list[int]]:
-    return [row[kept.bool()].tolist() for row, kept in zip(ids, attention, strict=True)]

@@ -1,4 +1,4 @@
-"""Folders of checkpoints and of runs, without a trainer: which one is taken, and which process may write."""
+"""Folders of checkpoints and of runs, without a training: which one is taken, and which process may write."""
 
 import errno
 import fcntl
@@ -11,12 +11,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig
 
+from engines import tiny
+from gear_rl import Gear, GEARConfig, Uniform
 from gear_rl.engines.folder import UNFINISHED, RunFolder, checkpoints_in
 from gear_rl.engines.trl.checkpoints import (
     MANIFEST,
+    MAY_CHANGE,
     BrokenCheckpointError,
+    Checkpoints,
     checked,
+    differences,
+    fingerprint,
+    may_change,
     move_into_place,
     newest_whole,
     rotate,
@@ -69,13 +79,22 @@ def test_an_edited_manifest_is_found(tmp_path):
         checked(path)
 
 
-def test_what_is_no_checkpoint_of_this_run_is_named(tmp_path):
+def begun(folder, resume=None, configuration=None, **changes):
+    """A run that begins, or goes on; returns its checkpoints and the one to resume from."""
+    args = GEARConfig(str(folder), use_cpu=True, **changes)
+    own = Checkpoints(RunFolder(folder, "records.jsonl"), args, Accelerator(cpu=True))
+    with own.writing():
+        return own, own.begin(resume, configuration or {"seed": 2, "rate": 1e-3})
+
+
+def test_latest_is_the_newest_whole_one_of_the_folders_run(tmp_path, caplog):
+    run = begun(tmp_path)[0].run
     checkpoint(tmp_path, 7, run="another")
-    checkpoint(tmp_path, 8, resumable=False)
+    checkpoint(tmp_path, 8, run, resumable=False)
     (tmp_path / "checkpoint-99999").mkdir()
     (tmp_path / "checkpoint-x").mkdir()
     with pytest.raises(ValueError, match="holds no whole checkpoint of this run") as error:
-        newest_whole(tmp_path, "mine")
+        begun(tmp_path, True)
     for why in (
         "checkpoint-99999: it has no manifest.json",
         "checkpoint-8: it was saved with save_only_model",
@@ -83,6 +102,83 @@ def test_what_is_no_checkpoint_of_this_run_is_named(tmp_path):
     ):
         assert why in str(error.value)
     assert newest_whole(tmp_path, None)[1].run == "another", "where the folder's run is not known"
+    checkpoint(tmp_path, 2, run)
+    own, resumed = begun(tmp_path, "latest", overwrite_output_dir=True)
+    assert resumed == own.last == str(tmp_path / "checkpoint-2") and (own.run, own.same) == (run, True)
+
+
+def test_a_named_checkpoint_is_whole_and_not_mixed_with_another_run(tmp_path):
+    a, b = checkpoint(tmp_path / "a", 2), tmp_path / "b"
+    assert begun(tmp_path / "new", str(a))[0].run == "mine"
+    begun(b)
+    checkpoint(b, 1)
+    with pytest.raises(ValueError, match=r"output_dir: .*b holds another run than .*-2 \(checkpoint-1"):
+        begun(b, str(a))
+    (a / "model.safetensors").unlink()
+    message = re.escape(f"resume_from_checkpoint: {a} is no whole checkpoint: model.safetensors is missing")
+    with pytest.raises(ValueError, match=message):
+        begun(tmp_path / "a", str(a))
+
+
+def test_another_configuration_is_refused_unless_that_is_meant(tmp_path, caplog):
+    path = str(checkpoint(tmp_path, 2))
+    message = (
+        "made with another configuration: rate 0.001 is now 0.1, seed 2 is now None; .*set resume_anyway"
+    )
+    with pytest.raises(ValueError, match=message):
+        begun(tmp_path, path, {"rate": 0.1})
+    own, _ = begun(tmp_path, path, {"rate": 0.1}, resume_anyway=True)
+    assert own.run != "mine" and not own.same
+    assert "resume_anyway: goes on as a new run: rate 0.001 is now 0.1" in caplog.text
+
+
+def test_a_new_run_replaces_nothing_unless_that_is_meant(tmp_path):
+    records = tmp_path / "records.jsonl"
+    run = begun(tmp_path)[0].run
+    records.write_text("old\n")
+    begun(tmp_path)
+    assert (tmp_path / "records.1.jsonl").read_text() == "old\n" and not records.exists()
+    run = RunFolder(tmp_path).run
+    checkpoint(tmp_path, 2, run)
+    with pytest.raises(ValueError, match=r"output_dir: .* holds a run already \(checkpoint-2\); "):
+        begun(tmp_path)
+    assert RunFolder(tmp_path).run == run, "still the first run's folder"
+    records.write_text("new\n")
+    begun(tmp_path, overwrite_output_dir=True)
+    assert not checkpoints_in(tmp_path) and not records.exists()
+    assert not (tmp_path / "records.2.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"credit": Gear(alpha=0.5)}, "credit.alpha 4.0 is now 0.5"),
+        ({"credit": Uniform()}, "credit 'gear' is now 'uniform'"),
+        ({"rows": 8}, "train_dataset '6 rows of .*' is now '8 rows of"),
+        ({"learning_rate": 0.1, "seed": 7}, "learning_rate 1e-06 is now 0.1.* seed 42 is now 7"),
+        ({"per_device_train_batch_size": 16}, "per_device_train_batch_size 8 is now 16"),
+        ({"teacher_model_kind": "ema"}, "teacher_model_kind None is now 'ema'"),
+        ({"rewards": ["close"]}, r"reward_funcs \['exact'\] is now \['close'\]"),
+        ({"r": 4}, "lora.default.r 2 is now 4"),
+        ({"width": 3}, "model 'qwen3, .* parameters' is now 'qwen3, .* parameters'"),
+        ({"max_steps": 2, "save_steps": 5, "logging_steps": 2, "run_name": "longer"}, "^$"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_resumed_run_must_share(changes, words):
+    def configuration(credit=None, rows=6, rewards=("exact",), r=2, width=2, **settings):
+        model = tiny.model(300)
+        model.peft_config, model.more = {"default": LoraConfig(r=r)}, torch.nn.Linear(1, width)
+        args = GEARConfig("out", use_cpu=True, **settings)
+        return fingerprint(args, credit or Gear(), tiny.rows(rows), rewards, model)
+
+    assert re.search(words, differences(configuration(), configuration(**changes)))
+
+
+def test_every_setting_that_may_change_is_one():
+    known = set(GEARConfig.__dataclass_fields__)
+    assert MAY_CHANGE - known <= {"local_rank", "debug", "vllm_enable_sleep_mode"}
+    assert not any(may_change(name) for name in ("credit", "seed", "train_dataset", "processes", "model"))
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
@@ -131,8 +227,6 @@ def test_a_file_system_without_locks_is_logged_and_leaves_nothing_behind(tmp_pat
 
 def test_leftovers_are_what_a_new_run_would_lose(tmp_path):
     folder, records = RunFolder(tmp_path, "records.jsonl"), tmp_path / "records.jsonl"
-    with folder.held():
-        folder.begin()
     records.touch()
     assert folder.leftovers() == [], "a run that was killed at once left nothing to lose"
     records.write_text("{}\n")

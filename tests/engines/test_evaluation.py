@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from engines import tiny
+from engines.running import history, same, weights
 from engines.scripted import END, Desk, scripted
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.engines.trl.evaluation import RESAMPLES, interval, pass_at_k, success_metrics
@@ -27,29 +28,18 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_right_one(tries):
             assert pass_at_k(tries, right, k) == pytest.approx(share)
 
 
-def test_wilsons_interval_by_hand():
-    """8 of 10: centre (p + z^2/2n) / (1 + z^2/n), half width z sqrt(p q / n + z^2 / 4 n^2) / (1 + z^2 / n)."""
+def test_intervals_by_hand():
+    """Wilson's of 8 of 10: (p + z^2/2n +- z sqrt(p q / n + z^2 / 4 n^2)) / (1 + z^2/n)."""
     z, n, p = 1.959964, 10, 0.8
-    scale = 1 + z * z / n
-    centre, half = (
-        (p + z * z / (2 * n)) / scale,
-        z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale,
-    )
-    low, high = interval([1.0] * 8 + [0.0] * 2)
-    assert (low, high) == (pytest.approx(centre - half, abs=1e-5), pytest.approx(centre + half, abs=1e-5))
-    low, high = interval([1.0] * 8)
-    assert high == 1.0
-    assert 0.6 < low < 0.7
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    ends = [(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)]
+    assert interval([1.0] * 8 + [0.0] * 2) == pytest.approx(ends, abs=1e-5)
     assert interval([0.5, 0.5]) == (0.5, 0.5)
     assert all(math.isnan(end) for end in interval([]))
-
-
-def test_the_interval_of_many_problems_is_drawn_in_batches_that_change_nothing():
     values = [1.0, 0.5, 0.0] * 1000
     options = {"n_resamples": RESAMPLES, "method": "percentile", "rng": 0}
     whole = bootstrap((np.asarray(values),), np.mean, **options).confidence_interval
-    assert 4_000_000 // len(values) < RESAMPLES, "else all are drawn at once"
-    assert interval(values) == (whole.low, whole.high)
+    assert interval(values) == (whole.low, whole.high), "drawn in batches, which change nothing"
 
 
 def test_abstentions_are_left_out():
@@ -65,21 +55,16 @@ def even(completion_ids, **_):
 
 
 def trainer_of(folder, model, **changes):
-    settings = tiny.settings(folder, num_generations_eval=2, per_device_eval_batch_size=4, **changes)
     rows = tiny.rows()
+    args = GEARConfig(
+        **tiny.settings(folder, num_generations_eval=2, per_device_eval_batch_size=4, **changes)
+    )
     held_out = {"small": rows.select(range(6)), "large": rows.select(range(6, 11))}
-    return GEARTrainer(model, even, GEARConfig(**settings), rows, eval_dataset=held_out, credit=Gear())
+    return GEARTrainer(model, even, args, rows, eval_dataset=held_out, credit=Gear())
 
 
 def test_evaluation_per_tier_sampled_and_greedy(tiny_model, tmp_path):
     trainer = trainer_of(tmp_path, tiny_model, max_steps=2, eval_strategy="steps", eval_steps=1)
-    seen = []
-
-    class Watch(TrainerCallback):
-        def on_evaluate(self, args, state, control, metrics=None, **kw):
-            seen.append(sorted(metrics))
-
-    trainer.add_callback(Watch())
     trainer.train()
     entries = [e for e in trainer.state.log_history if "eval_small_pass@1" in e]
     assert len(entries) == 2
@@ -90,21 +75,18 @@ def test_evaluation_per_tier_sampled_and_greedy(tiny_model, tmp_path):
         assert entry["eval_small_pass@1"] <= entry["eval_small_pass@2"]
         assert entry["eval_small_problems"] == 6
     assert [e["eval_large_problems"] for e in trainer.state.log_history if "eval_large_greedy" in e] == [5, 5]
-    assert len(seen) == 4
 
 
 def test_evaluation_leaves_the_training_as_it_was(tiny_model, tmp_path):
     runs = []
     for often in ("no", "steps"):
-        (tmp_path / often).mkdir()
         changes = {"max_steps": 3, "eval_strategy": often, "eval_steps": 1}
         trainer = trainer_of(tmp_path / often, tiny_model, **changes)
         trainer.train()
-        losses = [(e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
-        runs.append((torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), losses))
-    assert any(loss != 0.0 for loss, _ in runs[0][1]), "else nothing was trained"
-    assert torch.equal(runs[0][0], runs[1][0])
-    assert runs[0][1] == runs[1][1]
+        runs.append((weights(trainer), history(trainer, "loss"), history(trainer, "reward")))
+    assert any(loss != 0.0 for loss in runs[0][1]), "else nothing was trained"
+    assert same(runs[0][0], runs[1][0])
+    assert runs[0][1:] == runs[1][1:]
 
 
 def test_evaluation_calls_no_privileged_context_and_logs_once(tiny_model, tmp_path):
@@ -143,33 +125,33 @@ def test_evaluation_calls_no_privileged_context_and_logs_once(tiny_model, tmp_pa
 
 @pytest.mark.parametrize("vllm", [False, True])
 def test_solving_leaves_everything_as_it_was_also_after_an_error(tiny_model, tmp_path, vllm):
-    trainer, seen, fail = trainer_of(tmp_path, tiny_model), [], False
+    trainer, seen = trainer_of(tmp_path, tiny_model), []
     if vllm:
         trainer.vllm_generation = SimpleNamespace(temperature=0.9)
     trainer._logs["prompt"].append("kept")
 
+    def state():
+        settings = trainer.generation_config.to_dict(), trainer.vllm_generation.temperature if vllm else None
+        return *settings, trainer.model.training, trainer.num_generations_eval, list(trainer._logs["prompt"])
+
     def judge(completions, **_):
         sampled = trainer.vllm_generation.temperature > 0 if vllm else trainer.generation_config.do_sample
         seen.append((not sampled, trainer.num_generations_eval, trainer.model.training))
-        if fail:
+        if len(seen) > 2:
             raise LookupError
         return [1.0] * len(completions)
 
     trainer.reward_funcs[:] = [judge]
-    for fail, greedy in itertools.product((False, True), (False, True)):
-        trainer.model.train()
-        before = trainer.generation_config.to_dict()
-        if fail:
-            with pytest.raises(LookupError):
-                trainer.solve(list(tiny.rows(2)), greedy=greedy)
-        else:
-            assert trainer.solve(list(tiny.rows(2)), greedy=greedy) == [1.0, 1.0]
-        assert seen[-1] == (greedy, 1, False)
-        assert not vllm or trainer.vllm_generation.temperature == 0.9
-        assert trainer.model.training and trainer.generation_config.do_sample
-        assert trainer.generation_config.to_dict() == before
-        assert trainer.num_generations_eval == 2
-        assert list(trainer._logs["prompt"]) == ["kept"]
+    trainer.model.train()
+    before = state()
+    for greedy in (False, True):
+        assert trainer.solve(list(tiny.rows(2)), greedy=greedy) == [1.0, 1.0]
+        assert state() == before
+    for greedy in (False, True):
+        with pytest.raises(LookupError):
+            trainer.solve(list(tiny.rows(2)), greedy=greedy)
+        assert state() == before
+    assert seen == [(False, 1, False), (True, 1, False)] * 2
 
 
 def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
@@ -181,10 +163,8 @@ def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
         return [None if int(a) % 3 == 2 else float(int(a) % 3) for a in answer]
 
     trainer.reward_funcs[:] = [one_of_three]
-    steps = []
-    found = trainer.solve(rows, advance=steps.append)
+    found = trainer.solve(rows)
     assert found == [None if int(r["answer"]) % 3 == 2 else float(int(r["answer"]) % 3) for r in rows]
-    assert steps == [4, 4, 3]
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert {k: list(v) for k, v in trainer._metrics["train"].items()} == before[1]
     trainer.reward_funcs[:] = [lambda completion_ids, **_: [float(sum(ids)) for ids in completion_ids]]

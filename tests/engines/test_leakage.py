@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engines import tiny
+from engines.running import trainer_of
 from engines.watching import Watch
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.methods import Igpo, Opsd, Sdpg, Sdpo
@@ -18,11 +19,9 @@ def contains(ids: list[int], part: list[int]) -> bool:
 
 
 def train(folder, model, contexts, monkeypatch, credit=None, **changes):
-    dataset = tiny.rows().from_list(
-        [{**row, "privileged_context": context} for row, context in zip(tiny.rows(), contexts, strict=True)]
-    )
-    settings = tiny.settings(folder, record_file=str(folder / "records.jsonl"), max_steps=1, **changes)
-    trainer = GEARTrainer(model, tiny.vowels, GEARConfig(**settings), dataset, credit=credit or Gear())
+    rows = [row | {"privileged_context": text} for row, text in zip(tiny.rows(), contexts, strict=True)]
+    changes |= {"rows": tiny.rows().from_list(rows), "record_file": "records.jsonl", "max_steps": 1}
+    trainer = trainer_of(folder, model, credit or Gear(), **changes)
     watch = Watch(monkeypatch, trainer.model)
     trainer.train()
     return trainer, watch
@@ -64,7 +63,6 @@ def test_another_context_changes_the_credit_and_no_rollout(tiny_model, tmp_path,
     found = []
     for word in ("right", "wrong"):
         with monkeypatch.context() as patch:
-            (tmp_path / word).mkdir()
             _, watch = train(tmp_path / word, tiny_model, [f"{word} {i}" for i in range(16)], patch)
         records = list(read_records(tmp_path / word / "records.jsonl"))
         found.append(

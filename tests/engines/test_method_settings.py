@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engines import tiny
-from gear_rl.engines.trl import GEARConfig, GEARTrainer
+from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.score import arena_material
 from gear_rl.lab.training import cell_trainer
@@ -43,23 +43,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "success_reward": 0.5,
     },
 }
-LIVE = (
-    "uniform", "distilled_rl", "entropy_forks", "fixed_spans", "oar_p", "oar_g", "grail", "shear",
-    "gigpo", "mt_grpo", "igpo", "crpo", "sdpg",
-)  # fmt: skip
-"""Methods that take the general defaults."""
 
 
-def seen(trainer: GEARTrainer) -> dict[str, Any]:
-    return {name: getattr(trainer.args, name) for name in DEFAULTS}
+def seen(args: GEARConfig) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in DEFAULTS}
 
 
-def trainer_of(folder, model, credit, **changes) -> GEARTrainer:
-    args = GEARConfig(**tiny.settings(folder, **changes))
-    return GEARTrainer(model, tiny.vowels, args, tiny.rows(4), credit=credit)
+def resolved(credit, **changes) -> GEARConfig:
+    """The settings of a trainer."""
+    return checked_arguments(GEARConfig("out", use_cpu=True, **changes), credit, None, tiny.rows(4), {})
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, *LIVE])
+@pytest.mark.parametrize("name", METHODS)
 def test_the_methods_own_settings_are_the_published_ones(name):
     assert DEFAULTS | engine_settings_of(METHODS[name]()) == DEFAULTS | PUBLISHED.get(name, {})
 
@@ -78,13 +73,13 @@ def test_every_command_has_the_same(text, credit, settings, tmp_path):
     with untouched(None):
         run = RunConfig(model="arena", dataset="arena/easy", reward="arena", credit=credit, lora=None)
         run.trainer = out | batch
-        assert seen(make_trainer(run)) == wanted, "gear train, gear demo"
+        assert seen(make_trainer(run).args) == wanted, "gear train, gear demo"
         plan = plan_of([text], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
         *_, spec = plan.reported()  # after the baseline and the ceiling
-        assert seen(cell_trainer(spec, str(tmp_path))) == wanted, "gear compare"
+        assert seen(cell_trainer(spec, str(tmp_path)).args) == wanted, "gear compare"
         assert {**DEFAULTS, **spec.engine} == wanted, "the record of the cell"
         material = arena_material(tier="easy", n=1)
-        assert seen(make_trainer(material.config(credit, str(tmp_path)))) == wanted, "gear score"
+        assert seen(make_trainer(material.config(credit, str(tmp_path))).args) == wanted, "gear score"
 
 
 @pytest.mark.parametrize(
@@ -106,46 +101,40 @@ def test_every_command_has_the_same(text, credit, settings, tmp_path):
         ),
     ],
 )
-def test_a_trainer_has_the_methods_settings_but_the_users_key_wins(
-    credit, given, wanted, tiny_model, tmp_path
-):
-    assert seen(trainer_of(tmp_path, tiny_model, credit, **given)) == DEFAULTS | wanted
+def test_the_users_key_wins_over_the_methods_setting(credit, given, wanted):
+    assert seen(resolved(credit, **given)) == DEFAULTS | wanted
 
 
-def test_one_args_object_serves_two_methods(tiny_model, tmp_path):
-    args = GEARConfig(**tiny.settings(tmp_path))
-    trainers = [
-        GEARTrainer(tiny_model, tiny.vowels, args, tiny.rows(4), credit=credit)
-        for credit in (Rlcsd(), Gear(), Shuffled(of=Opsd()))
-    ]
-    kinds = [trainer.args.teacher_model_kind for trainer in trainers]
-    assert kinds == ["sync", "base", "base"]
+def test_one_args_object_serves_two_methods():
+    args = GEARConfig("out", use_cpu=True)
+    found = [checked_arguments(args, m, None, None, {}) for m in (Rlcsd(), Gear(), Shuffled(of=Opsd()))]
+    assert [own.teacher_model_kind for own in found] == ["sync", "base", "base"]
     assert all(getattr(args, name) is None for name in DEFAULTS), "the user's object stays as it was"
-    trainers[0].args.privileged_sources.append("row")
+    found[0].privileged_sources.append("row")
     assert Rlcsd.engine_settings["privileged_sources"] == ["sibling"], "and so does the class"
 
 
-def test_what_was_applied_is_logged_once(tiny_model, tmp_path, caplog):
-    def lines(credit, **changes):
-        caplog.clear()
-        with caplog.at_level(logging.INFO, logger="gear_rl"):
-            trainer_of(tmp_path, tiny_model, credit, **changes)
-        return [text for text in caplog.messages if "the default of this method" in text]
-
-    said = "rlsd sets teacher_model_kind=sync, teacher_sync_steps=10 (the default of this method)"
-    assert lines(Rlsd()) == [said]
-    assert lines(Rlsd(), teacher_sync_steps=10) == [said.replace(", teacher_sync_steps=10", "")]
-    assert lines(Rlsd(), teacher_sync_steps=10, teacher_model_kind="live") == []
-    assert lines(Gear()) == ["gear sets teacher_model_kind=base (the default of this method)"]
-    assert lines(Gear(), teacher_model_kind="live") == lines(Uniform()) == []
+SET = "rlsd sets teacher_model_kind=sync, teacher_sync_steps=10 (the default of this method)"
 
 
-def test_a_column_that_the_methods_sources_do_not_read_is_reported(tiny_model, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, logger="gear_rl"):
-        trainer_of(tmp_path, tiny_model, Sdpo(), privileged_column="answer")
-        assert "privileged_column: 'answer' is not read, since privileged_sources is sibling" in caplog.text
-        caplog.clear()
-        trainer_of(
-            tmp_path, tiny_model, Sdpo(), privileged_column="answer", privileged_sources=["sibling", "row"]
-        )
-        assert "privileged_column" not in caplog.text
+@pytest.mark.parametrize(
+    ("credit", "given", "logged"),
+    [
+        (Rlsd(), {}, [SET]),
+        (Rlsd(), {"teacher_sync_steps": 10}, [SET.replace(", teacher_sync_steps=10", "")]),
+        (Rlsd(), {"teacher_sync_steps": 10, "teacher_model_kind": "live"}, []),
+        (Gear(), {"teacher_model_kind": "live"}, []),
+        (Uniform(), {}, []),
+    ],
+)
+def test_what_was_applied_is_logged_once(caplog, credit, given, logged):
+    with caplog.at_level(logging.INFO, logger="gear_rl"):
+        resolved(credit, **given)
+    assert [text for text in caplog.messages if "the default of this method" in text] == logged
+
+
+@pytest.mark.parametrize("sources", [None, ["sibling", "row"]])
+def test_a_column_that_the_methods_sources_do_not_read_is_reported(caplog, sources):
+    resolved(Sdpo(), privileged_column="answer", privileged_sources=sources)
+    found = [text for text in caplog.messages if "'answer' is not read, since privileged_sources is" in text]
+    assert len(found) == (sources is None)

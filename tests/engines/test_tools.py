@@ -135,26 +135,14 @@ def test_lists_are_text_unless_they_are_content_blocks():
     assert guard.report([message], "", ["look"], control) == {"control": 1}
 
 
-def test_the_kind_of_each_failure():
-    guard, shop = store(max_chars=8)
-    with guard.serving():
-        with pytest.raises(RuntimeError) as raised:
-            shop.find(key="k")
-        with pytest.raises(RuntimeError) as refused:
-            shop.find(key=3, other=4)
-        cut, whole, like = shop.echo(text="123456789"), shop.echo(text="12345678"), str({"error": "x"})
-    assert (cut, whole) == ("12345678 [cut: 1 more characters]", "12345678"), "just the right size is not cut"
-    errors = [str({"error": str(caught.value)}) for caught in (raised, refused)]
-    blocks = [{"type": "text", "text": cut}]
-    answers = [whole, *errors, cut, blocks, like, None]
-    kinds = [guard.failure_of({"role": "tool", "name": "t", "content": a}, ["t"]) for a in answers]
-    assert kinds == [None, "raised", "arguments", "cut", "cut", "arguments", None]
-    assert guard.failure_of({"role": "tool", "name": "other", "content": whole}, ["t"]) == "unknown"
-
-
 def test_an_error_is_cut_and_never_empty_and_a_panic_is_one_too():
     guard, shop = store(max_chars=6)
     assert failure(guard, shop.silent) == ("ValueE [cut: 4 more characters]", {"raised": 1})
+    with guard.serving():
+        cut, whole = shop.echo(text="1234567"), shop.echo(text="123456")
+    assert (cut, whole) == ("123456 [cut: 1 more characters]", "123456"), "just the right size is not cut"
+    answer = {"role": "tool", "name": "echo", "content": [{"type": "text", "text": cut}]}
+    assert guard.failure_of(answer, ["echo"]) == "cut" and guard.failure_of(answer, ["t"]) == "unknown"
     guard, shop = store()
     assert failure(guard, shop.panic) == ("index out of range", {"raised": 1})
 
@@ -317,16 +305,16 @@ class Fields(BaseModel):
 
 @dataclass(frozen=True)
 class Frozen:
-    seen: int = 0
+    seen: int = 1
 
     def look(self) -> int:
-        return self.seen + 1
+        return self.seen
+
+    def turn_rewards(self) -> list[float]:
+        return [2.0]
 
     def privileged_context(self) -> str:
         return "of a frozen one"
-
-    def turn_rewards(self) -> list[float]:
-        return [float(self.look())]
 
 
 class Marked(Store):
@@ -346,11 +334,6 @@ class Marked(Store):
         return sum(self.turn_rewards()) + len(self.anchor_states())
 
 
-class Child(Marked):
-    def turn_rewards(self) -> list[float]:
-        return [*super().turn_rewards(), 9.0]
-
-
 def tools_of_trl(instance: Any) -> set[str]:
     """The names that TRL takes for tools."""
     members = inspect.getmembers(type(instance), predicate=inspect.isfunction)
@@ -367,36 +350,20 @@ def test_environments_that_check_their_fields_are_guarded(kind):
     assert not tools_of_trl(instance) & {"turn_rewards", "privileged_context"}
     with guard.serving():
         assert instance.look() == "1"
-    assert value_of(instance, TURN_REWARDS) == [2.0 if kind is Fields else 1.0]
+    assert value_of(instance, TURN_REWARDS) == [2.0]
     with pytest.raises(ValueError, match="environment: int cannot be guarded"):
         guard.environment(lambda: 3)()
 
 
-@pytest.mark.parametrize("kind", [Marked, Child])
-def test_an_environments_values_of_its_turns_are_no_tools_of_the_model(kind):
-    hidden, plain, guarded = {TURN_REWARDS, ANCHOR_STATES}, kind(), ToolGuard().environment(kind)()
+def test_an_environments_values_of_its_turns_are_no_tools_of_the_model():
+    hidden, plain, guarded = {TURN_REWARDS, ANCHOR_STATES}, Marked(), ToolGuard().environment(Marked)()
     assert hidden <= tools_of_trl(plain), "TRL would offer them"
     assert tools_of_trl(plain) - tools_of_trl(guarded) == {*hidden, PRIVILEGED_CONTEXT}
-    more = [9.0] if kind is Child else []
     for instance in (plain, guarded):
         instance.reset()
-        assert value_of(instance, TURN_REWARDS) == [0.5, 1.0, *more]
+        assert value_of(instance, TURN_REWARDS) == [0.5, 1.0]
         assert value_of(instance, ANCHOR_STATES) == ["hall", "attic"]
-        assert instance.get_reward() == 3.5 + sum(more), "its own code may still call them"
+        assert instance.get_reward() == 3.5, "its own code may still call them"
     guarded.worth = [7.0]
-    assert guarded.turn_rewards() == [7.0, *more], "of this instance"
+    assert guarded.turn_rewards() == [7.0], "of this instance"
     assert context_text(value_of(guarded, PRIVILEGED_CONTEXT)) == "of the class"
-
-
-def test_a_field_of_that_name_is_no_method_and_is_left_alone():
-    class Counting(Store):
-        turn_rewards: tuple[float, ...] = ()
-
-        @property
-        def anchor_states(self) -> list[str]:
-            return []
-
-    guarded = ToolGuard().environment(Counting)()
-    guarded.turn_rewards += (1.0,)
-    assert guarded.turn_rewards == (1.0,) and guarded.anchor_states == []
-    assert value_of(guarded, TURN_REWARDS) is None and value_of(guarded, ANCHOR_STATES) is None

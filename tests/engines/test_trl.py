@@ -6,45 +6,23 @@ import logging
 import pytest
 import torch
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
 
 from engines import tiny
-from gear_rl import Gear, GEARConfig, GEARTrainer, RandomOnsets, Uniform
+from engines.running import history, same, trained, trainer_of, weights
+from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.credit import metrics
-from gear_rl.engines.trl.config import LOSS_TYPES
+from gear_rl.engines.trl.config import LOSS_TYPES, checked_arguments
 from gear_rl.records import read_records
 from gear_rl.signals.score import Scorer
-from gear_rl.types import Credit
 
 
-def run(folder, model, credit=None, *, dataset=None, resume=None, peft=None, **changes):
-    """A finished trainer: TRL's own without credit, ours with."""
-    settings = tiny.settings(folder, **{"max_steps": 3} | changes)
-    cls, config, extra = (
-        (GRPOTrainer, GRPOConfig, {}) if credit is None else (GEARTrainer, GEARConfig, {"credit": credit})
-    )
-    rows = tiny.rows() if dataset is None else dataset
-    trainer = cls(model, tiny.vowels, config(**settings), rows, peft_config=peft, **extra)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-def weights_of(trainer) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def same(a, b) -> bool:
-    a, b = weights_of(a), weights_of(b)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def history(trainer, key) -> list[float]:
-    return [entry[key] for entry in trainer.state.log_history if key in entry]
+def run(folder, model, credit=None, **changes):
+    return trained(folder, model, credit, **{"max_steps": 3, **changes})
 
 
 @pytest.fixture(scope="module")
 def grpo(tiny_model, tmp_path_factory):
-    return run(tmp_path_factory.mktemp("grpo"), tiny_model)
+    return weights(run(tmp_path_factory.mktemp("grpo"), tiny_model))
 
 
 # --- all-one weights are GRPO, bit for bit -------------------------------------------------------------------
@@ -54,7 +32,7 @@ def grpo(tiny_model, tmp_path_factory):
     "credit", [Uniform(), Gear(alpha=0), Gear(sign_mode="aware", alpha=0, clip=(0.5, 2.0))]
 )
 def test_weights_of_one_are_grpo_bit_for_bit(grpo, tiny_model, tmp_path, credit):
-    assert same(run(tmp_path, tiny_model, credit), grpo)
+    assert same(weights(run(tmp_path, tiny_model, credit)), grpo)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -62,14 +40,15 @@ def test_bit_for_bit_in_every_loss_also_as_one_advantage_per_token(
     tiny_model, tmp_path, loss_type, monkeypatch
 ):
     changes = {"loss_type": loss_type, "num_iterations": 2, "max_steps": 2}
-    plain = run(tmp_path, tiny_model, **changes)
-    assert same(run(tmp_path, tiny_model, Gear(alpha=0), **changes), plain)
+    plain = weights(run(tmp_path, tiny_model, **changes))
+    assert same(weights(run(tmp_path, tiny_model, Gear(alpha=0), **changes)), plain)
 
     def expanded(self, inputs, output):
         return torch.where(output["completion_mask"].bool(), output["advantages"][:, None], 0.0)
 
     monkeypatch.setattr(GEARTrainer, "_spread", expanded)
-    assert same(run(tmp_path, tiny_model, Uniform(), **changes), plain), "(B, T) broadcasts nowhere"
+    spread = run(tmp_path, tiny_model, Uniform(), **changes)
+    assert same(weights(spread), plain), "(B, T) broadcasts nowhere"
 
 
 @pytest.mark.parametrize(
@@ -85,16 +64,12 @@ def test_bit_for_bit_in_every_loss_also_as_one_advantage_per_token(
     ids=lambda changes: "-".join(changes),
 )
 def test_bit_for_bit_with_the_options_of_trl(tiny_model, tmp_path, changes):
-    assert same(run(tmp_path, tiny_model, Uniform(), **changes), run(tmp_path, tiny_model, **changes))
+    runs = [weights(run(tmp_path, tiny_model, credit, **changes)) for credit in (Uniform(), None)]
+    assert same(*runs)
 
 
-@pytest.mark.parametrize("method", [Gear, RandomOnsets])
-def test_a_completion_keeps_its_advantage_spread_over_its_tokens(
-    grpo, tiny_model, tmp_path, method, monkeypatch
-):
+def test_a_completion_keeps_its_advantage_spread_over_its_tokens(grpo, tiny_model, tmp_path, monkeypatch):
     spread, original = [], GEARTrainer._spread
-    credit = Gear(departures="all")
-    credit = credit if method is Gear else RandomOnsets(of=credit)
 
     def watch(self, inputs, output):
         base, mask = output["advantages"].clone(), output["completion_mask"].bool()
@@ -102,7 +77,7 @@ def test_a_completion_keeps_its_advantage_spread_over_its_tokens(
         return spread[-1][-1]
 
     monkeypatch.setattr(GEARTrainer, "_spread", watch)
-    trainer = run(tmp_path, tiny_model, credit, student_pass="own")
+    trainer = run(tmp_path, tiny_model, Gear(departures="all"), student_pass="own")
     assert len(spread) == 3
     for base, mask, advantage in spread:
         assert advantage.shape == mask.shape
@@ -110,62 +85,27 @@ def test_a_completion_keeps_its_advantage_spread_over_its_tokens(
         assert (advantage[~mask] == 0).all()
         assert (advantage.std(-1)[base != 0] > 0).all(), "every completion's credit is spread unevenly"
     assert set(history(trainer, "gear/fallbacks")) == {0.0}
-    assert not same(trainer, grpo)
-
-
-def test_metrics_reach_the_trainers_log(tiny_model, tmp_path):
-    trainer = run(tmp_path, tiny_model, Gear())
-    entry = trainer.state.log_history[0]
-    for name in (
-        "divergence/mean",
-        "entropy/mean",
-        "segments/per_completion",
-        "segments/length",
-        "segments/token_share",
-        "weight/max",
-        "weight/effective_tokens",
-        "fallbacks",
-        "credit_seconds",
-    ):
-        assert entry[f"gear/{name}"] >= 0, name
-    assert 0 < entry["gear/segments/token_share"] < 1
-    assert 1 < entry["gear/weight/effective_tokens"] <= entry["completions/max_length"]
+    assert not same(weights(trainer), grpo)
 
 
 def test_a_run_that_makes_next_to_no_segments_warns_once(tiny_model, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(metrics, "BATCHES_TO_JUDGE", 2)
     run(tmp_path, tiny_model, Gear(end_threshold=0.0))
     [message] = [r.message for r in caplog.records if "segments" in r.message]
-    start = (
-        "gear makes next to no segments: 0.0 % of the trained tokens of 2 batches are in one of two tokens"
-    )
-    assert message.startswith(start)
+    assert message.startswith("gear makes next to no segments: 0.0 % of the trained tokens of 2 batches")
 
 
 # --- what falls back -----------------------------------------------------------------------------------------
 
 
-def test_rows_without_context_keep_their_grpo_advantage(tiny_model, tmp_path, caplog):
-    rows = list(tiny.rows())
-    for i in range(0, 16, 2):
-        rows[i] |= {"privileged_context": None, "answer": ""}
-    dataset, file = tiny.rows().from_list(rows), tmp_path / "records.jsonl"
+def test_rows_without_context_are_counted_before_the_training(caplog):
+    rows = [
+        row | {"privileged_context": None, "answer": ""} if i % 2 else row
+        for i, row in enumerate(tiny.rows())
+    ]
     with caplog.at_level(logging.INFO, logger="gear_rl"):
-        trainer = run(tmp_path, tiny_model, Gear(), dataset=dataset, record_file=str(file))
-    assert "privileged_context for 8 rows" in caplog.text
-    assert "none for 8 rows" in caplog.text
-    without = {row["prompt"][0]["content"] for row in rows[::2]}
-    records = list(read_records(file))
-    fallbacks = [record.fallback for record in records]
-    assert fallbacks.count("no_context") == sum(history(trainer, "gear/fallback/no_context"))
-    assert {None, "no_context"} == set(fallbacks)
-    for record in records:
-        question = record.prompt.split("user\n")[1].split("<|im_end|>")[0]
-        assert (record.fallback == "no_context") == (question in without)
-        if record.fallback:
-            assert set(record.weight) == {1.0}
-            assert record.credit == [record.advantage] * len(record.ids)
-            assert record.signals == {}
+        checked_arguments(GEARConfig("out", use_cpu=True), Gear(), None, tiny.rows().from_list(rows), {})
+    assert "privileged_context for 8 rows" in caplog.text and "none for 8 rows" in caplog.text
 
 
 @pytest.mark.parametrize(("value", "student_pass"), [(float("nan"), "auto"), (float("inf"), "own")])
@@ -183,7 +123,7 @@ def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, 
     trainer = run(tmp_path, tiny_model, Gear(), record_file=file, student_pass=student_pass, **changes)
     assert history(trainer, "gear/fallback/non_finite") == [1.0, 1.0, 1.0]
     assert "a NaN or Inf in a signal and kept their GRPO advantage" in caplog.text
-    assert all(p.isfinite().all() for p in weights_of(trainer).values())
+    assert all(p.isfinite().all() for p in weights(trainer).values())
     bad = [record for record in read_records(tmp_path / "records.jsonl") if record.fallback == "non_finite"]
     assert len(bad) == 3
     for record in bad:
@@ -191,29 +131,12 @@ def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, 
         assert set(record.segment) == {0}
 
 
-def test_a_method_that_divides_by_zero_falls_back_too(grpo, tiny_model, tmp_path):
-    class Broken(Uniform):
-        def __call__(self, advantage_B, signals):
-            segment_id = torch.where(signals.mask, 0, -1)
-            weight = torch.full(segment_id.shape, float("nan"))
-            return Credit.from_weights(advantage_B, weight, segment_id)
-
-    trainer = run(tmp_path, tiny_model, Broken())
-    assert history(trainer, "gear/fallback/non_finite") == [8.0, 8.0, 8.0]
-    assert same(trainer, grpo)
-
-
 def two_turns(prompts, trainer):
     """A ``rollout_func`` of two turns: five tokens, three from outside, four."""
     ids = trainer._tokenize_prompts(prompts)[0]
-    first, outside, second = (
-        ([20 + i, 31, 32, 33, 34] for i in range(len(ids))),
-        [40, 41, 42],
-        [50, 51, 52, 2],
-    )
     return {
         "prompt_ids": ids,
-        "completion_ids": [[*turn, *outside, *second] for turn in first],
+        "completion_ids": [[20 + i, 31, 32, 33, 34, 40, 41, 42, 50, 51, 52, 2] for i in range(len(ids))],
         "env_mask": [[1] * 5 + [0] * 3 + [1] * 4 for _ in ids],
         "logprobs": None,
     }
@@ -264,10 +187,15 @@ def test_each_teacher_follows_the_student_in_its_own_way(tiny_model, tmp_path, l
 
 def test_the_record_file_holds_what_the_loss_saw(tiny_model, tmp_path):
     file = tmp_path / "records.jsonl"
-    trainer = run(tmp_path, tiny_model, Gear(), record_file=str(file))
+    trainer = run(tmp_path, tiny_model, Gear(), record_file=str(file), teacher_skip_first_tokens=2)
     records = list(read_records(file))
     assert [record.step for record in records] == [0] * 8 + [1] * 8 + [2] * 8
     assert [record.group for record in records[:8]] == [0] * 4 + [1] * 4
+    entry = trainer.state.log_history[0]
+    for name in ("divergence/mean", "entropy/mean", "segments/per_completion", "credit_seconds"):
+        assert entry[f"gear/{name}"] >= 0, name
+    assert 0 < entry["gear/segments/token_share"] < 1
+    assert 1 < entry["gear/weight/effective_tokens"] <= entry["completions/max_length"]
     rewards = torch.tensor([record.reward for record in records[:8]])
     assert rewards.mean().item() == pytest.approx(history(trainer, "reward")[0])
     for record in records:
@@ -278,9 +206,18 @@ def test_the_record_file_holds_what_the_loss_saw(tiny_model, tmp_path):
         assert "is" not in record.prompt.split("assistant")[0].split("user")[1], "no privileged text"
         if record.advantage:
             assert set(record.signals) == set(Gear().needs)
+            divergence = record.signals["divergence"]
+            assert divergence[:2] == [0.0, 0.0] and min(divergence[2:]) > 0.0
             for weight, credit in zip(record.weight, record.credit, strict=True):
                 assert credit == pytest.approx(weight * record.advantage, rel=1e-4)
     assert json.loads(file.read_text().splitlines()[0])["format"] == 1
+
+
+def test_the_models_card_names_the_method(tiny_model, tmp_path):
+    trainer = trainer_of(tmp_path, tiny_model, Gear(alpha=2.5))
+    trainer.create_model_card(model_name="my model")
+    text = (tmp_path / "README.md").read_text()
+    assert f"the credit `{Gear(alpha=2.5)!r}` ({Gear.source})" in text and "- gear\n" in text
 
 
 def test_the_record_file_is_bounded_and_a_resumed_run_does_not_repeat_itself(tiny_model, tmp_path):

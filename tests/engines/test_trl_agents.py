@@ -11,13 +11,12 @@ import trl
 from trl.chat_template_utils import add_response_schema, parse_response
 
 from engines import tiny
-from engines.scripted import END, Desk, Seen, call, scripted, unpadded
+from engines.scripted import END, Desk, call, scripted
+from engines.watching import kept_ids
 from gear_rl import Gear, Uniform
 from gear_rl.arena import model as arena
 from gear_rl.engines.trl.rollouts import parse_tool_calls
 from gear_rl.records import read_records
-from gear_rl.runs.arena import arena_config
-from gear_rl.runs.trainer import make_trainer
 
 STATIC_TOOLS = tuple(int(part) for part in trl.__version__.split(".")[:2]) >= (1, 16)
 """Whether TRL takes static methods of an environment for tools; 1.14 does not."""
@@ -25,7 +24,7 @@ LOOK = call("look", '{"place": "a"}')
 THREE_TURNS = [LOOK, call("fail"), f"done{END}"]
 
 
-def run(folder, model, scripts, monkeypatch=None, credit=None, **changes):
+def run(folder, model, scripts, credit=None, **changes):
     settings = tiny.settings(
         folder,
         record_file=str(folder / "records.jsonl"),
@@ -35,20 +34,18 @@ def run(folder, model, scripts, monkeypatch=None, credit=None, **changes):
         per_device_train_batch_size=4,
         gradient_accumulation_steps=1,
     )
-    seen = None if monkeypatch is None else Seen(monkeypatch)
     given = ("environment_factory", "privileged", "tools", "reward_funcs")
     options = {name: changes.pop(name) for name in given if name in changes}
     trainer = scripted(
         model,
         tiny.rows().remove_columns(["privileged_context", "answer"]),
-        # ``Seen`` watches the pass before the loss.
-        settings | ({} if seen is None else {"student_pass": "own"}) | changes,
+        settings | changes,
         scripts,
         credit=credit or Gear(onset_floor_nats=0.0),
         **options,
     )
     trainer.train()
-    return trainer, list(read_records(folder / "records.jsonl")), seen
+    return trainer, list(read_records(folder / "records.jsonl"))
 
 
 def suffix(tokenizer, text):
@@ -59,10 +56,10 @@ def suffix(tokenizer, text):
     return tokenizer(middle, add_special_tokens=False)["input_ids"]
 
 
-def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(tiny_model, tmp_path, monkeypatch):
+def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(tiny_model, tmp_path):
     cut = ["look and look and look"]  # no call and no end: the sampler stopped
     scripts = [THREE_TURNS, [LOOK, "I saw"], cut, [f"done{END}"]]
-    trainer, records, seen = run(tmp_path, tiny_model, scripts, monkeypatch)
+    trainer, records = run(tmp_path, tiny_model, scripts)
     tokenizer = trainer.processing_class
     ids = {text: tokenizer(text)["input_ids"] for script in scripts for text in script}
     saw = suffix(tokenizer, "saw a")
@@ -92,18 +89,8 @@ def test_three_turns_with_a_tool_error_and_a_truncated_one_token_by_token(tiny_m
     for record in records:
         assert "look in the drawer" in record.teacher_prompt
         assert "look in the drawer" not in replace(record, teacher_prompt="").to_json(), "nowhere else"
-    # The student and the teacher are scored on these very ids, tool answers included; only the prompt differs.
-    [(completions, student, teacher)] = seen.calls
-    assert unpadded(completions.ids, completions.attention) == [record.ids for record in records]
-    assert unpadded(student.ids_BP, student.attention_BP) == trainer.first_prompts
-    for one, other in zip(
-        unpadded(student.ids_BP, student.attention_BP),
-        unpadded(teacher.ids_BP, teacher.attention_BP),
-        strict=True,
-    ):
-        shown, taught = tokenizer.decode(one), tokenizer.decode(other)
-        assert "look in the drawer" in taught
-        assert "look in the drawer" not in shown
+    for record in records:
+        shown, taught = record.prompt, record.teacher_prompt
         # In the first user turn, behind the same tools: every later turn is shifted equally.
         assert taught.split("<|im_start|>user")[0] == shown.split("<|im_start|>user")[0]
         assert taught.count("<|im_start|>") == shown.count("<|im_start|>")
@@ -128,14 +115,14 @@ def test_the_ids_of_the_loss_are_the_ids_of_the_sampler(tiny_model, tmp_path):
     trainer.train()
     [inputs] = batches
     attention, sampled = inputs["completion_mask"], inputs["tool_mask"] * inputs["completion_mask"]
-    rows = unpadded(inputs["completion_ids"], attention)
-    ours = unpadded(inputs["completion_ids"], sampled)
+    rows = kept_ids(inputs["completion_ids"], attention)
+    ours = kept_ids(inputs["completion_ids"], sampled)
     # TRL shuffles the rows of a batch before the loss.
     everything = [[token for turn in turns for token in turn] for turns in trainer.sampled]
     assert sorted(ours) == sorted(everything)
     whole = [past[len(p) :] for past, p in zip(trainer.histories, trainer.first_prompts, strict=True)]
     assert sorted(rows) == sorted(whole)
-    assert sorted(unpadded(inputs["prompt_ids"], inputs["prompt_mask"])) == sorted(trainer.first_prompts)
+    assert sorted(kept_ids(inputs["prompt_ids"], inputs["prompt_mask"])) == sorted(trainer.first_prompts)
 
 
 HOSTILE = {
@@ -168,7 +155,7 @@ def test_a_bad_call_or_tool_is_an_answer_and_is_counted(tiny_model, tmp_path):
     ]
     size = {"num_generations": len(scripts), "per_device_train_batch_size": len(scripts)}
     limits = {"tool_time_limit": 0.2, "tool_max_chars": 100, "max_completion_length": 900}
-    trainer, records, _ = run(tmp_path, tiny_model, scripts, **size, **limits)
+    trainer, records = run(tmp_path, tiny_model, scripts, **size, **limits)
     wanted = [(counts, answer) for _, counts, answer in HOSTILE.values()]
     tokenizer, total = trainer.processing_class, Counter()
     for record, (counts, answer) in zip(records, [*wanted, ({"calls": 1}, "saw a"), ({}, None)], strict=True):
@@ -192,86 +179,73 @@ def test_a_bad_call_or_tool_is_an_answer_and_is_counted(tiny_model, tmp_path):
 
 def test_a_cut_off_rollout_that_the_trainer_masks_is_recorded_as_cut_off(tiny_model, tmp_path):
     scripts = [[LOOK, "I saw"], [LOOK, f"done{END}"], [f"a{END}"], ["b"]]
-    _, records, _ = run(tmp_path, tiny_model, scripts, mask_truncated_completions=True)
+    _, records = run(tmp_path, tiny_model, scripts, mask_truncated_completions=True)
     assert [record.truncated for record in records] == [True, False, False, True]
     assert [bool(record.tokens) for record in records] == [False, True, True, False]
     assert [record.fallback for record in records] == ["no_token", None, None, "no_token"]
 
 
-def test_tools_without_an_environment_are_guarded_too(tiny_model, tmp_path):
-    def divide(a: int, b: int) -> float:
-        """Divide.
+def divide(a: int, b: int) -> float:
+    """Divide.
+
+    Args:
+        a: Dividend.
+        b: Divisor.
+    """
+    return a / b
+
+
+class Slow:
+    """An environment with slots, an async tool and a static one."""
+
+    __slots__ = ("done",)
+
+    def reset(self, **row) -> None:
+        self.done = 0
+
+    async def wait(self, seconds: float) -> str:
+        """Wait.
 
         Args:
-            a: Dividend.
-            b: Divisor.
+            seconds: How long.
         """
-        return a / b
+        await asyncio.sleep(seconds)
+        self.done += 1
+        return "waited"
 
-    scripts = [
-        [call("divide", '{"a": 1, "b": 0}'), f"done{END}"],
-        [call("divide", '{"a": "4", "b": 2}'), f"done{END}"],
-        [call("divide", '{"a": 4.5, "b": 2}'), f"done{END}"],
-        [f"no{END}"],
-    ]
-    judge = {"reward_funcs": lambda completions, **_: [float(len(c)) for c in completions]}
-    options = {"credit": Uniform(), "environment_factory": None, "tools": [divide], **judge}
-    _, records, _ = run(tmp_path, tiny_model, scripts, **options)
-    assert [record.tools for record in records] == [
-        {"calls": 1, "raised": 1},
-        {"calls": 1},
-        {"calls": 1, "arguments": 1},
-        {},
-    ]
-    assert "2.0" in "".join(records[1].tokens), "a number as text is a number"
+    @staticmethod
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: One.
+            b: Other.
+        """
+        return a + b
+
+    def get_reward(self) -> float:
+        return float(self.done)
 
 
-def test_async_tools_and_slotted_environments(tiny_model, tmp_path):
-    class Slow:
-        __slots__ = ("done",)
+TOOLS = [
+    (call("divide", '{"a": 1, "b": 0}'), {"calls": 1, "raised": 1}, "division by zero"),
+    (call("divide", '{"a": "4", "b": 2}'), {"calls": 1}, "2.0"),
+    (call("divide", '{"a": 4.5, "b": 2}'), {"calls": 1, "arguments": 1}, "argument a"),
+    (call("wait", '{"seconds": 0}'), {"calls": 1}, "waited"),
+    (call("wait", '{"seconds": 60}'), {"calls": 1, "timeout": 1}, "more than 0.2 seconds"),
+    (call("wait", '{"seconds": "long"}'), {"calls": 1, "arguments": 1}, "argument seconds"),
+    (call("add", '{"a": 20, "b": 22}'), {"calls": 1} if STATIC_TOOLS else {"calls": 1, "unknown": 1}, "42"),
+]
 
-        def reset(self, **row) -> None:
-            self.done = 0
 
-        async def wait(self, seconds: float) -> str:
-            """Wait.
-
-            Args:
-                seconds: How long.
-            """
-            await asyncio.sleep(seconds)
-            self.done += 1
-            return "waited"
-
-        @staticmethod
-        def add(a: int, b: int) -> int:
-            """Add.
-
-            Args:
-                a: One.
-                b: Other.
-            """
-            return a + b
-
-        def get_reward(self) -> float:
-            return float(self.done)
-
-    scripts = [
-        [call("wait", '{"seconds": 0}'), f"done{END}"],
-        [call("wait", '{"seconds": 60}'), f"done{END}"],
-        [call("wait", '{"seconds": "long"}'), f"done{END}"],
-        [call("add", '{"a": 20, "b": 22}'), f"done{END}"],
-    ]
-    _, records, _ = run(
-        tmp_path, tiny_model, scripts, credit=Uniform(), environment_factory=Slow, tool_time_limit=0.2
-    )
-    assert [record.tools for record in records] == [
-        {"calls": 1},
-        {"calls": 1, "timeout": 1},
-        {"calls": 1, "arguments": 1},
-        {"calls": 1} if STATIC_TOOLS else {"calls": 1, "unknown": 1},
-    ]
-    assert not STATIC_TOOLS or "42" in "".join(records[3].tokens)
+def test_functions_async_tools_and_slotted_environments(tiny_model, tmp_path):
+    scripts = [[words, f"done{END}"] for words, _, _ in TOOLS]
+    size = {"num_generations": len(TOOLS), "per_device_train_batch_size": len(TOOLS)}
+    options = {"credit": Uniform(), "environment_factory": Slow, "tools": [divide], "tool_time_limit": 0.2}
+    _, records = run(tmp_path, tiny_model, scripts, **options, **size)
+    assert [record.tools for record in records] == [counts for _, counts, _ in TOOLS]
+    for record, (_, _, answer) in zip(records, TOOLS, strict=True):
+        assert answer in "".join(record.tokens) or not STATIC_TOOLS
 
 
 def test_a_privileged_context_that_raises_falls_back(tiny_model, tmp_path, caplog):
@@ -281,61 +255,20 @@ def test_a_privileged_context_that_raises_falls_back(tiny_model, tmp_path, caplo
 
     scripts = [[LOOK, f"done{END}"], [f"done{END}"], [f"no{END}"], [f"so{END}"]]
     with caplog.at_level("WARNING", logger="gear_rl"):
-        _, records, _ = run(tmp_path, tiny_model, scripts, environment_factory=Broken)
+        _, records = run(tmp_path, tiny_model, scripts, environment_factory=Broken)
     assert [record.fallback for record in records] == ["no_context"] * 4
     assert all({w for w, m in zip(r.weight, r.mask, strict=True) if m} == {1.0} for r in records)
     assert "lost" in caplog.text
 
 
-@pytest.mark.parametrize("source", ["sibling", "feedback", "function"])
-def test_contexts_without_ground_truth(tiny_model, tmp_path, source, monkeypatch):
-    """One success in four rollouts: the context of each, and the rollouts without one."""
+def test_contexts_without_ground_truth(tiny_model, tmp_path):
+    """One success in four rollouts, which has no context; the failed call's answer goes before a sibling."""
     scripts = [[LOOK, f"first{END}"], [f"second{END}"], [call("fail"), f"third{END}"], [f"fourth{END}"]]
-    changes = {"privileged_sources": [source]}
-    if source == "function":
-        changes["privileged"] = lambda row, rollout: (
-            f"{rollout.text[:6]} {rollout.reward}" if rollout.reward == 0.0 else None
-        )
-        changes["privileged_sources"] = ["row"]
-    trainer, records, seen = run(tmp_path, tiny_model, scripts, monkeypatch, **changes)
-    [(_, _, teacher)] = seen.calls
-    taught = [trainer.processing_class.decode(ids) for ids in unpadded(teacher.ids_BP, teacher.attention_BP)]
-    wanted = {
-        "sibling": [None, '"look"', '"look"', '"look"'],
-        "feedback": [None, None, "no such drawer", None],
-        "function": [None, "second 0.0", '{"name 0.0', "fourth 0.0"],
-    }[source]
-    assert [record.context for record in records] == [None if text is None else source for text in wanted]
-    for record, text, shown in zip(records, wanted, taught, strict=True):
-        if text is None:
-            assert record.fallback == "no_context"
-        else:
-            assert record.fallback is None
-            assert text in shown.split("<|im_start|>user")[1]
-
-
-def test_the_first_tokens_of_every_turn_can_be_skipped(tiny_model, tmp_path):
-    _, records, _ = run(
-        tmp_path, tiny_model, [THREE_TURNS, [f"done{END}"], ["a"], [f"no{END}"]], teacher_skip_first_tokens=2
-    )
-    divergence, turn = records[0].signals["divergence"], records[0].turn
-    for number in (0, 1, 2):
-        own = [d for d, t in zip(divergence, turn, strict=True) if t == number]
-        assert own[:2] == [0.0, 0.0]
-        assert min(own[2:]) > 0.0
-    assert records[2].signals["divergence"] == [0.0], "a shorter turn is skipped whole"
-
-
-def test_many_turns_through_the_real_sampler(tmp_path):
-    """No script: the arena's agent calls tools turn after turn."""
-    file = str(tmp_path / "r.jsonl")
-    size = {"seed": 1, "steps": 1, "rollouts_per_step": 8}
-    config = arena_config("errands", "easy", "gear", output_dir=str(tmp_path), record_file=file, **size)
-    make_trainer(config).train()
-    records = list(read_records(tmp_path / "r.jsonl"))
-    assert len(records) == 8
-    assert {record.context for record in records} == {"environment"}
-    assert all(record.tools["calls"] >= max(record.turn) >= 3 for record in records)
+    _, records = run(tmp_path, tiny_model, scripts, privileged_sources=["feedback", "sibling"])
+    assert [record.context for record in records] == [None, "sibling", "feedback", "sibling"]
+    assert [record.fallback for record in records] == ["no_context", None, None, None]
+    for text, record in zip(('"look"', "no such drawer", '"look"'), records[1:], strict=True):
+        assert text in record.teacher_prompt.split("<|im_start|>user")[1]
 
 
 def test_feedback_that_a_reward_function_logs_is_shown_for_failures(tiny_model, tmp_path):
@@ -348,7 +281,7 @@ def test_feedback_that_a_reward_function_logs_is_shown_for_failures(tiny_model, 
     scripts = [[f"{word}{END}"] for word in ("one", "two", "three", "four")]
     options = {"privileged_sources": ["feedback"], "reward_weights": [0.5], "success_reward": 0.5}
     options |= {"reward_funcs": judge, "environment_factory": None}
-    _, records, _ = run(tmp_path, tiny_model, scripts, **options)
+    _, records = run(tmp_path, tiny_model, scripts, **options)
     shown = ["a< |im_end|>", '{"line": 3}', None, None]
     assert [record.context for record in records] == [text and "feedback" for text in shown]
     assert all(
@@ -360,15 +293,14 @@ def test_feedback_that_a_reward_function_logs_is_shown_for_failures(tiny_model, 
         run(tmp_path, tiny_model, scripts, **options, overwrite_output_dir=True)
 
 
-def test_the_teachers_template_has_arguments_of_its_own(tiny_model, tmp_path, monkeypatch):
+def test_the_teachers_template_has_arguments_of_its_own(tiny_model, tmp_path):
     student, teacher = {"enable_thinking": True}, {"enable_thinking": False}
     changes = {"chat_template_kwargs": student, "teacher_chat_template_kwargs": teacher}
     scripts = [[LOOK, f"done{END}"], [f"two{END}"], [f"three{END}"], [f"four{END}"]]
-    trainer, _, seen = run(tmp_path, tiny_model, scripts, monkeypatch, **changes)
-    [(_, shown, taught)] = seen.calls
-    thought, decode = "<think>\n\n</think>\n\n", trainer.processing_class.decode
-    assert all(decode(ids).endswith(thought) for ids in unpadded(taught.ids_BP, taught.attention_BP))
-    assert not any(thought in decode(ids) for ids in unpadded(shown.ids_BP, shown.attention_BP))
+    trainer, records = run(tmp_path, tiny_model, scripts, **changes)
+    thought = "<think>\n\n</think>\n\n"
+    assert all(record.teacher_prompt.endswith(thought) for record in records)
+    assert not any(thought in record.prompt for record in records)
     assert trainer.chat_template_kwargs == student
 
 

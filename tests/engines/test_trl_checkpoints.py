@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import re
 
 import pytest
 import torch
@@ -13,17 +12,10 @@ from transformers import AutoModelForCausalLM
 from engines import tiny
 from engines.distilling import speaking
 from engines.probing import Probe
+from engines.running import history, same, trainer_of, weights
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import checkpoints
-from gear_rl.engines.trl.checkpoints import (
-    MAY_CHANGE,
-    checked,
-    differences,
-    fingerprint,
-    may_change,
-    read_manifest,
-)
+from gear_rl.engines.trl.checkpoints import checked
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
 SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}
@@ -31,22 +23,13 @@ SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}
 
 def made(folder, model, credit=None, rows=6, **changes):
     """A trainer whose weights move by much; six rows are three steps of an epoch."""
-    settings = tiny.settings(folder, **SAVING | changes)
-    return GEARTrainer(model, tiny.vowels, GEARConfig(**settings), tiny.rows(rows), credit=credit or Gear())
+    return trainer_of(folder, model, credit or Gear(), rows=tiny.rows(rows), **SAVING | changes)
 
 
 def trained(folder, model, resume=None, **changes):
     trainer = made(folder, model, **changes)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def same(a, b) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def checkpoints_of(folder):
@@ -102,9 +85,8 @@ def test_the_reference_is_the_first_model_after_training_and_after_resuming(tiny
         net = AutoModelForCausalLM.from_pretrained(tiny_model)
         peft = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2) if lora else None
         changes = SAVING | {"max_steps": 3, "save_steps": 2, "temperature": 0.8}
-        args = GEARConfig(**tiny.settings(tmp_path, **changes))
         torch.manual_seed(0)  # not every TRL has its seed set before it makes an adapter
-        return speaking(GEARTrainer(net, tiny.vowels, args, tiny.rows(), peft_config=peft, credit=probe))
+        return speaking(trainer_of(tmp_path, net, probe, peft=peft, **changes))
 
     whole, resumed, first = trainer(Reference()), trainer(Reference()), trainer(Reference()).model.eval()
     whole.train()
@@ -165,57 +147,6 @@ def test_a_run_that_dies_while_it_saves_loses_nothing(tiny_model, tmp_path, monk
     assert checked(folder / "checkpoint-3").files.keys() >= {*files.split(), "trainer_state.json"}
 
 
-def test_a_damaged_checkpoint_that_is_named_is_refused(tiny_model, tmp_path):
-    trained(tmp_path, tiny_model, max_steps=1, **SHORT)
-    (tmp_path / "checkpoint-1" / "scheduler.pt").unlink()
-    named = str(tmp_path / "checkpoint-1")
-    message = re.escape(f"resume_from_checkpoint: {named} is no whole checkpoint: scheduler.pt is missing")
-    with pytest.raises(ValueError, match=message):
-        trained(tmp_path, tiny_model, resume=named, **SHORT)
-
-
-def test_another_runs_checkpoint_is_neither_latest_nor_mixed_in(tiny_model, tmp_path, caplog):
-    a, b = tmp_path / "a", tmp_path / "b"
-    trained(a, tiny_model, max_steps=2, **SHORT)
-    (a / "checkpoint-2").rename(tmp_path / "checkpoint-2")
-    trained(a, tiny_model, max_steps=1, overwrite_output_dir=True, **SHORT)
-    (tmp_path / "checkpoint-2").rename(a / "checkpoint-2")
-    resumed = trained(a, tiny_model, resume=True, max_steps=1, **SHORT)
-    assert (
-        resumed.checkpoints.run
-        == read_manifest(a / "checkpoint-1").run
-        != read_manifest(a / "checkpoint-2").run
-    )
-    assert "checkpoint-2 is passed over: it is of another run" in caplog.text
-    trained(b, tiny_model, max_steps=1, **SHORT)
-    message = r"output_dir: .*b holds another run than .*checkpoint-1 \(checkpoint-1"
-    with pytest.raises(ValueError, match=message):
-        trained(b, tiny_model, resume=str(a / "checkpoint-1"), max_steps=1, **SHORT)
-
-
-def test_a_new_run_replaces_no_checkpoint_unless_that_is_meant(tiny_model, tmp_path):
-    trained(tmp_path, tiny_model, max_steps=2, **SHORT)
-    again = made(tmp_path, tiny_model, max_steps=1, **SHORT)
-    message = r"output_dir: .* holds a run already \(checkpoint-1, checkpoint-2\); "
-    with pytest.raises(ValueError, match=message):
-        again.train()
-    assert checked(tmp_path / "checkpoint-2").run == again.run_folder.run, "still the first run's folder"
-    trained(tmp_path, tiny_model, resume=True, max_steps=2, overwrite_output_dir=True, **SHORT)
-    assert (tmp_path / "checkpoint-2").exists(), "a resume is the more particular wish"
-    trained(tmp_path, tiny_model, max_steps=1, overwrite_output_dir=True, **SHORT)
-    assert checkpoints_of(tmp_path) == ["checkpoint-1"]
-
-
-def test_a_new_run_keeps_old_records_unless_they_are_overwritten(tiny_model, tmp_path):
-    changes = {"max_steps": 1, "save_strategy": "no", "record_file": "records.jsonl", **SHORT}
-    trained(tmp_path, tiny_model, seed=0, **changes)
-    kept = (tmp_path / "records.jsonl").read_bytes()
-    trained(tmp_path, tiny_model, seed=1, **changes)
-    assert (tmp_path / "records.1.jsonl").read_bytes() == kept != (tmp_path / "records.jsonl").read_bytes()
-    trained(tmp_path, tiny_model, seed=2, overwrite_output_dir=True, **changes)
-    assert not (tmp_path / "records.2.jsonl").exists()
-
-
 def test_the_best_checkpoint_is_named_by_where_it_stays(tiny_model, tmp_path):
     changes = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "max_steps": 2}
     changes |= {"metric_for_best_model": "reward", "eval_greedy": False, "num_generations_eval": 2} | SHORT
@@ -227,65 +158,6 @@ def test_the_best_checkpoint_is_named_by_where_it_stays(tiny_model, tmp_path):
     assert trainer.state.best_model_checkpoint == str(best)
     assert f'"best_model_checkpoint": "{best}"' in (best / "trainer_state.json").read_text()
     assert same(load_file(best / "model.safetensors"), weights(trainer))
-
-
-# --- another configuration -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def one_step(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one-step")
-    trained(folder, tiny_model, max_steps=1, **SHORT)
-    return folder / "checkpoint-1"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"credit": Gear(alpha=0.5)}, "credit.alpha 4.0 is now 0.5"),
-        ({"credit": Uniform()}, "credit 'gear' is now 'uniform'"),
-        ({"rows": 8}, "train_dataset '6 rows of .*' is now '8 rows of"),
-        ({"learning_rate": 0.1, "seed": 7}, "learning_rate 0.02 is now 0.1.* seed 42 is now 7"),
-        ({"per_device_train_batch_size": 8}, "per_device_train_batch_size 4 is now 8"),
-        ({"teacher_model_kind": "ema"}, "teacher_model_kind 'base' is now 'ema'"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_another_configuration_is_refused_with_both_values(tiny_model, tmp_path, one_step, changes, words):
-    trainer = made(tmp_path, tiny_model, **SHORT | changes)
-    message = f"was made with another configuration: .*{words}.*set resume_anyway"
-    with pytest.raises(ValueError, match=message):
-        trainer.train(resume_from_checkpoint=str(one_step))
-
-
-def test_what_may_change_passes_and_the_rest_only_if_it_is_meant(tiny_model, tmp_path, one_step, caplog):
-    changes = {"max_steps": 2, "save_steps": 5, "logging_steps": 2, "run_name": "longer"}
-    trainer = trained(tmp_path / "same", tiny_model, resume=str(one_step), **SHORT | changes)
-    assert trainer.state.global_step == 2
-    mine = read_manifest(one_step).run
-    assert trainer.checkpoints.run == mine, "it is the same run"
-    changes |= {"seed": 7, "resume_anyway": True}
-    other = trained(tmp_path / "other", tiny_model, resume=str(one_step), **SHORT | changes)
-    assert other.state.global_step == 2 and other.checkpoints.run != mine
-    assert "resume_anyway: goes on as a new run: seed 42 is now 7" in caplog.text
-
-
-def test_every_setting_that_may_change_is_one():
-    known = set(GEARConfig.__dataclass_fields__)
-    assert MAY_CHANGE - known <= {"local_rank", "debug", "vllm_enable_sleep_mode"}
-    assert not any(may_change(name) for name in ("credit", "seed", "train_dataset", "processes", "model"))
-
-
-def test_rewards_model_and_adapter_are_part_of_the_configuration(tiny_model):
-    args, model = GEARConfig("out", use_cpu=True), load_causal_lm(str(tiny_model), {})
-    prints = []
-    for name, r in (("exact", 2), ("close", 4)):
-        model.peft_config = {"default": LoraConfig(r=r)}
-        prints.append(fingerprint(args, Gear(), None, [name], model))
-    changed = differences(prints[0], prints[1])
-    assert changed == "lora.default.r 2 is now 4, reward_funcs ['exact'] is now ['close']"
-    model.more = torch.nn.Linear(1, 2)
-    assert "model 'qwen3, " in differences(prints[1], fingerprint(args, Gear(), None, ["close"], model))
 
 
 # --- not finite ----------------------------------------------------------------------------------------------
@@ -329,7 +201,6 @@ def test_infinite_rewards_are_counted_and_warned_of_once(tiny_model, tmp_path, c
     trainer.reward_funcs[:], trainer.reward_func_names[:] = [boundless], ["boundless"]
     with caplog.at_level(logging.WARNING, "gear_rl"):
         trainer.train()
-    counts = [entry["gear/rewards/non_finite"] for entry in trainer.state.log_history if "loss" in entry]
-    assert counts == [2.0, 2.0]
+    assert history(trainer, "gear/rewards/non_finite") == [2.0, 2.0]
     [message] = [text for text in caplog.messages if "infinite" in text]
     assert message.startswith("step 0: 2 rewards are infinite (boundless);")

@@ -43,31 +43,36 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_both_processes_end_with_the_same_weights(finished):
+def found_by(folder: Path, name: str) -> list:
+    """What each process has written of a run."""
+    return [json.loads((folder / f"{rank}.json").read_text())[name] for rank in (0, 1)]
+
+
+def same_records(first: Path, second: Path, count: int) -> None:
+    pairs = list(zip(read_records(first), read_records(second), strict=True))
+    assert len(pairs) == count
+    for a, b in pairs:
+        for name in ("step", "group", "ids", "reward", "fallback"):
+            assert getattr(a, name) == getattr(b, name), name
+        assert a.credit == pytest.approx(b.credit, abs=1e-3)
+
+
+def test_both_processes_end_with_the_same_weights_and_uniform_is_grpo_bit_for_bit(finished):
     for name in ("grpo", "uniform", "gear", "late", "sdpg"):
         assert equal(weights(finished, name, 0), weights(finished, name, 1)), name
+    grpo = weights(finished, "grpo", 0)
+    assert equal(weights(finished, "uniform", 0), grpo)
+    assert not any(equal(weights(finished, name, 0), grpo) for name in ("gear", "sdpg"))
 
 
-def test_weights_of_one_are_grpo_bit_for_bit(finished):
-    assert equal(weights(finished, "uniform", 0), weights(finished, "grpo", 0))
-    assert not equal(weights(finished, "gear", 0), weights(finished, "grpo", 0))
-
-
-def test_metrics_are_of_all_processes(finished):
-    ranks = [json.loads((finished / f"{rank}.json").read_text())["gear"] for rank in (0, 1)]
-    assert all(found["wrapped"] == "DistributedDataParallel" for found in ranks)
-    assert ranks[0]["scored"] != ranks[1]["scored"], "else the lopsided case was not seen"
-    for step, entry in enumerate(ranks[0]["history"]):
-        assert entry["gear/scored"] == ranks[0]["scored"][step] + ranks[1]["scored"][step]
-
-
-def test_both_processes_run_as_many_forwards(finished):
+def test_metrics_are_of_all_processes_which_run_as_many_forwards(finished):
     """Sharded models would wait for each other forever otherwise."""
-    ranks = [json.loads((finished / f"{rank}.json").read_text())["gear"] for rank in (0, 1)]
-    most = [
-        max(-(-count // 4) for count in counts) for counts in zip(*(r["scored"] for r in ranks), strict=True)
-    ]
-    assert ranks[0]["batches"] == ranks[1]["batches"] == most
+    first, second = found_by(finished, "gear")
+    assert first["wrapped"] == second["wrapped"] == "DistributedDataParallel"
+    assert first["scored"] != second["scored"], "else the lopsided case was not seen"
+    pairs = list(zip(first["scored"], second["scored"], strict=True))
+    assert [entry["gear/scored"] for entry in first["history"]] == [sum(pair) for pair in pairs]
+    assert first["batches"] == second["batches"] == [-(-max(pair) // 4) for pair in pairs]
 
 
 def test_credit_in_the_loss_is_that_of_a_pass_before_it(finished):
@@ -75,40 +80,28 @@ def test_credit_in_the_loss_is_that_of_a_pass_before_it(finished):
         own, late = weights(finished, "gear", rank), weights(finished, "late", rank)
         for name, value in own.items():
             torch.testing.assert_close(late[name], value, atol=1e-4, rtol=1e-3)
-    first, second = (list(read_records(finished / f"{name}.jsonl")) for name in ("gear", "late"))
-    assert len(first) == len(second) == 48
-    for a, b in zip(first, second, strict=True):
-        assert (a.step, a.group, a.ids, a.reward, a.fallback) == (
-            b.step,
-            b.group,
-            b.ids,
-            b.reward,
-            b.fallback,
-        )
-        assert a.credit == pytest.approx(b.credit, abs=1e-3)
-    ranks = [json.loads((finished / f"{rank}.json").read_text()) for rank in (0, 1)]
-    for found in ranks:
-        for one, other in zip(found["gear"]["history"], found["late"]["history"], strict=True):
+        histories = (found_by(finished, name)[rank]["history"] for name in ("gear", "late"))
+        for one, other in zip(*histories, strict=True):
             assert one["gear/scored"] == other["gear/scored"]
             assert one["gear/divergence/mean"] == pytest.approx(other["gear/divergence/mean"], rel=1e-3)
+    same_records(finished / "gear.jsonl", finished / "late.jsonl", 48)
 
 
 def test_one_process_may_have_nothing_to_distil(finished):
     """Few rows have a context: the terms are logged over both processes, and change the weights of both."""
-    ranks = [json.loads((finished / f"{rank}.json").read_text())["sdpg"]["history"] for rank in (0, 1)]
-    for one, other in zip(*ranks, strict=True):
+    first, second = (found["history"] for found in found_by(finished, "sdpg"))
+    for one, other in zip(first, second, strict=True):
         assert one.get("gear/distill/loss") == other.get("gear/distill/loss")
         assert one["gear/distill/non_finite"] == 0.0
-    assert any(entry.get("gear/distill/term", 0.0) > 0 for entry in ranks[0])
-    assert any(entry["gear/fallback/no_context"] > 0 for entry in ranks[0])
-    assert not equal(weights(finished, "sdpg", 0), weights(finished, "grpo", 0))
+    assert any(entry.get("gear/distill/term", 0.0) > 0 for entry in first)
+    assert any(entry["gear/fallback/no_context"] > 0 for entry in first)
 
 
 def test_one_file_holds_the_records_of_both(finished):
     records = list(read_records(finished / "gear.jsonl"))
     groups = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     assert [record.group for record in records] == groups * 3
-    history = json.loads((finished / "0.json").read_text())["gear"]["history"]
+    history = found_by(finished, "gear")[0]["history"]
     first = [record.reward for record in records if record.step == 0]
     assert sum(first) / len(first) == pytest.approx(history[0]["reward"])
 
@@ -122,9 +115,7 @@ def test_siblings_are_found_on_the_other_process(finished):
 
 
 def test_the_processes_share_the_solving_and_agree(finished):
-    for rank in (0, 1):
-        solved = json.loads((finished / f"{rank}.json").read_text())["solved"]
-        assert solved == [float(i) for i in range(11)]
+    assert found_by(finished, "solved") == [[float(i) for i in range(11)]] * 2
 
 
 def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(finished):
@@ -140,17 +131,17 @@ def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(fi
         assert not torch.allclose(first, apart), "else nothing is shown"
 
 
-def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished):
-    for rank in (0, 1):
-        assert equal(weights(finished, "resumed", rank), weights(finished, "whole", 0)), rank
-        refused = json.loads((finished / f"refused-{rank}.json").read_text())
-        assert "checkpoint-3 was made with another configuration: beta 0.0 is now 0.1" in refused
-        assert (finished / "resuming" / "checkpoint-2" / f"rng_state_{rank}.pth").exists()
+PARTS = {
+    "resuming": [],
+    "SHARDED_STATE_DICT": ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__1_0.distcp"],
+    "FULL_STATE_DICT": ["pytorch_model_fsdp.bin", "optimizer.bin"],
+}
 
 
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-def test_weights_sharded_by_fsdp_are_resumed_bit_for_bit_with_their_teacher(finished, kind):
-    folder = finished / kind
+@pytest.mark.parametrize("kind", PARTS)
+def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished, kind):
+    """Also weights that FSDP shards."""
+    folder = finished if kind == "resuming" else finished / kind
     for rank in (0, 1):
         assert equal(weights(folder, "resumed", rank), weights(folder, "whole", 0)), rank
         refused = json.loads((folder / f"refused-{rank}.json").read_text())
@@ -158,18 +149,11 @@ def test_weights_sharded_by_fsdp_are_resumed_bit_for_bit_with_their_teacher(fini
     checkpoint = folder / "resuming" / "checkpoint-3"
     found = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
     assert found == {*checked(checkpoint).files, "manifest.json"}
-    parts = {"SHARDED_STATE_DICT": ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__1_0.distcp"]}
-    parts["FULL_STATE_DICT"] = ["pytorch_model_fsdp.bin", "optimizer.bin"]
-    assert found > {*parts[kind], "teacher.safetensors", "rollouts-1.pt", "rng_state_1.pth"}
+    assert found > {*PARTS[kind], "teacher.safetensors", "rollouts-1.pt", "rng_state_1.pth"}
 
 
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
 def test_weights_sharded_by_fsdp_get_the_credit_of_whole_ones(finished, kind):
-    whole, parts = finished, finished / kind
-    first, second = (list(read_records(folder / "resuming" / "records.jsonl")) for folder in (whole, parts))
-    assert [record.step for record in first] == [0] * 16 + [2] * 16
-    for a, b in zip(first, second, strict=True):
-        assert (a.step, a.ids, a.reward, a.fallback) == (b.step, b.ids, b.reward, b.fallback)
-        assert a.credit == pytest.approx(b.credit, abs=1e-3)
-    for name, value in weights(whole, "whole", 0).items():
-        torch.testing.assert_close(weights(parts, "whole", 0)[name], value, atol=1e-3, rtol=1e-3)
+    same_records(*(folder / "resuming" / "records.jsonl" for folder in (finished, finished / kind)), count=32)
+    for name, value in weights(finished, "whole", 0).items():
+        torch.testing.assert_close(weights(finished / kind, "whole", 0)[name], value, atol=1e-3, rtol=1e-3)

@@ -8,6 +8,7 @@ import torch
 
 from engines import tiny
 from engines.distilling import LORA, made, micro_batch
+from engines.running import history, same, weights
 from gear_rl import GEARTrainer, Uniform
 from gear_rl.credit.distillation import anchor_penalty, importance_ratio
 from gear_rl.engines.trl import trainer as trl_trainer
@@ -94,7 +95,6 @@ def slow_extra(trainer, inputs, teacher_log_q):
     return total / normaliser
 
 
-REVERSE = Distillation(beta=1.0)
 TERMS = {
     "jsd": Distillation(beta=0.5, temperature=1.1),
     "top_k": Distillation(beta=0.5, top_k=5, max_nats=0.05),
@@ -105,34 +105,30 @@ TERMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain(tiny_model, tmp_path_factory):
-    return made(tmp_path_factory.mktemp("plain"), tiny_model, temperature=0.9)
+SETTINGS = {
+    "plain": {"temperature": 0.9},
+    "lora": {"peft": LORA, "teacher_model_kind": "base"},
+    "copied": {"teacher_model_kind": "base"},
+    "checkpointed": {"gradient_checkpointing": True},
+}
 
 
 @pytest.fixture(scope="module")
-def lora(tiny_model, tmp_path_factory):
-    return made(tmp_path_factory.mktemp("lora"), tiny_model, peft=LORA, teacher_model_kind="base")
-
-
-@pytest.fixture(scope="module")
-def copied(tiny_model, tmp_path_factory):
-    """A teacher with a copy of the first weights, and a student that has changed, its tied head too."""
-    trainer = made(tmp_path_factory.mktemp("copied"), tiny_model, teacher_model_kind="base")
-    _ = trainer.held_weights.teacher
+def trainers(tiny_model, tmp_path_factory):
+    """A trainer for each of ``SETTINGS``; the student of "copied" has moved from its teacher, the head too."""
+    found = {name: made(tmp_path_factory.mktemp(name), tiny_model, **s) for name, s in SETTINGS.items()}
+    _ = found["copied"].held_weights.teacher
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for p in trainer.model.parameters():
+        for p in found["copied"].model.parameters():
             p.add_(torch.randn(p.shape, generator=g) * p.std().nan_to_num(0.1) / 5)
-    return trainer
+    found["checkpointed"].model.gradient_checkpointing_enable({"use_reentrant": False})  # as `train` would
+    return found
 
 
-@pytest.fixture(scope="module")
-def checkpointed(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpointed")
-    trainer = made(folder, tiny_model, gradient_checkpointing=True)
-    trainer.model.gradient_checkpointing_enable({"use_reentrant": False})  # as `train` would
-    return trainer
+@pytest.fixture
+def plain(trainers):
+    return trainers["plain"]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +140,8 @@ def checkpointed(tiny_model, tmp_path_factory):
         ("checkpointed", "top_k"),
     ],
 )
-def test_loss_and_gradient_are_those_of_the_full_logits(name, term, request):
-    trainer = ready(request.getfixturevalue(name), TERMS[term])
+def test_loss_and_gradient_are_those_of_the_full_logits(trainers, name, term):
+    trainer = ready(trainers[name], TERMS[term])
     vocab = trainer.model.get_input_embeddings().weight.shape[0]
     inputs = micro_batch(vocab)
     inputs["gear_distill_weight"][1] = 0.0  # a row without context
@@ -171,32 +167,22 @@ def test_loss_and_gradient_are_those_of_the_full_logits(name, term, request):
 
 
 def test_the_students_forward_is_trls_own_and_the_teacher_gets_distilled_rows_alone(plain):
-    trainer = ready(plain, REVERSE)
+    trainer, shapes = ready(plain, Distillation(beta=1.0)), []
     inputs = micro_batch(trainer.model.config.vocab_size)
     inputs["gear_distill_weight"][[0, 2]] = 0.0
     inputs["gear_distill_weight"][3, 1:] = 0.0
     inputs["gear_distill_weight"][1, 2:] = 0.0
-    rows = []
     handle = trainer.model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append((kwargs["input_ids"].shape, module.training)),
+        lambda module, args, kwargs: shapes.append((kwargs["input_ids"].shape, module.training)),
         with_kwargs=True,
     )
-    loss = trainer._compute_loss(trainer.model, inputs)
-    handle.remove()
+    trainer._compute_loss(trainer.model, inputs)
     # Two rows, a prompt of 11 and the two columns up to the last distilled token; then TRL's four rows.
-    assert rows == [((2, 13), False), ((4, 12), True)]
-    assert all(module.training for module in trainer.model.modules())
-    assert loss.requires_grad
+    assert shapes == [((2, 13), False), ((4, 12), True)]
     inputs["gear_distill_weight"][:] = 0.0
-    rows.clear()
-    handle = trainer.model.base_model.register_forward_hook(lambda *_: rows.append(1))
     zero = trainer._compute_loss(trainer.model, inputs)
     handle.remove()
-    assert rows == [1] and torch.equal(zero, own_loss(trainer)(trainer.model, inputs))
-
-
-def half(inputs, which):
-    return {n: x[which] if x.dim() else x for n, x in inputs.items()}
+    assert shapes[2:] == [((4, 12), True)] and torch.equal(zero, own_loss(trainer)(trainer.model, inputs))
 
 
 @pytest.mark.parametrize(("loss_type", "generations"), [("dapo", 2), ("grpo", 4)])
@@ -214,7 +200,7 @@ def test_no_split_into_micro_batches_changes_the_step(tiny_model, tmp_path, loss
         order = torch.randperm(8, generator=torch.Generator().manual_seed(count)).chunk(count)
         extra = torch.zeros(())
         for rows in order:
-            part = half(inputs, rows)
+            part = {name: x[rows] if x.dim() else x for name, x in inputs.items()}
             extra = (
                 extra + trainer._compute_loss(trainer.model, part) - own_loss(trainer)(trainer.model, part)
             )
@@ -319,34 +305,28 @@ def test_anchor_penalty_by_hand(anchor, value, slope):
 # --- whole trainings ------------------------------------------------------------------------------------------
 
 
-def trained(folder, model, credit, peft=None, rows=None, **changes):
-    trainer = made(folder, model, credit, peft=peft, rows=rows, **{"max_steps": 3, **changes})
-    start = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+def trained(folder, model, credit, **changes):
+    trainer = made(folder, model, credit, max_steps=3, **changes)
+    start = weights(trainer)
     trainer.train()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
-    assert any(not torch.equal(p, start[n]) for n, p in trainer.model.named_parameters())
+    assert not same(weights(trainer), start)
     return trainer
 
 
-def history(trainer, key):
-    return [entry[key] for entry in trainer.state.log_history if key in entry]
-
-
 @pytest.mark.parametrize(
-    ("credit", "peft", "changes"),
+    ("credit", "changes"),
     [
-        (Opsd(), None, {}),
-        (Sdpo(top_k=20), LORA, {"teacher_model_kind": "base"}),
-        (Opsd(), None, {"gradient_checkpointing": True, "teacher_model_kind": "ema"}),
-        (Sdpg(weight=0.5), None, {"bf16": True}),
-        (Sdpg(weight=0.5), None, {"num_iterations": 2, "gradient_accumulation_steps": 1}),
+        (Sdpo(top_k=20), {"teacher_model_kind": "base", "peft": LORA}),
+        (Opsd(), {"gradient_checkpointing": True, "teacher_model_kind": "ema"}),
+        (Sdpg(weight=0.5), {"bf16": True}),
+        (Sdpg(weight=0.5), {"num_iterations": 2, "gradient_accumulation_steps": 1}),
     ],
-    ids=["plain", "lora", "checkpointing", "autocast", "iterations"],
+    ids=["lora", "checkpointing", "autocast", "iterations"],
 )
-def test_every_method_trains(tiny_model, tmp_path, credit, peft, changes):
-    trainer = trained(tmp_path, tiny_model, credit, peft, **changes)
-    assert all(value > 0 for value in history(trainer, "gear/distill/term"))
-    assert all(value > 0 for value in history(trainer, "gear/distill/loss"))
+def test_a_method_trains(tiny_model, tmp_path, credit, changes):
+    trainer = trained(tmp_path, tiny_model, credit, **changes)
+    assert all(value > 0 for name in ("term", "loss") for value in history(trainer, f"gear/distill/{name}"))
     assert history(trainer, "gear/distill/non_finite") == [0.0] * 3
     assert len(history(trainer, "gear/anchor/loss")) == (3 if credit.name == "sdpg" else 0)
 
@@ -370,20 +350,11 @@ def test_rows_without_context_are_neither_distilled_nor_anchored(tiny_model, tmp
     known = torch.cat([(~x["gear_reference_logprob"].isnan()).any(-1) for x in attached])
     assert (weight == 0).sum() == without and (weight[weight != 0] == 0.5).all()
     assert torch.equal(known, weight > 0)
-    same_prompt = [
-        int(ids[kept.bool()].tolist() == own[seen.bool()].tolist())
-        for x in attached
-        for ids, kept, own, seen in zip(
-            x["gear_teacher_ids"], x["gear_teacher_attention"], x["prompt_ids"], x["prompt_mask"], strict=True
-        )
-    ]
-    assert same_prompt == (weight == 0).long().tolist(), "a row without context has the student's prompt"
 
 
 def test_a_weight_of_nothing_trains_as_grpo(tiny_model, tmp_path):
     """A schedule that begins at 0 and an anchor too light to feel: the columns are there, and change no bit."""
     zero = Sdpg(weight=1e-30, warmup_steps=10**9, anchor="urkl", anchor_weight=1e-38)
     runs = [trained(tmp_path, tiny_model, credit) for credit in (zero, Uniform())]
-    for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert same(*map(weights, runs))
     assert history(runs[0], "gear/distill/loss") and not history(runs[1], "gear/distill/loss")

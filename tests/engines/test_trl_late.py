@@ -9,7 +9,8 @@ from peft import LoraConfig
 from torch import nn
 
 from engines import tiny
-from gear_rl import Gear, GEARConfig, GEARTrainer, Shuffled, Uniform
+from engines.running import trained
+from gear_rl import Gear, GEARTrainer, Shuffled, Uniform
 from gear_rl.engines.trl import late
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
@@ -21,60 +22,33 @@ from gear_rl.signals.score import Scorer
 @pytest.fixture
 def waited(monkeypatch):
     """Every batch whose credit was left to the loss."""
-    made = []
-    original = late.LateCredit.__init__
-
-    def watched(self, *args):
-        made.append(self)
-        original(self, *args)
-
-    monkeypatch.setattr(late.LateCredit, "__init__", watched)
+    made, own = [], late.LateCredit.__init__
+    monkeypatch.setattr(late.LateCredit, "__init__", lambda *given: made.append(given) or own(*given))
     return made
-
-
-def trained(folder, model, credit, cls=GEARTrainer, peft=None, rows=None, reward=tiny.vowels, **changes):
-    settings = {
-        "max_steps": 2,
-        "learning_rate": 1e-4,
-        "record_file": str(folder / "records.jsonl"),
-        **changes,
-    }
-    trainer = cls(
-        model,
-        reward,
-        GEARConfig(**tiny.settings(folder, **settings)),
-        tiny.rows() if rows is None else rows,
-        credit=credit,
-        peft_config=peft,
-    )
-    trainer.train()
-    return trainer
 
 
 def both(tmp_path, monkeypatch, model, credit, **changes):
     """The same run with passes of our own, no prompt shared, and with what TRL runs anyway."""
-    folders = tmp_path / "own", tmp_path / "auto"
-    for folder in folders:
-        folder.mkdir()
+    changes = {"learning_rate": 1e-4, "record_file": "records.jsonl", **changes}
     with monkeypatch.context() as patched:
         patched.setattr(prefix, "LEAST_SAVED", 2.0)
-        own = trained(folders[0], model, credit, student_pass="own", **changes)
-    auto = trained(folders[1], model, credit, **changes)
-    return own, auto, *(list(read_records(folder / "records.jsonl")) for folder in folders)
+        own = trained(tmp_path / "own", model, credit, student_pass="own", **changes)
+    auto = trained(tmp_path / "auto", model, credit, **changes)
+    return own, auto, *(list(read_records(tmp_path / name / "records.jsonl")) for name in ("own", "auto"))
 
 
 def agree(own, auto, first, second, tolerance=1e-4):
     """Records, metrics and weights; the files round to 5 digits."""
     assert len(first) == len(second) > 0
+    names = ("step", "group", "prompt", "ids", "mask", "turn", "segment", "reward", "advantage")
+    names += ("fallback", "context", "tools", "truncated")
     for a, b in zip(first, second, strict=True):
-        for name in ("step", "group", "prompt", "ids", "mask", "turn", "segment", "reward", "advantage"):
+        for name in names:
             assert getattr(a, name) == getattr(b, name), name
-        assert (a.fallback, a.context, a.tools, a.truncated) == (b.fallback, b.context, b.tools, b.truncated)
         assert a.signals.keys() == b.signals.keys()
-        assert a.credit == pytest.approx(b.credit, abs=tolerance)
-        assert a.weight == pytest.approx(b.weight, abs=tolerance)
-        for name in a.signals:
-            assert a.signals[name] == pytest.approx(b.signals[name], abs=tolerance), name
+        one, other = ({"credit": r.credit, "weight": r.weight, **r.signals} for r in (a, b))
+        for name in one:
+            assert one[name] == pytest.approx(other[name], abs=tolerance), name
     for x, y in zip(logged(own), logged(auto), strict=True):
         assert x.keys() == y.keys()
         for name in x:
@@ -92,85 +66,72 @@ def logged(trainer):
     ]
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "alone"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
-        {"credit_batch_size": 1, "temperature": 0.7},
-        {"gradient_checkpointing": True, "loss_type": "cispo", "importance_sampling_level": "sequence"},
-        {"teacher_model_kind": "ema", "teacher_update_rate": 0.5, "teacher_prompt": "splice"},
-        {"teacher_skip_first_tokens": 2, "logging_steps": 2, "off_policy_mask_threshold": 0.1, "beta": 0.05},
-    ],
-    ids=lambda changes: "-".join(changes),
-)
-def test_credit_in_the_loss_is_the_credit_before_it(
-    tiny_model, tmp_path, monkeypatch, waited, changes, shared
-):
-    if not shared:
-        monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
-    found = both(tmp_path, monkeypatch, tiny_model, Gear(), **changes)
-    assert len(waited) == 2 * max(1, changes.get("gradient_accumulation_steps", 0) // 2), (
-        "else nothing is shown"
-    )
-    agree(*found)
-    assert all(entry["gear/weight/max"] > 1.0 for entry in found[1].state.log_history if "loss" in entry)
+LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+ONE_BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 
 
 @pytest.mark.parametrize(
-    ("credit", "lora", "tolerance"),
+    ("credit", "waits", "changes"),
     [
-        (Rlsd(), False, 1e-4),
-        (Gear(end_rule="line", divergence="forward"), False, 1e-4),
-        (EntropyForks(scope="completion"), False, 1e-4),
-        (Shuffled(seed=3), False, 1e-4),
-        (Gear(), True, 1e-3),
+        (Gear(), 4, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}),
+        (Gear(), 2, {"credit_batch_size": 1, "temperature": 0.7}),
+        (
+            Gear(),
+            2,
+            {"gradient_checkpointing": True, "loss_type": "cispo", "importance_sampling_level": "sequence"},
+        ),
+        (
+            Gear(),
+            2,
+            {"teacher_model_kind": "ema", "teacher_update_rate": 0.5, "teacher_prompt": "splice"},
+        ),
+        (
+            Gear(),
+            2,
+            {
+                "teacher_skip_first_tokens": 2,
+                "logging_steps": 2,
+                "off_policy_mask_threshold": 0.1,
+                "beta": 0.05,
+            },
+        ),
+        (Gear(), 2, {"peft": LORA, "learning_rate": 1e-2}),
+        (Rlsd(), 2, {}),
+        (Gear(end_rule="line", divergence="forward"), 2, {}),
+        (EntropyForks(scope="completion"), 2, {}),
+        (Shuffled(seed=3), 2, {}),
+        # The pass in which TRL computes the old log-probabilities serves before the loss.
+        (Gear(), 0, {"steps_per_generation": 4, "num_iterations": 2, "beta": 0.05}),
+        (Gear(), 0, {**ONE_BATCH, "num_iterations": 2, "teacher_contrast": "shuffled"}),
     ],
-    ids=["rlsd", "further", "forks", "shuffled", "lora"],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(getattr(value, "name", value)),
 )
-def test_with_every_kind_of_signal_and_an_adapter(
-    tiny_model, tmp_path, monkeypatch, waited, credit, lora, tolerance
+def test_credit_out_of_trls_forwards_is_that_of_a_pass_before(
+    tiny_model, tmp_path, monkeypatch, waited, credit, waits, changes
 ):
-    changes = (
-        {"peft": LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), "learning_rate": 1e-2} if lora else {}
-    )
     found = both(tmp_path, monkeypatch, tiny_model, credit, **changes)
-    agree(*found, tolerance=tolerance)
-    assert len(waited) == 2
+    agree(*found, tolerance=1e-3 if "peft" in changes else 1e-4)
+    assert len(waited) == waits
+    assert any(len({*record.weight}) > 1 for record in found[3]), "else nothing is shown"
     assert not any("token_id" in record.signals for record in found[2]), "a record has its ids already"
 
 
 def test_rows_without_context_and_groups_without_spread(tiny_model, tmp_path, monkeypatch, waited):
-    rows = [dict(row) for row in tiny.rows()]
-    for row in rows[::2]:
-        row |= {"privileged_context": None, "answer": ""}
+    rows = [
+        row | {"privileged_context": None, "answer": ""} if i % 2 else row
+        for i, row in enumerate(tiny.rows())
+    ]
 
     def flat(completions, prompts, **kwargs):
         odd = [int(prompt[0]["content"].split()[0]) % 3 == 0 for prompt in prompts]
         return [1.0 if same else value for same, value in zip(odd, tiny.vowels(completions), strict=True)]
 
-    found = both(
-        tmp_path, monkeypatch, tiny_model, Gear(), rows=tiny.rows().from_list(rows), reward=flat, max_steps=4
-    )
+    changes = {"rows": tiny.rows().from_list(rows), "reward": flat, "max_steps": 4}
+    found = both(tmp_path, monkeypatch, tiny_model, Gear(), **changes)
     agree(*found)
     assert len(waited) == 4
-    fallbacks = {record.fallback for record in found[3]}
-    assert fallbacks == {None, "no_context"}
+    assert {record.fallback for record in found[3]} == {None, "no_context"}
     assert any(not record.signals and record.fallback is None for record in found[3]), "not scored: no spread"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"steps_per_generation": 4, "num_iterations": 2, "beta": 0.05},
-        {"gradient_accumulation_steps": 1, "num_iterations": 2, "teacher_contrast": "shuffled"},
-    ],
-    ids=lambda changes: "-".join(changes),
-)
-def test_the_pass_of_the_old_log_probabilities_serves(tiny_model, tmp_path, monkeypatch, waited, changes):
-    found = both(tmp_path, monkeypatch, tiny_model, Gear(), max_steps=3, **changes)
-    agree(*found)
-    assert not waited
 
 
 # --- how many passes -----------------------------------------------------------------------------------------
@@ -198,18 +159,14 @@ def test_the_teachers_pass_is_the_only_one_more(tiny_model, tmp_path, monkeypatc
 def test_shared_prompts_are_run_before_the_shuffle_tears_their_groups_apart(
     tiny_model, tmp_path, monkeypatch
 ):
-    seen = []
-    original = ModelPasses.teacher_pass
-
-    def watched(self, request):
-        seen.append(len(request.scored_B))
-        return original(self, request)
-
-    monkeypatch.setattr(ModelPasses, "teacher_pass", watched)
+    seen, own = [], ModelPasses.teacher_pass
+    monkeypatch.setattr(
+        ModelPasses, "teacher_pass", lambda *given: seen.append(len(given[1].scored_B)) or own(*given)
+    )
     trained(tmp_path, tiny_model, Gear(), max_steps=1)
     assert seen == [8], "the whole batch of rollouts at once"
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
-    trained(tmp_path, tiny_model, Gear(), max_steps=1)
+    agree(*both(tmp_path, monkeypatch, tiny_model, Gear(), max_steps=1))
     assert seen == [8, 4, 4], "a micro-batch at a time"
 
 
@@ -253,20 +210,17 @@ def test_rollouts_outside_of_a_training_do_not_wait(tiny_model, tmp_path, waited
     assert len(waited) == 1
 
 
-def test_dropout_has_a_pass_of_its_own(tiny_model, tmp_path, waited):
+def test_dropout_has_a_pass_of_its_own_also_where_it_is_set_between_two_trainings(
+    tiny_model, tmp_path, waited
+):
     peft = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
-    for changes in ({}, {"steps_per_generation": 4}):
-        trainer = trained(tmp_path, tiny_model, Gear(), peft=peft, **changes)
-        assert not trainer.shares_passes
+    trained(tmp_path, tiny_model, Gear(), peft=peft)
     assert not waited
-
-
-def test_dropout_that_is_set_between_two_trainings_counts(tiny_model, tmp_path, waited):
     trainer = trained(tmp_path, tiny_model, Gear(), max_steps=1)
     assert len(waited) == 1
     trainer.model.model.layers[0].self_attn.attention_dropout = 0.1
     trainer.train()
-    assert len(waited) == 1
+    assert len(waited) == 1 and not trainer.shares_passes
 
 
 @pytest.mark.parametrize(
@@ -299,24 +253,18 @@ def test_a_rate_that_is_a_plain_number_counts(name, value, quiet):
         {"padding_moves": True},
         {"model": nn.Dropout(0.1)},
     ],
-    ids=lambda change: "-".join(f"{name}={value}" for name, value in change.items()),
+    ids=str,
 )
 def test_where_the_student_keeps_a_pass_of_its_own(change):
-    args = {
-        "student_pass": "auto",
-        "use_liger_kernel": False,
-        "torch_compile": False,
-        "neftune_noise_alpha": None,
-    }
-    trainer = {"sharding": "NO", "_is_vlm": False, "padding_moves": False, "model": nn.Linear(1, 1)}
-
-    def made(changes):
-        own = {name: value for name, value in changes.items() if name in trainer}
-        rest = {name: value for name, value in changes.items() if name not in own}
-        return SimpleNamespace(args=SimpleNamespace(**(args | rest)), **(trainer | own))
-
-    assert GEARTrainer.shares_passes.func(made({}))
-    assert not GEARTrainer.shares_passes.func(made(change))
+    args = {"student_pass": "auto", "use_liger_kernel": False, "torch_compile": False}
+    args = SimpleNamespace(**args, neftune_noise_alpha=None)
+    trainer = SimpleNamespace(
+        args=args, sharding="NO", _is_vlm=False, padding_moves=False, model=nn.Linear(1, 1)
+    )
+    assert GEARTrainer.shares_passes.func(trainer)
+    [(name, value)] = change.items()
+    setattr(args if hasattr(args, name) else trainer, name, value)
+    assert not GEARTrainer.shares_passes.func(trainer)
 
 
 def test_what_was_not_captured_is_computed(tiny_model, tmp_path, monkeypatch, waited):

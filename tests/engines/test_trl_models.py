@@ -10,9 +10,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engines import tiny
+from engines.running import trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
 from gear_rl.lab.replay import replay
 from gear_rl.methods import Gear
@@ -48,12 +48,12 @@ def logprobs(trainer) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.tensor(record.signals[name]) for name in ("student_logprob", "teacher_logprob"))
 
 
-def trainer_of(model: str, folder: Path, **changes: Any) -> GEARTrainer:
-    def every_second(completions, **_):
-        return [float(i % 2) for i in range(len(completions))]
+def every_second(completions, **_):
+    return [float(i % 2) for i in range(len(completions))]
 
-    settings = tiny.settings(folder, num_generations=2, **changes)
-    return GEARTrainer(model, every_second, GEARConfig(**settings), tiny.rows(), credit=Gear())
+
+def of(model: str, folder: Path, **changes: Any) -> GEARTrainer:
+    return trainer_of(folder, model, Gear(), reward=every_second, num_generations=2, **changes)
 
 
 def test_an_adapters_folder_is_trained_on_and_its_teacher_is_what_the_run_began_with(
@@ -93,19 +93,19 @@ def test_an_adapter_without_its_base_says_which(tmp_path, adapter):
 
 def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):
     """The adapter's model as teacher scores what it scores as a student that is shown the teacher's prompt."""
-    student, plain = logprobs(trainer_of(tiny_model, tmp_path))
-    same, other = logprobs(trainer_of(tiny_model, tmp_path, teacher_model=adapter))
+    student, plain = logprobs(of(tiny_model, tmp_path))
+    same, other = logprobs(of(tiny_model, tmp_path, teacher_model=adapter))
     assert torch.equal(student, same)
     assert (other - plain).abs().max() > 0.01
     whole = tmp_path / "whole"
     load_causal_lm(adapter, {}).merge_and_unload().save_pretrained(whole)
     tiny.tokenizer().save_pretrained(whole)
-    _, expected = logprobs(trainer_of(str(whole), tmp_path))
+    _, expected = logprobs(of(str(whole), tmp_path))
     assert torch.allclose(other, expected, atol=1e-4)
 
 
 def test_it_trains_beside_the_student_and_keeps_no_copy(tmp_path, tiny_model, adapter):
-    trainer = trainer_of(tiny_model, tmp_path, teacher_model=adapter, max_steps=1)
+    trainer = of(tiny_model, tmp_path, teacher_model=adapter, max_steps=1)
     before = {n: p.clone() for n, p in trainer.held_weights.teacher_model.named_parameters()}
     trainer.train()
     assert all(torch.equal(p, before[n]) for n, p in trainer.held_weights.teacher_model.named_parameters())
@@ -119,4 +119,4 @@ def test_another_vocabulary_is_refused(tmp_path, tiny_model):
     tokenizer.add_tokens(["never seen"])
     tokenizer.save_pretrained(other)
     with pytest.raises(ValueError, match=r"teacher_model: .*other has another vocabulary than the model"):
-        trainer_of(tiny_model, tmp_path, teacher_model=str(other))
+        of(tiny_model, tmp_path, teacher_model=str(other))

@@ -8,23 +8,7 @@ from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.verl import batch as verl_batch
 from gear_rl.engines.verl.batch import SAMPLED, SEEN, log_prob_gap, messages_of, rollout_batch
 from gear_rl.methods import METHODS
-from gear_rl.signals.signal import names_of
-from support.batches import PlainEngine
-
-
-class Letters:
-    """Every id is a letter."""
-
-    pad_token_id, eos_token_id = 0, 9
-    all_special_tokens = ()
-    added_tokens_decoder = {}  # noqa: RUF012
-
-    def decode(self, token_ids, *, skip_special_tokens=False):
-        ids = token_ids.tolist() if isinstance(token_ids, torch.Tensor) else token_ids
-        return "".join(chr(96 + i) for i in ids)
-
-    def __call__(self, text, *, add_special_tokens=True, split_special_tokens=False):
-        return {"input_ids": [ord(c) - 96 for c in text]}
+from support.batches import Letters, PlacesEngine
 
 
 def batch_of(**changes):
@@ -70,20 +54,6 @@ def test_a_completion_has_one_advantage_that_of_its_trained_tokens():
     assert batch.advantage_B.tolist() == [0.0, 1.0, 1.0, 1.0]
 
 
-class Scripted(PlainEngine):
-    """Passes whose numbers depend on the places of the tokens alone."""
-
-    def render(self, prompts, chat_template_kwargs):
-        return [[1, 2] for _ in prompts]
-
-    def forward(self, request):
-        mask, draw = request.completions.mask, torch.Generator().manual_seed(0)
-        return {
-            name: torch.where(mask, torch.rand(mask.shape, generator=draw), 0.0)
-            for name in names_of(request.needs)
-        }
-
-
 WHOLE = [1, 1, 1, 0, 1, 1]
 
 
@@ -98,7 +68,7 @@ def credited(name, second):
         extra_fields=[{"reward_extra_info": {"turn_rewards": [b % 2, 1 - b % 2]}} for b in range(4)],
         **{SAMPLED: [torch.tensor(WHOLE)] * 4},
     )
-    method, engine = METHODS[name](), Scripted(Letters())
+    method, engine = METHODS[name](), PlacesEngine(Letters())
     config = CreditConfig(teacher_model_kind="live").resolved(method)
     return batch, step(batch, method, engine, config), engine.records
 

@@ -8,6 +8,7 @@ import torch
 from gear_rl.credit.config import CreditConfig
 from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
 from gear_rl.signals.passes import ModelPasses
+from gear_rl.signals.signal import names_of
 from gear_rl.signals.teacher import CopyTeacher, Teacher
 
 
@@ -70,3 +71,31 @@ class PlainEngine:
 
     def record_sink(self, records: list[Any]) -> None:
         self.records += records
+
+
+class Letters:
+    """A tokenizer whose every id is a letter."""
+
+    pad_token_id, eos_token_id = 0, 9
+    all_special_tokens = ()
+    added_tokens_decoder = {}  # noqa: RUF012
+
+    def decode(self, token_ids, **_):
+        return "".join(chr(96 + int(i)) for i in token_ids)
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(letter) - 96 for letter in text]}
+
+
+class PlacesEngine(PlainEngine):
+    """An engine whose passes give numbers that depend on the places of the tokens alone."""
+
+    def render(self, prompts, chat_template_kwargs):
+        return [[1, 2] for _ in prompts]
+
+    def forward(self, request):
+        mask, draw = request.completions.mask, torch.Generator().manual_seed(0)
+        return {
+            name: torch.where(mask, torch.rand(mask.shape, generator=draw), 0.0)
+            for name in names_of(request.needs)
+        }

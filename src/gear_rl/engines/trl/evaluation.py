@@ -5,7 +5,7 @@
 # pyright: reportUnknownArgumentType=false
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import comb, nan
 from typing import Any, cast
@@ -121,13 +121,11 @@ class Evaluating(GRPOTrainer):
         *,
         greedy: bool = False,
         seed: int | None = None,
-        advance: Callable[[int], None] | None = None,
     ) -> list[float | None]:
         """The reward of one rollout per row, tools and environments included; nothing is trained or logged.
 
         Every process gets all rewards, and they share the work. Sampled with ``seed``, or the run's own: the same
-        seed draws the same rollouts again. ``advance`` is called with the number of rows that each batch has
-        finished.
+        seed draws the same rollouts again.
         """
         rewards: list[float | None] = []
         size, world = int(self.args.per_device_eval_batch_size), int(self.accelerator.num_processes)
@@ -141,8 +139,6 @@ class Evaluating(GRPOTrainer):
                 own += [block[-1]] * (share - len(own))
                 self._generate_and_score_completions(own)
                 rewards += self.rollouts.rewards[: len(block)]
-                if advance is not None:
-                    advance(len(block))
         return rewards
 
     @contextmanager

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gear_rl.credit.config import METHOD_SETTINGS, PRIVILEGED_COLUMNS
+from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
@@ -39,7 +38,7 @@ from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.signal import needs_student, signals_of
-from gear_rl.traits import distillation_of, is_per_completion, method_settings
+from gear_rl.traits import distillation_of, is_per_completion
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
@@ -80,6 +79,7 @@ class GEARTrainer(Evaluating):
     ) -> None:
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
+        self._name = f"GRPO with the credit `{credit!r}` ({credit.source})"  # in the model card
         continues_adapter = hasattr(model, "peft_config")
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
@@ -388,22 +388,6 @@ class GEARTrainer(Evaluating):
             logger.warning(message, self.state.global_step, max_steps)
             return self.state.num_train_epochs, 0
         return epochs, steps
-
-    def create_model_card(self, *names: Any, **named: Any) -> None:
-        """TRL's draft of ``README.md`` in ``output_dir``, with the method's settings and the engine's for it."""
-        self._name = f"GRPO with the credit method `{self.credit.name}` ({self.credit.source})"
-        super().create_model_card(*names, **named)
-        if self.is_world_process_zero():
-            file = Path(cast(str, self.args.output_dir)) / "README.md"
-            card = ModelCard.load(file)
-            settings = method_settings(self.credit) | {
-                key: getattr(self.args, key) for key in METHOD_SETTINGS
-            }
-            lines = [f"- `{key}`: {value}\n" for key, value in settings.items()]
-            card.text = card.text.replace(
-                "### Framework", f"### Credit\n\n{''.join(lines)}\n### Framework", 1
-            )
-            card.save(file)
 
     # --- steps that are not finite --------------------------------------------------------------------------
 

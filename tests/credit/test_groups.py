@@ -1,0 +1,253 @@
+"""Which completions a method is shown, and with which it compares them."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import gear_rl.credit.step as credit_step
+from engines.probing import Probe
+from gear_rl import Shuffled
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import contexts_of
+from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
+from gear_rl.types import TokenSignals
+from support.batches import Letters, PlacesEngine, PlainEngine, batch_of
+
+TURNS = ["11011", "11011", "111", "11101", "1101011", "111", "11011", "11101"]
+"""Two groups of four; 0 is what a tool answered."""
+MASK = torch.tensor([[t == "1" for t in row.ljust(7, "0")] for row in TURNS])
+REWARDS = [3.0, 0.0, 0.75, 1.5, 0.0, 2.5, 1.5, 1.0]
+CALL, ANSWER = {"role": "assistant", "tool_calls": [{}]}, {"role": "tool", "name": "look", "content": "a"}
+LAST = {"role": "assistant", "content": "so"}
+
+
+def rollouts(answers=("is 3",) * 8, **changes):
+    rewards = torch.tensor([math.nan if r is None else r for r in changes.get("rewards", REWARDS)])
+    group = rewards.view(2, 4)
+    base_B = (group - group.nanmean(1, keepdim=True)).nan_to_num(0.0).flatten()
+    settings = {
+        "advantage_B": base_B,
+        "rewards": REWARDS,
+        "rewards_BR": torch.stack([rewards.nan_to_num(0.0), torch.arange(8.0) % 3], -1),
+        "group": [0] * 4 + [1] * 4,
+        "prompts": [[{"role": "user", "content": "a"}]] * 8,
+        "rows": [{"answer": answer} for answer in answers],
+        "messages": [[CALL, ANSWER] * row.strip("0").count("01") + [LAST] for row in TURNS],
+        "call_failed": lambda b, message: b == 3,
+    }
+    return batch_of(torch.where(MASK, 3, 4), MASK, **{**settings, **changes})
+
+
+def passed(method, batch=None, **settings):
+    """The batch, the result of the credit step, and what it logged."""
+    batch, engine = rollouts() if batch is None else batch, PlacesEngine(Letters())
+    own = {"teacher_model_kind": "live", "privileged_sources": ["row"], "teacher_contrast": "none"}
+    config = CreditConfig(**{**own, **settings}).resolved(method)
+    return batch, credit_step.step(batch, method, engine, config), engine.logged
+
+
+def plain(batch):
+    return torch.where(MASK, batch.advantage_B[:, None], 0.0)
+
+
+def poisoning(monkeypatch, row: int, name: str, value: float = math.nan):
+    """One number of a signal becomes ``value``."""
+    collect = credit_step.collect
+
+    def poisoned(*more):
+        signals = collect(*more)
+        x = getattr(signals, name).clone()
+        x[(row,) if x.dim() == 1 else (row, 1)] = value
+        return dataclasses.replace(signals, **{name: x})
+
+    monkeypatch.setattr(credit_step, "collect", poisoned)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("student_entropy", math.nan),
+        ("turn_reward", math.inf),
+        ("reward_B", -math.inf),
+        ("rewards_BR", math.nan),
+    ],
+)
+def test_a_bad_number_reaches_its_own_completion_alone(monkeypatch, caplog, name, value):
+    poisoning(monkeypatch, 1, name, value)
+    probe = Probe(needs=(name, "group_B"), additive=True, bonus=0.5)
+    batch, result, logged = passed(probe)
+    [(advantage_B, signals)] = probe.shown
+    others, advantage = [0, 2, 3, 4, 5, 6, 7], result.credit.advantage
+    assert torch.equal(advantage[1], plain(batch)[1])
+    assert torch.equal(advantage[others], (plain(batch) + 0.5 * MASK)[others])
+    assert logged["gear/fallback/non_finite"] == 1.0
+    assert "1 completions had a NaN or Inf in a signal" in caplog.text
+    # The method finds a completion without a token, in a group of its own.
+    assert advantage_B.tolist() == [0.0 if b == 1 else a for b, a in enumerate(batch.advantage_B.tolist())]
+    assert torch.equal(signals.mask, MASK & torch.tensor([[b != 1] for b in range(8)]))
+    assert signals.group_B.tolist()[0] == 0 and signals.group_B.tolist().count(signals.group_B[1]) == 1
+    assert not getattr(signals, name)[1].any() and getattr(signals, name).isfinite().all()
+    assert (signals.turn_id[1] == -1).all()
+
+
+def test_a_bad_number_where_the_advantage_is_0_reaches_no_sibling(monkeypatch):
+    poisoning(monkeypatch, 1, "turn_reward")
+    probe = Probe(needs=("group_B", "turn_reward"), bonus=0.5)
+    _, result, logged = passed(probe, rollouts(rewards=[1.0, 0.5, 0.0, 0.5] * 2))
+    [(_, signals)] = probe.shown
+    assert signals.turn_reward.isfinite().all() and not signals.mask[1].any()
+    assert logged["gear/fallback/non_finite"] == 0.0
+    assert not result.credit.advantage[1].any() and result.credit.advantage[0].any()
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (EntropyForks(scope="batch"), "not finite"),
+        *(
+            (method, "no context")
+            for method in (Rlcsd(squash_nats=0.5, threshold=0.2), Igpo(), Igpo(baseline="token"))
+        ),
+        *((method, "no reward") for method in (Gigpo(), Crpo(), MtGrpo(), Igpo())),
+    ],
+    ids=str,
+)
+def test_a_completion_that_falls_back_has_no_part_in_what_the_others_get(monkeypatch, method, why):
+    """As if it were not there. TRL leaves a completion without a reward out of its group, too."""
+    row, others = 2, [0, 1, 3, 4, 5, 6, 7]
+    _, whole, _ = passed(method)
+    if why == "not finite":
+        poisoning(monkeypatch, row, "student_entropy")
+    answers = ["is 3"] * 8
+    changes = {}
+    if why == "no context":
+        answers[row] = ""
+    if why == "no reward":
+        changes["rewards"] = [None if b == row else reward for b, reward in enumerate(REWARDS)]
+    batch, result, logged = passed(method, rollouts(answers, **changes))
+    values = {name: x[others] for name, x in whole.signals.values.items()}
+    alone = TokenSignals(mask=MASK[others], turn_id=whole.signals.turn_id[others], values=values)
+    expected = method(batch.advantage_B[others], alone).advantage
+    torch.testing.assert_close(result.credit.advantage[others], expected)
+    assert torch.equal(result.credit.advantage[row], plain(batch)[row])
+    every = method(batch.advantage_B, whole.signals).advantage
+    assert (every[others] - expected).abs().max() > 1e-3, "else nothing is shown"
+    assert logged["gear/fallbacks"] == (why != "no reward")
+
+
+def test_an_environments_values_for_other_turns_than_there_are(monkeypatch):
+    """MT-GRPO by hand, with three siblings in the first group: the second's turn rewards do not fit."""
+    poisoning(monkeypatch, 1, "turn_reward")
+    batch, result, _ = passed(MtGrpo())
+    first = torch.tensor([1.0, 0.0, 0.0])  # the fourth rollout's call failed
+    both = first + torch.tensor([3.0, 0.75, 1.5])
+    first, both = ((x - x.mean()) / (x.std() + 1e-4) for x in (first, both))
+    for i, b in enumerate([0, 2, 3]):
+        turn = result.signals.turn_id[b]
+        expected = torch.where(turn == 0, batch.advantage_B[b] + first[i], batch.advantage_B[b])
+        expected = both[i].expand(7) if int(turn.max()) == 0 else expected
+        torch.testing.assert_close(result.credit.advantage[b], torch.where(MASK[b], expected, 0.0))
+
+
+def test_where_no_completion_has_a_token_nothing_happens():
+    empty = torch.zeros_like(MASK)
+    for method in (Igpo(), Gigpo(), MtGrpo(), Sdpg(), Opsd()):
+        completions = batch_of(torch.where(MASK, 3, 4), empty).completions
+        batch = dataclasses.replace(rollouts(), completions=completions, messages=[[LAST]] * 8)
+        _, result, logged = passed(method, batch)
+        assert not result.credit.advantage.any()
+        assert logged["gear/fallback/no_token"] == 8.0 and logged["gear/scored"] == 0.0
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_only_an_additive_method_is_shown_completions_without_an_advantage(additive):
+    """The second group has no spread."""
+    probe = Probe(needs=("student_entropy",), additive=additive, bonus=0.5)
+    batch, result, logged = passed(probe, rollouts(rewards=[*REWARDS[:4], *[1.0] * 4]))
+    bonus = torch.where(MASK & ((batch.advantage_B != 0)[:, None] | additive), 0.5, 0.0)
+    assert torch.equal(result.credit.advantage, plain(batch) + bonus)
+    assert result.scored_B.tolist() == [True] * 4 + [additive] * 4
+    assert logged["gear/scored"] == (8.0 if additive else 4.0)
+
+
+@pytest.mark.parametrize("of", [Gigpo(), Sdpg(weight=0.5)], ids=lambda m: m.name)
+def test_a_placebo_of_what_adds_or_distils(of):
+    """The second group has no spread: a method that does not add would leave it alone."""
+    batch = rollouts(rewards=[*REWARDS[:4], *[1.0] * 4])
+    (_, found, _), (_, twin, logged) = passed(of, batch), passed(Shuffled(of=of), batch)
+    key = "distill_weight" if of.name == "sdpg" else "advantage"
+    one, other = getattr(found.credit, key), getattr(twin.credit, key)
+    torch.testing.assert_close(one.sort().values, other.sort().values)
+    assert torch.equal(found.credit.advantage, twin.credit.advantage) == (of.name == "sdpg")
+    assert logged["gear/fallbacks"] == 0.0 and logged["gear/scored"] == 8.0
+
+
+def test_a_method_that_distils_must_say_what():
+    @dataclasses.dataclass(frozen=True)
+    class Distils(Probe):
+        def __call__(self, advantage_B, signals):
+            credit = super().__call__(advantage_B, signals)
+            return dataclasses.replace(credit, distill_weight=signals.mask.float())
+
+    with pytest.raises(ValueError, match="'probe' gives distill_weight, but has no `distillation`"):
+        passed(Distils(needs=("student_entropy",), additive=True))
+
+
+def test_the_first_tokens_of_a_turn_are_not_distilled():
+    _, result, _ = passed(Opsd(strength=0.5), teacher_skip_first_tokens=2)
+    kept = ["00000", "00000", "001", "00100", "0000000", "001", "00000", "00100"]
+    assert result.credit.distill_weight.tolist() == [
+        [0.5 * int(t) for t in row.ljust(7, "0")] for row in kept
+    ]
+
+
+def test_only_a_contrasted_signal_needs_a_wrong_context():
+    """No rollout of the second group failed, so it has no wrong context."""
+    batch = rollouts(rewards=[1.0, 0.0, 0.25, 1.0, 2.0, 1.0, 1.5, 1.0])
+    for method, missing in ((Opsd(), 0.0), (Igpo(), 0.0), (Rlcsd(), 4.0)):
+        _, _, logged = passed(method, batch, teacher_contrast="sibling")
+        assert logged["gear/fallback/no_context"] == missing, method.name
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(
+    ("settings", "found", "wrong"),
+    [
+        (
+            {"privileged_sources": ["row"], "teacher_contrast": "shuffled", "success_reward": 1.0},
+            [["answer 0", "answer 0"], ["answer 1", "answer 1"]],
+            [["answer 1", "answer 1"], ["answer 0", "answer 0"]],
+        ),
+        (
+            {"privileged_sources": ["sibling"], "teacher_contrast": "sibling", "success_reward": 0.25},
+            [[None, "a"], ["d", None]],
+            [["b", None], [None, "c"]],
+        ),
+    ],
+    ids=["shuffled", "sibling"],
+)
+def test_contexts_and_contrasts_keep_their_places_over_processes(index, settings, found, wrong):
+    """Each process holds one group of two; rollouts a and d succeed."""
+    rewards, config = [[1.0, 0.0], [0.0, 0.25]], CreditConfig(**settings)
+
+    def contexts(rank, gather):
+        batch = batch_of(
+            torch.arange(1, 5).view(2, 2)[rank][:, None],
+            rows=[{"answer": f"answer {rank}"}] * 2,
+            rewards=rewards[rank],
+            group=[rank] * 2,
+            first=2 * rank,
+            num_rollouts=4,
+        )
+        engine = PlainEngine(Letters())
+        engine.gather_objects = gather
+        return contexts_of(batch, engine, config, None)
+
+    gathered = {0: [], 1: []}
+    for rank in (0, 1):  # what each gives, in the order in which it is gathered
+        contexts(rank, lambda local, rank=rank: gathered[rank].append(local) or local * 2)
+    calls = iter(zip(*gathered.values(), strict=True))
+    own = contexts(index, lambda local: [item for part in next(calls) for item in part])
+    assert list(own.texts) == found[index] and list(own.wrong) == wrong[index]
