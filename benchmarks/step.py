@@ -258,23 +258,24 @@ def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
 def _passes_timed(clock: _Clock) -> Generator[None]:
     """Times the passes of the credit in all trainers: GRPO has none."""
     from gear_rl.engines.trl.late import LateCredit
-    from gear_rl.signals.score import Scorer
+    from gear_rl.signals.passes import ModelPasses
 
     places = (
         (LateCredit, "waiting", "credit"),
         (LateCredit, "_assign", "credit"),
-        (Scorer, "_statistics", "head"),
-        (Scorer, "_hidden", "student"),
+        (ModelPasses, "_statistics", "head"),
+        (ModelPasses, "_hidden", "student"),
     )
     kept = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), call in zip(places, kept, strict=True):
         setattr(owner, name, clock.timed(part, call))
-    student, teacher = Scorer._hidden, clock.timed("teacher", kept[-1])
+    student, teacher = ModelPasses._hidden, clock.timed("teacher", kept[-1])
 
-    def hidden(self: Any, prompts: Any, batch: Any, keep: Any, lent: bool = False) -> Any:
-        return (teacher if lent else student)(self, prompts, batch, keep, lent)
+    def hidden(self: Any, request: Any, prompts: Any, batch: Any, keep: Any) -> Any:
+        own = student if prompts is request.student else teacher
+        return own(self, request, prompts, batch, keep)
 
-    Scorer._hidden = hidden
+    ModelPasses._hidden = hidden
     try:
         yield
     finally:

@@ -13,9 +13,8 @@ import torch
 from engines import tiny
 from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import too_long, warn_of_long
-from gear_rl.credit.step import assign, for_loss, prepare, step
-from gear_rl.engines.trl.late import joined, part_of
+from gear_rl.credit.contexts import warn_of_long
+from gear_rl.credit.step import for_loss, prepare, step
 from gear_rl.methods import Sdpg, Shuffled
 from gear_rl.signals.batch import left_padded
 from gear_rl.signals.engine import Engine
@@ -172,24 +171,6 @@ def test_a_method_that_divides_by_zero_falls_back(tokenizer):
     assert not result.credit.advantage[:2].any() and result.credit.advantage[2].any()
 
 
-def test_parts_of_a_batch_joined_are_the_whole(model, tokenizer):
-    """What an engine does that has the credit computed in its loss, in an order of its own."""
-    method, rollouts = Gear(), batch(tokenizer, advantage_B=torch.tensor([0.3, -0.3, 0.7, -0.7]))
-    config = CreditConfig().resolved(method)
-    engine = PlainEngine(tokenizer, model, config)
-    plan = prepare(rollouts, method, engine, config)
-    whole = assign(plan, engine, config)
-    rows = [torch.tensor([3, 0]), torch.tensor([1, 2])]
-    parts = [assign(part_of(plan, own), engine, config) for own in rows]
-    whole_again = joined(parts, rows)
-    torch.testing.assert_close(whole_again.credit.advantage, whole.credit.advantage, rtol=1e-4, atol=1e-5)
-    assert torch.equal(whole_again.credit.segment_id, whole.credit.segment_id)
-    assert torch.equal(whole_again.trusted_B, whole.trusted_B)
-    assert {name: value.tolist() for name, value in whole_again.fallback_B.items()} == {
-        name: value.tolist() for name, value in whole.fallback_B.items()
-    }
-
-
 class Blind(PlainEngine):
     """It has no forward passes at all."""
 
@@ -248,22 +229,6 @@ def test_a_users_signal_is_an_object_in_needs(model, tokenizer):
         ValueError, match=r"needs: Place\(start=1\) and Place\(start=0\); a method may need one"
     ):
         step(rollouts, Counts(needs=(Place(), Place(start=1))), engine, config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Misspelt:
-    name: ClassVar[str] = "misspelt"
-    source: ClassVar[str] = "test"
-    needs: ClassVar[tuple[str, ...]] = ("divergance",)
-
-    def __call__(self, advantage_B, signals) -> Credit:
-        raise AssertionError("never called")
-
-
-def test_an_unknown_signal_is_named(tokenizer):
-    config = CreditConfig().resolved(Uniform())
-    with pytest.raises(ValueError, match="no signal is called 'divergance'"):
-        step(batch(tokenizer), Misspelt(), PlainEngine(tokenizer), config)
 
 
 def test_a_distilling_method_gets_its_weights_where_the_teacher_has_a_context(model, tokenizer):
@@ -343,24 +308,3 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
         assert plan.fallback_B["long_context"].tolist() == [False, False, not fits, False]
         assert longest(plan) <= places
         assert (plan.batch.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
-
-
-def test_a_megabyte_is_not_tokenised_to_find_that_it_is_too_long(model, tokenizer):
-    read = []
-
-    class Counting:
-        pad_token_id, decode = 0, tokenizer.decode
-
-        def __call__(self, text, **options):
-            read.append(len(text))
-            return tokenizer(text, **options)
-
-    engine = PlainEngine(Counting())
-    config = CreditConfig(max_privileged_tokens=100)
-    megabyte = "is 7 " * 200_000
-    assert too_long([megabyte, None, "is 7", megabyte], engine, config) == [True, False, False, True]
-    assert read == [800], "its beginning, once"
-    # Few tokens may be many characters: then all of it counts.
-    assert too_long(["is 7 " * 60], engine, CreditConfig(max_privileged_tokens=299)) == [
-        len(tokenizer("is 7 " * 60)["input_ids"]) > 299
-    ]

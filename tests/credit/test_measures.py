@@ -61,33 +61,27 @@ TOKEN_ONLY = Gear(onset_rule="never")
 
 
 @pytest.mark.parametrize(
-    ("method", "share", "warns"),
+    ("method", "share", "rank", "warns"),
     [
-        (Gear(), 0.0, True),
-        (RandomOnsets(), 0.09, True),
-        (Gear(), 0.11, False),
-        *((method, 0.0, False) for method in (TOKEN_ONLY, RandomOnsets(of=TOKEN_ONLY), Rlsd(), Uniform())),
-        *((method, 0.0, False) for method in (FixedSpans(span_tokens=1), Gear(max_segment_tokens=1))),
+        (Gear(), 0.0, 0, True),
+        (Gear(), 0.0, 1, False),
+        (RandomOnsets(), 0.09, 0, True),
+        (Gear(), 0.11, 0, False),
+        *((method, 0.0, 0, False) for method in (TOKEN_ONLY, RandomOnsets(of=TOKEN_ONLY), Rlsd(), Uniform())),
+        *((method, 0.0, 0, False) for method in (FixedSpans(span_tokens=1), Gear(max_segment_tokens=1))),
     ],
     ids=str,
 )
-def test_a_run_without_segments_warns_once(method, share, warns, caplog):
+def test_a_run_without_segments_warns_once(method, share, rank, warns, caplog):
     check = SegmentCheck()
     batch = {"gear/segments/token_share": share}
     for _ in range(BATCHES_TO_JUDGE - 1):
-        check(method, batch, rank=0)
-        check(method, {"gear/scored": 0.0}, rank=0)  # nothing scored says nothing
+        check(method, batch, rank=rank)
+        check(method, {"gear/scored": 0.0}, rank=rank)  # nothing scored says nothing
     assert not caplog.records
     for _ in range(30):
-        check(method, batch, rank=0)
+        check(method, batch, rank=rank)
     assert [f"{method.name} makes next to no segments" in r.message for r in caplog.records] == [True] * warns
-
-
-def test_only_the_main_process_warns_of_segments(caplog):
-    check = SegmentCheck()
-    for _ in range(BATCHES_TO_JUDGE):
-        check(Gear(), {"gear/segments/token_share": 0.0}, rank=1)
-    assert len(check.shares) == BATCHES_TO_JUDGE and not caplog.records
 
 
 def every_signal(num_rows=4, num_tokens=3):

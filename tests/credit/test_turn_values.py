@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from gear_rl.signals.turns import anchor_ids, anchor_texts, turn_reward_values, turns_of
+from gear_rl.signals.turns import TurnReward, anchor_ids, anchor_texts
+from support.batches import PlainEngine, batch_of
 
 
 def call(count: int = 1) -> dict[str, Any]:
@@ -32,85 +33,75 @@ def fails(b: int, answer: Any) -> bool:
     return answer["content"] == WRONG
 
 
+def batch_with(completions, rows, environments=None, name="turn_rewards", **more):
+    """A batch; ``environments`` are what the method ``name`` of each gives."""
+    mask = masks(*rows)
+    if environments is not None:
+        environments = [type("Env", (), {name: lambda self, x=x: x})() for x in environments]
+    return batch_of(mask.long(), mask, messages=completions, environments=environments, **more)
+
+
+def turn_rewards(completions, rows, failed=fails, environments=None, logged=None):
+    batch = batch_with(completions, rows, environments, call_failed=failed, turn_rewards=logged)
+    return TurnReward().compute(batch, PlainEngine(None))
+
+
 def rewards(completion: Any, row: str, **given: Any) -> list[float]:
-    given = {name: [values] for name, values in given.items()}
-    return turn_reward_values(completions=[completion], mask=masks(row), failed=fails, **given)[0].tolist()
+    return turn_rewards([completion], [row], **{name: [values] for name, values in given.items()})[0].tolist()
 
 
-def test_a_turn_has_the_calls_of_its_message_and_the_answers_after_it():
-    turns = turns_of(THREE, 3)
-    assert [(t.calls, [a["content"] for a in t.answers]) for t in turns] == [
-        (1, ["a key"]),
-        (2, ["open", WRONG]),
-        (0, []),
-    ]
-    assert turns_of(THREE, 5)[3:] == turns_of("text", 2)
-    assert turns_of([END, END], 1) == turns_of([END], 1)
-    assert turns_of([said("of nobody"), {"role": "assistant", "tool_calls": None}], 1)[0].calls == 0
+TWO = [call(), said("a"), END]
+CUT_OFF = [call(), said("a"), call()]
+"""The tool of its last turn ran, but the answer did not fit and was dropped."""
 
 
-def test_a_turn_is_worth_1_if_all_its_calls_were_answered_without_a_failure():
-    assert rewards(THREE, "xx.x.x") == [1, 1, 0, 0, 0, 0]
-    assert rewards([call(2), said("a"), said("b"), END], "x..x") == [1, 0, 0, 0]
-    assert rewards([call(2), said("a"), END], "x..x") == [0, 0, 0, 0], "one call was not answered"
-    assert rewards([call(), said(WRONG), call(), said("a"), END], "x.x.x") == [0, 0, 1, 0, 0]
-    assert rewards([END], "xx") == [0, 0], "a turn without calls is worth nothing"
-    assert rewards("text", "x.x") == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("completion", "row", "given", "expected"),
+    [
+        # a turn is worth 1 if all its calls were answered without a failure
+        (THREE, "xx.x.x", {}, [1, 1, 0, 0, 0, 0]),
+        ([call(2), said("a"), said("b"), END], "x..x", {}, [1, 0, 0, 0]),
+        ([call(2), said("a"), END], "x..x", {}, [0, 0, 0, 0]),
+        ([call(), said(WRONG), call(), said("a"), END], "x.x.x", {}, [0, 0, 1, 0, 0]),
+        ([said("of nobody"), END], "xx", {}, [0, 0]),
+        ("text", "x.x", {}, [0, 0, 0]),
+        # a rollout that was cut off: the last turn has no answer, or no message, or there is none
+        (CUT_OFF, "x.xx", {}, [1, 0, 0, 0]),
+        (CUT_OFF[:2], "x.xx", {}, [1, 0, 0, 0]),
+        (CUT_OFF[:2], "xx..", {}, [1, 1, 0, 0]),
+        (TWO, "....", {}, [0, 0, 0, 0]),
+        ([], "", {}, []),
+        # the environment comes first, then a reward function, then the calls
+        (THREE, "x.x.x", {"environments": [0.5, -1, 2.5]}, [0.5, 0, -1, 0, 2.5]),
+        (THREE, "x.x.x", {"logged": [4, 5, True]}, [4, 0, 5, 0, 1]),
+        (THREE, "x.x.x", {"environments": [1, 2, 3], "logged": [4, 5, 6]}, [1, 0, 2, 0, 3]),
+        (THREE, "x.x.x", {"environments": None, "logged": [4, 5, 6]}, [4, 0, 5, 0, 6]),
+        (THREE, "x.x.x", {"environments": None, "logged": None}, [1, 0, 0, 0, 0]),
+        # the value of a last turn that called nothing may be left out
+        (THREE, "x.x.x", {"environments": [0.5, -1]}, [0.5, 0, -1, 0, 0]),
+        ("text", "xx", {"logged": []}, [0, 0]),
+        (CUT_OFF[:2], "x.xx", {"environments": [3]}, [3, 0, 0, 0]),
+        # values for turns that never came are dropped
+        (CUT_OFF, "x.x", {"environments": [1, 2, 3]}, [1, 0, 2]),
+        (CUT_OFF[:2], "xx..", {"environments": [1, 2]}, [1, 1, 0, 0]),
+        (THREE, "......", {"environments": [1, 2, 3]}, [0] * 6),
+    ],
+)
+def test_the_reward_of_a_turn(completion, row, given, expected):
+    assert rewards(completion, row, **given) == expected
 
 
-def test_a_rollout_that_was_cut_off_is_no_error():
-    # the answers did not fit and were dropped; the last turn has no message; there is no last turn
-    assert rewards([call(), said("a"), call()], "x.xx") == [1, 0, 0, 0]
-    assert rewards([call(), said("a")], "x.xx") == [1, 0, 0, 0]
-    assert rewards([call(), said("a")], "xx..") == [1, 1, 0, 0]
-    assert rewards([call(), said("a"), END], "....") == [0, 0, 0, 0]
-    assert rewards([], "") == []
-
-
-def test_failed_gets_the_rollout_and_its_answer():
+def test_each_rollout_has_its_own_values_and_failures():
     seen = []
-
-    def failed(b: int, answer: Any) -> bool:
-        seen.append((b, answer["content"]))
-        return b == 1
-
-    found = turn_reward_values(
-        completions=[[call(), said("a"), END], [call(), said("b"), END]],
-        mask=masks("x.x", "x.x"),
-        failed=failed,
-    )
-    assert found.tolist() == [[1, 0, 0], [0, 0, 0]]
-    assert seen == [(0, "a"), (1, "b")]
-
-
-def test_the_environment_comes_first_then_a_reward_function_then_the_calls():
-    assert rewards(THREE, "x.x.x", environment=[0.5, -1, 2.5]) == [0.5, 0, -1, 0, 2.5]
-    assert rewards(THREE, "x.x.x", logged=[4, 5, True]) == [4, 0, 5, 0, 1]
-    assert rewards(THREE, "x.x.x", environment=[1, 2, 3], logged=[4, 5, 6]) == [1, 0, 2, 0, 3]
-    assert rewards(THREE, "x.x.x", environment=None, logged=None) == [1, 0, 0, 0, 0]
-    both = turn_reward_values(
-        completions=[THREE, THREE, THREE],
-        mask=masks("x.x.x", "x.xxx", "x.x.x"),
-        failed=fails,
-        environment=[None, [7.0, 8.0], None],
+    found = turn_rewards(
+        [THREE, THREE, TWO],
+        ["x.x.x", "x.xxx", "x.x.."],
+        failed=lambda b, answer: seen.append((b, answer["content"])),
+        environments=[None, [7.0, 8.0], None],
         logged=[[4.0, 5.0, 6.0], [0.0, 0.0], None],
     )
-    assert both.tolist() == [[4, 0, 5, 0, 6], [7, 0, 8, 8, 8], [1, 0, 0, 0, 0]]
-    assert both.dtype == torch.float32
-
-
-def test_the_value_of_a_last_turn_that_called_nothing_may_be_left_out():
-    assert rewards(THREE, "x.x.x", environment=[0.5, -1]) == [0.5, 0, -1, 0, 0]
-    assert rewards("text", "xx", logged=[]) == [0, 0]
-    # a turn without a message
-    assert rewards([call(), said("a")], "x.xx", environment=[3]) == [3, 0, 0, 0]
-
-
-def test_values_for_turns_that_never_came_are_dropped():
-    rolled_back = [call(), said("a"), call()]  # the tool ran, but its answer did not fit
-    assert rewards(rolled_back, "x.x", environment=[1, 2, 3]) == [1, 0, 2]
-    assert rewards([call(), said("a")], "xx..", environment=[1, 2]) == [1, 1, 0, 0]
-    assert rewards(THREE, "......", environment=[1, 2, 3]) == [0] * 6, "nothing of it is trained"
+    assert found.tolist() == [[4, 0, 5, 0, 6], [7, 0, 8, 8, 8], [1, 0, 0, 0, 0]]
+    assert found.dtype == torch.float32 and seen == [(2, "a")]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +116,7 @@ def test_values_for_turns_that_never_came_are_dropped():
 )
 def test_another_number_of_values_than_turns_names_both(completion, row, values, message, caplog):
     """An environment does not see a call that was refused: the rollout falls back, and the run goes on."""
-    found = rewards(completion, row, environment=values)
+    found = rewards(completion, row, environments=values)
     assert all(math.isnan(v) for v, kept in zip(found, row, strict=True) if kept == "x")
     assert all(v == 0 for v, kept in zip(found, row, strict=True) if kept != "x")
     assert message in caplog.text and "keeps its GRPO advantage" in caplog.text
@@ -135,60 +126,66 @@ def test_another_number_of_values_than_turns_names_both(completion, row, values,
     assert by_hand in str(error.value)
 
 
-def test_what_is_no_number_and_a_missing_list_are_named():
-    with pytest.raises(
-        ValueError, match=r"turn_rewards: rollout 0: a reward function gave 'much'; give a num"
-    ):
-        rewards([END], "x", logged=["much"])
-    with pytest.raises(ValueError, match=r"turn_rewards: rollout 0: the environment's .* gave None"):
-        rewards([END], "x", environment=[None])
-    for wrong in (0.5, "12"):
-        with pytest.raises(
-            ValueError, match=r"rollout 0: .* gave .*; give a list with one value for each turn"
-        ):
-            rewards([END], "x", environment=wrong)
-    with pytest.raises(ValueError, match=r'log_extra\("turn_rewards", ...\): 2 values for 1 completions'):
-        turn_reward_values(completions=[[END]], mask=masks("x"), failed=fails, logged=[None, None])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"logged": ["much"]}, "turn_rewards: rollout 0: a reward function gave 'much'; give a num"),
+        ({"environments": [None]}, "turn_rewards: rollout 0: the environment's .* gave None"),
+        ({"environments": 0.5}, "rollout 0: .* gave 0.5; give a list with one value for each turn"),
+        ({"environments": "12"}, "rollout 0: .* gave '12'; give a list with one value for each turn"),
+    ],
+)
+def test_what_is_no_number_is_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        rewards([END], "x", **given)
+    with pytest.raises(ValueError, match="turn_rewards: 2 entries for 1 completions; give one for each"):
+        turn_rewards([[END]], ["x"], logged=[None, None])
     assert math.isnan(rewards([END], "x", logged=[math.nan])[0]), "the engine sees to what is not finite"
 
 
-def texts(completion: Any, row: str, *environment: Any) -> list[str | None]:
-    given = None if not environment else [environment[0]]
-    return anchor_texts(completions=[completion], mask=masks(row), environment=given)[0]
+def texts(completion: Any, row: str, *states: Any) -> list[str | None]:
+    return anchor_texts(batch_with([completion], [row], states or None, "anchor_states"))[0]
 
 
-def test_a_turn_begins_in_what_the_tools_answered_to_the_one_before():
-    assert texts(THREE, "x.x.x") == ["", "\na key", f"\nopen\n{WRONG}"]
-    assert texts([END], "xx") == [""]
-    assert texts(THREE, ".....") == []
-    blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert texts([call(), said(blocks), END], "x.x") == ["", "\na\nb"]
-    assert texts([call(), said(""), END], "x.x") == ["", "\n"], "an empty answer is not the prompt"
+BLOCKS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+IMAGE = [BLOCKS[0], {"type": "image", "image": object()}]
 
 
-def test_where_the_state_is_unknown_there_is_none():
-    assert texts("text", "x.x") == ["", None]
-    assert texts([call(), said("a")], "x.x.x") == ["", "\na", None]
-    image = [{"type": "text", "text": "a"}, {"type": "image", "image": object()}]
-    assert texts([call(), said(image), END], "x.x") == ["", None], "two images may differ"
-    assert texts([END, END], "x.x") == ["", None], "no tool answered"
+@pytest.mark.parametrize(
+    ("completion", "row", "environment", "expected"),
+    [
+        # what the tools answered to the turn before; an empty answer is not the prompt
+        (THREE, "x.x.x", [], ["", "\na key", f"\nopen\n{WRONG}"]),
+        ([END], "xx", [], [""]),
+        (THREE, ".....", [], []),
+        ([call(), said(BLOCKS), END], "x.x", [], ["", "\na\nb"]),
+        ([call(), said(""), END], "x.x", [], ["", "\n"]),
+        # unknown: no message, no answer, or an image, of which two may differ
+        ("text", "x.x", [], ["", None]),
+        (CUT_OFF[:2], "x.x.x", [], ["", "\na", None]),
+        ([call(), said(IMAGE), END], "x.x", [], ["", None]),
+        ([END, END], "x.x", [], ["", None]),
+        # the environment's states come first
+        (THREE, "x.x.x", [["hall", "attic", "hall"]], ["hall", "attic", "hall"]),
+        (THREE, "x.x.x", [["hall", "attic"]], ["hall", "attic", None]),
+        (THREE, "x.x.x", [None], ["", "\na key", f"\nopen\n{WRONG}"]),
+        (CUT_OFF, "x.x", [["hall", "attic", "cellar"]], ["hall", "attic"]),
+        (THREE, "x.x.x", [["hall"] * 5], [None, None, None]),
+    ],
+)
+def test_the_state_in_which_a_turn_begins(completion, row, environment, expected):
+    assert texts(completion, row, *environment) == expected
 
 
-def test_the_environments_states_come_first(caplog):
-    assert texts(THREE, "x.x.x", ["hall", "attic", "hall"]) == ["hall", "attic", "hall"]
-    assert texts(THREE, "x.x.x", ["hall", "attic"]) == ["hall", "attic", None]
-    assert texts(THREE, "x.x.x", None) == ["", "\na key", f"\nopen\n{WRONG}"]
-    assert texts([call(), said("a"), call()], "x.x", ["hall", "attic", "cellar"]) == ["hall", "attic"]
-    assert texts(THREE, "x.x.x", ["hall"] * 5) == [None, None, None]
+def test_states_that_do_not_fit_are_named(caplog):
+    texts(THREE, "x.x.x", ["hall"] * 5)
     assert "anchor_states: rollout 0 has 3 turns, but the environment's anchor_states() gave 5" in caplog.text
-    with pytest.raises(ValueError, match=r"anchor_states: rollout 0: .* gave 3; give a text for each turn"):
-        texts([END], "x", [3])
-    with pytest.raises(
-        ValueError, match=r"anchor_states: rollout 0: .* gave 'a'; give a list with one value"
+    for given, message in (
+        ([3], "gave 3; give a text for each turn"),
+        ("a", "gave 'a'; give a list with one"),
     ):
-        texts([END], "x", "a")
-    with pytest.raises(ValueError, match=r"anchor_states\(\): 0 values for 1 completions"):
-        anchor_texts(completions=[[END]], mask=masks("x"), environment=[])
+        with pytest.raises(ValueError, match=rf"anchor_states: rollout 0: .* {message}"):
+            texts([END], "x", given)
 
 
 TEXTS = [["", "a", "b"], ["", "b"], ["", "a", "", None], ["", "a"], [None]]
@@ -233,6 +230,8 @@ def test_texts_that_are_alike_enough_share_a_number():
     # the same letters in another order have the quick ratios of a twin
     found = anchor_ids([["abcdef", "fedcba"]], [0], masks("x.x"), similarity=0.9)
     assert found[0].tolist() == [0, -1, 1]
+    # groups are never alike
+    assert anchor_ids([["a"], ["a"]], [0, 1], masks("x", "x"), similarity=0.1).tolist() == [[0], [1]]
 
 
 def test_texts_are_compared_with_the_first_of_a_kind_in_alphabetical_order():
@@ -243,15 +242,8 @@ def test_texts_are_compared_with_the_first_of_a_kind_in_alphabetical_order():
         assert dict(zip(row, found, strict=True)) == {a: 0, b: 0, c: 1}
 
 
-def test_groups_are_never_alike():
-    found = anchor_ids([["a"], ["a"]], [0, 1], masks("x", "x"), similarity=0.1)
-    assert found.tolist() == [[0], [1]]
-
-
 def test_no_rollout_and_no_column_are_fine():
-    none = torch.zeros(0, 4, dtype=torch.bool)
-    assert turn_reward_values(completions=[], mask=none, failed=fails).shape == (0, 4)
+    none, empty = torch.zeros(0, 4, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
+    assert TurnReward().compute(batch_of(none.long(), none), PlainEngine(None)).shape == (0, 4)
     assert anchor_ids([], [], none).shape == (0, 4)
-    empty = torch.zeros(1, 0, dtype=torch.bool)
-    assert anchor_texts(completions=[[END]], mask=empty) == [[]]
-    assert anchor_ids([[]], [0], empty).shape == (1, 0)
+    assert texts([END], "") == [] and anchor_ids([[]], [0], empty).shape == (1, 0)

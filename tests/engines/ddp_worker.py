@@ -18,7 +18,7 @@ from gear_rl import Gear, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
-from gear_rl.signals.score import Scorer
+from gear_rl.signals.passes import ModelPasses
 
 
 def lopsided(completions, prompts, **kwargs):
@@ -32,15 +32,15 @@ def main(model: str, folder: Path) -> None:
     gc.freeze()  # as in the tests' conftest: a collection around every training, over what the imports made
     rank = int(os.environ["RANK"])
     scored: list[int] = []
-    original = Scorer.signals
+    original = ModelPasses.signals
     batches: list[int] = []
 
-    def watched(scorer, *args, **kw):
-        scored.append(int(scorer.row_B.sum()))
-        batches.append(scorer.num_batches)
-        return original(scorer, *args, **kw)
+    def watched(passes, wanted, request, *more):
+        scored.append(int(request.scored_B.sum()))
+        batches.append(more[-1])
+        return original(passes, wanted, request, *more)
 
-    Scorer.signals = watched
+    ModelPasses.signals = watched
     found, every = {}, tiny.rows()
     for name, credit, changes in (
         ("grpo", None, {}),

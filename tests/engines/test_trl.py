@@ -13,7 +13,7 @@ from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.credit import metrics
 from gear_rl.engines.trl.config import LOSS_TYPES, checked_arguments
 from gear_rl.records import read_records
-from gear_rl.signals.score import Scorer
+from gear_rl.signals.passes import ModelPasses
 
 
 def run(folder, model, credit=None, **changes):
@@ -110,14 +110,14 @@ def test_rows_without_context_are_counted_before_the_training(caplog):
 
 @pytest.mark.parametrize(("value", "student_pass"), [(float("nan"), "auto"), (float("inf"), "own")])
 def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value, student_pass):
-    original = Scorer.signals
+    original = ModelPasses.signals
 
-    def poisoned(self, *args):
-        signals = original(self, *args)
-        signals.divergence[self.row_B.nonzero()[0, 0], 2] = value
+    def poisoned(self, wanted, request, *more):
+        signals = original(self, wanted, request, *more)
+        signals.divergence[request.scored_B.nonzero()[0, 0], 2] = value
         return signals
 
-    monkeypatch.setattr(Scorer, "signals", poisoned)
+    monkeypatch.setattr(ModelPasses, "signals", poisoned)
     changes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     file = str(tmp_path / "records.jsonl")
     trainer = run(tmp_path, tiny_model, Gear(), record_file=file, student_pass=student_pass, **changes)

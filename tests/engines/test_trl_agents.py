@@ -289,7 +289,7 @@ def test_feedback_that_a_reward_function_logs_is_shown_for_failures(tiny_model, 
     )
     assert [record.reward for record in records] == [0.0, 0.0, 0.0, 0.5]
     values.pop()
-    with pytest.raises(ValueError, match="3 values for 4 completions; log one for each"):
+    with pytest.raises(ValueError, match="feedback: 3 entries for 4 completions; give one for each"):
         run(tmp_path, tiny_model, scripts, **options, overwrite_output_dir=True)
 
 

@@ -16,7 +16,6 @@ from gear_rl.methods import EntropyForks, Rlcsd, Rlsd, Sdpg
 from gear_rl.records import read_records
 from gear_rl.signals import prefix
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.score import Scorer
 
 
 @pytest.fixture
@@ -148,9 +147,9 @@ def test_rows_without_context_and_groups_without_spread(tiny_model, tmp_path, mo
     ],
 )
 def test_the_teachers_pass_is_the_only_one_more(tiny_model, tmp_path, monkeypatch, changes, passes):
-    calls, hidden = [], Scorer._hidden
+    calls, hidden = [], ModelPasses._hidden
     monkeypatch.setattr(prefix, "LEAST_SAVED", 2.0)
-    monkeypatch.setattr(Scorer, "_hidden", lambda *args, **named: calls.append(1) or hidden(*args, **named))
+    monkeypatch.setattr(ModelPasses, "_hidden", lambda *args: calls.append(1) or hidden(*args))
     every = {"reward": lambda completions, **_: [float(i) for i in range(len(completions))]}
     trained(tmp_path, tiny_model, Gear(), teacher_check_steps=0, **{**every, **changes})
     assert len(calls) == passes

@@ -225,7 +225,7 @@ def test_passes_take_temperature_batch_size_seed_and_pattern_of_the_settings(tin
 )
 def test_no_pass_is_run_that_no_signal_needs(desk, needs, forwards, monkeypatch):
     # A pass that shares prompts is two forwards: of the prompts, and of what follows them.
-    for module in ("prefix", "score"):
+    for module in ("prefix", "passes"):
         monkeypatch.setattr(f"gear_rl.signals.{module}.shared_prompts", lambda *_, **__: None)
     _ = desk.padding_moves  # measured once for a model, by two forwards of its own
     count = []

@@ -7,7 +7,7 @@ import pytest
 from gear_rl.engines.trl import trainer as trl
 from gear_rl.signals.batch import Prompts
 from gear_rl.signals.confidence import AnswerConfidence
-from gear_rl.signals.score import Scorer
+from gear_rl.signals.passes import ModelPasses
 
 
 def kept_ids(ids: Any, attention: Any) -> list[list[int]]:
@@ -43,17 +43,18 @@ class Watch:
         patch.setattr(model, "generate", watched)
 
     def _watch_teacher(self, patch: pytest.MonkeyPatch) -> None:
-        scored_by, ahead, confidence = Scorer.signals, Scorer.teacher_states, AnswerConfidence.compute
+        scored_by, ahead = ModelPasses.signals, ModelPasses.teacher_states
+        confidence = AnswerConfidence.compute
         attach = trl.attach
 
-        def scored(scorer: Any, needs: Any, student: Any, teacher: Any = None, *more: Any) -> Any:
+        def scored(passes: Any, wanted: Any, request: Any, teacher: Any, *more: Any) -> Any:
             if isinstance(teacher, Prompts):
                 self.teacher += kept_ids(teacher.ids_BP, teacher.attention_BP)
-            return scored_by(scorer, needs, student, teacher, *more)
+            return scored_by(passes, wanted, request, teacher, *more)
 
-        def taught(scorer: Any, teacher: Any) -> Any:
+        def taught(passes: Any, request: Any, teacher: Any, *more: Any) -> Any:
             self.teacher += kept_ids(teacher.ids_BP, teacher.attention_BP)
-            return ahead(scorer, teacher)
+            return ahead(passes, request, teacher, *more)
 
         def attached(output: Any, *more: Any) -> None:
             self.told += kept_ids(more[2].ids_BP, more[2].attention_BP)
@@ -63,7 +64,7 @@ class Watch:
             self.told += [row[row >= 0].tolist() for row in request.inputs["answer_ids_BN"]]
             return confidence(signal, passes, request)
 
-        patch.setattr(Scorer, "signals", scored)
-        patch.setattr(Scorer, "teacher_states", taught)
+        patch.setattr(ModelPasses, "signals", scored)
+        patch.setattr(ModelPasses, "teacher_states", taught)
         patch.setattr(AnswerConfidence, "compute", confident)
         patch.setattr(trl, "attach", attached)

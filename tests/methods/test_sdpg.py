@@ -1,4 +1,4 @@
-"""SDPG (arXiv:2606.04036): GRPO's advantage, the schedule and the gate of its weight, the anchor it asks for."""
+"""SDPG (arXiv:2606.04036): GRPO's advantage, the schedule and the gate of its weight, its anchor."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def test_the_released_term():
         ({"weight": 0.0}, ("reference_logprob",)),
     ],
 )
-def test_the_reference_is_asked_for_only_by_the_anchor(settings, needs):
+def test_only_the_anchor_needs_the_reference(settings, needs):
     method = Sdpg(**settings)
     assert method.needs == needs
     assert distillation_of(method) is not None and is_additive(method)

@@ -1,13 +1,12 @@
 """The confidence in the ground truth against an oracle that knows no batch and no padding: one turn at a time."""
 
-import contextlib
 import math
 
 import pytest
 import torch
 
 from gear_rl.signals.confidence import AnswerConfidence
-from signals.rows import completions_of, counted, dropping, modes, net, prompts_of, right_padded
+from signals.rows import completions_of, counted, net, prompts_of, right_padded
 from support.scoring import passed
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13], [14, 15]]
@@ -56,7 +55,7 @@ def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
     expected = by_hand(model, temperature)
     turns = expected[expected > 0]
     assert turns.max() / turns.min() > 3, "the oracle must have something to see"
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = confidence(model, temperature=temperature, batch_size=batch_size)
     close(found, expected)
     assert len(shapes) == -(-5 // batch_size)
@@ -64,47 +63,6 @@ def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
     with_padding = confidence(model, width=12, prompts=[range(9)], temperature=temperature)
     close(with_padding[:, :9], expected)
     assert not with_padding[:, 9:].any()
-
-
-def test_the_longest_go_first_and_are_padded_to_their_own_length_only(model):
-    with counted(model) as (shapes, lengths):
-        confidence(model, batch_size=2)
-    # prompt, what came before the turn, answer: 1 + 5 + 2, 3 + 3 + 3;  3 + 0 + 3, 1 + 1 + 2;  5 + 0 + 1
-    assert shapes == [(2, 9), (2, 6), (1, 6)]
-    # Causal attention never looks at padding on the right, but the model gets the mask: some route tokens by it.
-    assert lengths == [[8, 9], [6, 4], [6]]
-
-
-@pytest.mark.parametrize(("rows", "forwards"), [([0, 1, 1, 1], 2), ([0, 0, 0, 1], 0)])
-def test_other_rows_hold_zero_and_surplus_batches_change_nothing(model, rows, forwards):
-    """Processes that share a sharded model run equally many forwards."""
-    row_B = torch.tensor(rows).bool()
-    for num_batches in (0, 4):
-        with counted(model) as (shapes, _):
-            found = confidence(model, row_B=row_B, batch_size=2, num_batches=num_batches)
-        assert len(shapes) == max(forwards, num_batches)
-        close(found, by_hand(model) * row_B[:, None])
-
-
-def test_dropout_is_off_and_every_module_gets_its_mode_back(model):
-    expected = confidence(model)
-    before = modes(dropping(model))
-    assert torch.equal(confidence(model), expected)
-    with pytest.raises(IndexError):
-        confidence(model, answer_ids_BN=torch.full((4, 1), 1000))
-    assert modes(model) == before, "also after an error"
-
-
-def test_the_heads_weights_are_used_inside_its_context_only(model):
-    inside = []
-
-    @contextlib.contextmanager
-    def context(given):
-        inside.append(given)
-        yield
-
-    close(confidence(model, head_context=context), by_hand(model))
-    assert inside == [model]
 
 
 def test_a_non_finite_weight_spoils_what_it_touches_and_is_left_in_place(model):

@@ -16,35 +16,35 @@ def rollout(text, reward, group=0, **more):
 
 
 def test_the_first_source_with_a_context_wins():
-    both = rollout("x", 0.0, privileged_context="env", feedback="told")
+    both = rollout("x", 0.0, privileged_context="env", feedback="no")
     row = {"answer": "4"}
     for sources, wanted in (
         (["environment", "row"], ("environment", "env")),
         (["row", "environment"], ("answer", "4")),
-        (["sibling", "feedback"], ("feedback", "told")),
+        (["sibling", "feedback"], ("feedback", "no")),
         (["sibling"], None),
     ):
-        assert find_contexts([row], [both], [both], sources) == [wanted]
+        assert find_contexts([row], [both], sources) == [wanted]
     blank = rollout("x", 0.0, privileged_context=" \n")
-    assert find_contexts([row], [blank], [blank], ["environment", "row"]) == [("answer", "4")]
-    assert find_contexts([row], [both], [both], ["row"], column="solution") == [None]
+    assert find_contexts([row], [blank], ["environment", "row"]) == [("answer", "4")]
+    assert find_contexts([row], [both], ["row"], column="solution") == [None]
 
 
 def test_a_sibling_is_another_success_of_the_same_group():
     group = [rollout("a", 1.0), rollout("b", 0.0), rollout("c", None), rollout("d", 1.0), rollout("e", 0.5)]
     other = [rollout("z", 1.0, group=1), rollout("y", 0.0, group=1), rollout(" ", 1.0, group=2)]
     everyone = [*group, *other]
-    found = find_contexts([{}] * 8, everyone, everyone, ["sibling"])
-    # The next one, going round: "a" is told by "d", "d" by "a"; "z" has no other success, " " nobody.
+    found = find_contexts([{}] * 8, everyone, ["sibling"])
+    # The next one, going round: "a" sees "d", "d" sees "a"; "z" has no other success, " " no sibling.
     assert [None if pair is None else pair[1] for pair in found] == ["d", "d", "d", "a", "a", None, "z", None]
-    assert find_contexts([{}], [group[1]], everyone, ["sibling"], first=1) == [("sibling", "d")]
-    lenient = find_contexts([{}] * 5, group, group, ["sibling"], success_reward=0.5)
+    assert find_contexts([{}], everyone, ["sibling"], first=1) == [("sibling", "d")]
+    lenient = find_contexts([{}] * 5, group, ["sibling"], success_reward=0.5)
     assert [pair and pair[1] for pair in lenient] == ["d", "d", "d", "e", "a"]
 
 
 def test_feedback_is_for_those_who_failed():
-    told = [rollout("a", reward, feedback="no") for reward in (1.0, 0.0, None)]
-    assert find_contexts([{}] * 3, told, told, ["feedback"]) == [None, ("feedback", "no"), None]
+    failed = [rollout("a", reward, feedback="no") for reward in (1.0, 0.0, None)]
+    assert find_contexts([{}] * 3, failed, ["feedback"]) == [None, ("feedback", "no"), None]
 
 
 def test_a_function_sees_row_and_rollout():
@@ -52,10 +52,10 @@ def test_a_function_sees_row_and_rollout():
         return f"{row['n']} {made.text}" if made.reward == 0.0 else None
 
     made = [rollout("a", 0.0), rollout("b", 1.0)]
-    found = find_contexts([{"n": 1}, {"n": 2}], made, made, ["function"], function=function)
+    found = find_contexts([{"n": 1}, {"n": 2}], made, ["function"], function=function)
     assert found == [("function", "1 a"), None]
     with pytest.raises(ValueError, match="returned int"):
-        find_contexts([{}], made[:1], made, ["function"], function=lambda row, r: 3)  # type: ignore[return-value]
+        find_contexts([{}], made, ["function"], function=lambda row, r: 3)  # type: ignore[return-value]
 
 
 def test_unknown_and_missing_sources_are_refused():

@@ -120,19 +120,3 @@ def test_the_prompts_own_cache_is_left_as_it_was():
     chosen.update(torch.ones(3, 1, 1, 5), torch.ones(3, 1, 1, 5), 0)
     assert cache.layers[0].keys.shape == (2, 1, 3, 5)
     assert chosen.layers[0].keys.shape == (3, 1, 4, 5)
-
-
-@pytest.mark.parametrize("batch_size", [3, 16])
-def test_signals_with_shared_prompts_are_the_same(model, batch_size):
-    prompts, ids, attention = batch()
-    hinted, mask = prompts_of([[30, 31, *PROMPTS[n]] for n in OF_ROW]), attention.bool()
-    mask[3, 1] = False
-    completions = Completions(ids=ids, attention=attention, mask=mask)
-    needs = ("divergence", "student_logprob", "teacher_logprob", "student_entropy")
-    found, whole = (
-        score(model, completions, prompts, hinted, needs=needs, batch_size=batch_size, share_prompts=share)
-        for share in (True, False)
-    )
-    assert whole.divergence.max() > 0.05
-    for name in needs:
-        torch.testing.assert_close(found.get(name), whole.get(name), atol=1e-5, rtol=1e-4, msg=name)

@@ -1,9 +1,11 @@
 """The teacher's prompt: where the context goes, and where it never goes."""
 
+import copy
+
 import pytest
 
 from gear_rl.credit.config import DEFAULT_TEMPLATE
-from gear_rl.credit.contexts import fill, privileged_context, render
+from gear_rl.credit.contexts import privileged_context, render
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -13,26 +15,27 @@ CHAT = [
 ]
 
 
-def test_the_first_user_message_takes_the_context_and_nothing_else_changes():
-    shown = render(CHAT, "the {prompt} answer", "{prompt} | {privileged_context} | \\boxed{}")
-    assert shown[1] == {
-        "role": "user",
-        "content": "first {privileged_context} | the {prompt} answer | \\boxed{}",
-    }
-    assert [shown[0], *shown[2:]] == [CHAT[0], *CHAT[2:]]
-    assert CHAT[1]["content"] == "first {privileged_context}"
+BLOCKS = [{"type": "image"}, {"type": "text", "text": "q"}]
 
 
-def test_without_a_user_message_the_system_message_takes_it():
-    shown = render([{"role": "system", "content": "s"}], "c", "{prompt}+{privileged_context}")
-    assert shown[0]["content"] == "s+c"
-
-
-def test_content_blocks_keep_their_images():
-    blocks = [{"type": "image"}, {"type": "text", "text": "q"}]
-    shown = render([{"role": "user", "content": blocks}], "c", "{prompt}+{privileged_context}")
-    assert shown[0]["content"] == [{"type": "image"}, {"type": "text", "text": "q+c"}]
-    assert blocks[1]["text"] == "q"
+@pytest.mark.parametrize(
+    ("chat", "place", "content"),
+    [
+        # the first user message; what is filled in is never searched
+        (CHAT, 1, "first {privileged_context} | the {prompt} answer | \\boxed{}"),
+        (CHAT[:1], 0, "be brief | the {prompt} answer | \\boxed{}"),
+        (
+            [{"role": "user", "content": BLOCKS}],
+            0,
+            [{"type": "image"}, {"type": "text", "text": "q | the {prompt} answer | \\boxed{}"}],
+        ),
+    ],
+)
+def test_one_message_takes_the_context_and_nothing_else_changes(chat, place, content):
+    given = copy.deepcopy(chat)
+    shown = render(chat, "the {prompt} answer", "{prompt} | {privileged_context} | \\boxed{}")
+    assert shown[place] == {**chat[place], "content": content} and chat == given
+    assert [*shown[:place], *shown[place + 1 :]] == [*chat[:place], *chat[place + 1 :]]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +48,6 @@ def test_content_blocks_keep_their_images():
 def test_a_prompt_that_cannot_hold_the_context_is_refused(message, error):
     with pytest.raises(ValueError, match=error):
         render([message], "c", DEFAULT_TEMPLATE)
-
-
-def test_filling_never_searches_what_it_filled_in():
-    given = {"prompt": "a {privileged_context} b {prompt}", "privileged_context": "{prompt}"}
-    assert fill("{prompt}|{privileged_context}", **given) == "a {privileged_context} b {prompt}|{prompt}"
 
 
 @pytest.mark.parametrize(
@@ -70,8 +68,3 @@ def test_filling_never_searches_what_it_filled_in():
 )
 def test_columns_are_tried_in_their_order(row, expected):
     assert privileged_context(row) == expected
-
-
-def test_a_named_column_is_the_only_one():
-    assert privileged_context({"answer": "a", "gold": "g"}, column="gold") == ("gold", "g")
-    assert privileged_context({"answer": "a"}, column="gold") is None

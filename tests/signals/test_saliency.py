@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from signals.rows import counted
 from signals.saliency_loops import (
     BOX,
-    COMPLETIONS,
     PROMPTS,
     REGIONS,
     SIGNALS,
@@ -17,11 +15,9 @@ from signals.saliency_loops import (
     contents,
     double,
     embedded,
-    every,
     found,
     net,
     noisy_embeddings,
-    regions,
     slow_gradient,
     slow_occlusion,
 )
@@ -108,39 +104,6 @@ def test_the_activation_is_that_of_the_released_layer(num_layers, layer, number,
 # what they promise
 
 
-@pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize("readout", ["mean", "joint"])
-def test_neighbours_padding_and_batch_size_change_nothing(model, name, readout):
-    together = found(model, name, readout=readout)
-    for b in range(4):
-        alone = found(model, name, rows=(b,), width=len(COMPLETIONS[b]), readout=readout)
-        scale = 1e-5 * together.max().item()
-        torch.testing.assert_close(together[b, : len(COMPLETIONS[b])], alone[0], atol=scale, rtol=2e-2)
-
-
-@pytest.mark.parametrize("name", SIGNALS)
-def test_where_there_is_a_value(model, name):
-    values, region = found(model, name), regions()
-    assert (values[1] == 0).all(), "no answer"
-    assert (values[region < 0] == 0).all(), "tool output and padding"
-    assert (values >= 0).all()
-    if name != "answer_activation":
-        assert (values[region != 0] == 0).all()
-        assert (values[[0, 2]][region[[0, 2]] == 0] > 0).all()
-    else:
-        assert (values[0, :6] > 0)[region[0, :6] >= 0].all()
-        assert values[3, 0] > 0, "the prompt's last position predicts the first token"
-
-
-def test_without_noise_the_gradient_is_zero_and_it_grows_with_it(model):
-    some = found(model, "answer_gradient", noise_std=1e-3)
-    # What is left is rounding: p~ - p is not exactly 0.
-    none = found(model, "answer_gradient", noise_std=0.0)
-    assert some.max() > 1e-4
-    assert none.max() < 1e-3 * some.max()
-    assert found(model, "answer_gradient", noise_std=1e-2).max() > 3 * some.max()
-
-
 def test_the_noise_depends_on_the_seed_and_the_tokens_and_on_nothing_global(model):
     torch.manual_seed(0)
     first = found(model, "answer_gradient")
@@ -155,34 +118,6 @@ def test_the_noise_depends_on_the_seed_and_the_tokens_and_on_nothing_global(mode
         (noisy[b] - embedded(model, b)[0].double())[len(PROMPTS[b]) : len(PROMPTS[b]) + 2] for b in (0, 2)
     )
     assert not torch.allclose(zero, two, atol=0.1), "two completions do not share their noise"
-
-
-@pytest.mark.parametrize("name", SIGNALS)
-def test_rows_that_are_not_scored_hold_zero_and_cost_nothing(model, name):
-    with counted(model) as (shapes, _):
-        some = found(model, name, row_B=torch.tensor([False, True, True, False]), batch_size=1)
-    # Row 2 alone is answered: as it is and four times occluded; clean and noisy; once.
-    assert len(shapes) == {"answer_occlusion": 5, "answer_gradient": 2, "answer_activation": 1}[name]
-    torch.testing.assert_close(some[2], found(model, name)[2], atol=1e-5, rtol=1e-2)
-    assert (some[[0, 1, 3]] == 0).all()
-
-
-@pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 0, 2, 3)])
-def test_surplus_batches_keep_sharded_processes_in_step_and_change_nothing(model, name, rows):
-    with counted(model) as (shapes, _):
-        expected, first = found(model, name, rows=rows, batch_size=3), len(shapes)
-        surplus = found(model, name, rows=rows, batch_size=3, num_batches=first + 4)
-        nothing = found(model, name, rows=rows, row_B=torch.zeros(4, dtype=torch.bool), num_batches=2)
-    each = 2 if name == "answer_gradient" else 1
-    assert torch.equal(surplus, expected)
-    assert len(shapes) == first + each * (first + 4) + each * 2
-    assert (nothing == 0).all()
-
-
-def test_all_three_at_once_are_the_three_alone(model):
-    for name, values in every(model).items():
-        assert torch.equal(values, found(model, name))
 
 
 def test_one_rows_broken_weights_are_left_in_place_and_stay_its_own(model):

@@ -10,22 +10,19 @@ from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
 from gear_rl.signals import signal as module
-from gear_rl.signals.forwards import backbone_of, head_of, hidden_states
-from gear_rl.signals.score import KeptStates
-from gear_rl.signals.signal import FOLD_SIGNALS, needs_student, needs_teacher, signals_of
+from gear_rl.signals.forwards import head_of, hidden_states
+from gear_rl.signals.passes import KeptStates
 from gear_rl.signals.teacher import CopyTeacher
 from signals.rows import (
     completions_of,
     counted,
-    dropping,
     louder,
-    modes,
     net,
     process_group,
     prompts_of,
     sharded,
 )
-from support.scoring import passed, score, scorer
+from support.scoring import passed, score, states_ahead
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 HINTED = [[21, 22, *PROMPTS[0]], [23, *PROMPTS[1]], [24, 25, 26, *PROMPTS[2]]]
@@ -43,18 +40,18 @@ def model():
 
 
 @torch.no_grad()
-def by_hand(model, temperature=1.0, teacher=None):
-    """Each token scored by a forward over exactly the tokens before it."""
-    found = {name: torch.zeros(len(COMPLETIONS), 9) for name in EVERY}
-    for b, completion in enumerate(COMPLETIONS):
+def by_hand(model, temperature=1.0, teacher=None, rows=(PROMPTS, HINTED, COMPLETIONS, MASKS)):
+    """Each token by a forward over exactly the tokens before it; no padding, no mask, no position is given."""
+    found = {name: torch.zeros(len(rows[0]), 9) for name in EVERY}
+    for b, (own, hinted, completion, mask) in enumerate(zip(*rows, strict=True)):
         for t, token in enumerate(completion):
-            if not MASKS[b][t]:
+            if not mask[t]:
                 continue
             p, q = (
                 (
                     net(input_ids=torch.tensor([prompt + completion[:t]])).logits[0, -1] / temperature
                 ).log_softmax(-1)
-                for net, prompt in ((model, PROMPTS[b]), (teacher or model, HINTED[b]))
+                for net, prompt in ((model, own), (teacher or model, hinted))
             )
             middle, entropy = ((p.exp() + q.exp()) / 2).log(), -(p.exp() * p).sum()
             values = {
@@ -92,24 +89,9 @@ def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
     settings = {"temperature": temperature, "batch_size": batch_size}
     found = score(model, *GIVEN, needs=EVERY, **settings)
     agree(found, expected)
-    assert found.turn_id[0, :4].tolist() == [0, 0, -1, 1]
     same(score(model, *GIVEN, needs=PLAIN, **settings), found, PLAIN)
     for name in FURTHER:
         same(score(model, *GIVEN, needs=[name], **settings), found, [name])
-
-
-def test_which_signals_need_which_pass():
-    needs = {signal.name: (needs_student([signal]), needs_teacher([signal])) for signal in FOLD_SIGNALS}
-    assert needs == {
-        "student_logprob": (True, False),
-        "student_entropy": (True, False),
-        "student_varentropy": (True, False),
-        "teacher_logprob": (False, True),
-        "teacher_entropy": (False, True),
-        "divergence": (True, True),
-        "forward_divergence": (True, True),
-        "js_divergence": (True, True),
-    }
 
 
 @pytest.mark.parametrize(
@@ -137,22 +119,11 @@ def test_computes_what_is_needed_and_nothing_else(model, needs, forwards, taught
         return original(student, token, head, teacher, teacher_head)
 
     monkeypatch.setattr(module, "token_statistics", watched)
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = score(model, *GIVEN, needs=needs)
     assert len(shapes) == forwards and calls == taught
     assert [*found.values] == [*needs]
     agree(found, by_hand(model), needs)
-
-
-@pytest.mark.parametrize("rows", [[False, True, False], [False] * 3])
-def test_other_rows_hold_zero_and_surplus_batches_change_nothing(model, rows):
-    """Processes that share a sharded model run equally many forwards."""
-    row_B = torch.tensor(rows)
-    for num_batches in (0, 4):
-        with counted(model) as (shapes, _):
-            found = score(model, *GIVEN, needs=EVERY, row_B=row_B, num_batches=num_batches)
-        assert len(shapes) == 2 * max(sum(rows), num_batches)
-        agree(found, {name: value * row_B[:, None] for name, value in by_hand(model).items()})
 
 
 @pytest.mark.parametrize("wrap", ["fused", "peft", "ddp", "fsdp"])
@@ -183,15 +154,11 @@ def test_logit_scale_and_softcap_of_the_config_are_honoured(model):
     assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw * 2 / 3) * 3, atol=1e-5)
 
 
-def test_models_that_would_be_scored_wrongly_are_refused(model):
+def test_an_adapter_on_the_head_is_refused(model):
     """PEFT's layer shows its base weight, so the signals would be wrong without a word."""
     wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
     with pytest.raises(ValueError, match="the head is wrapped by an adapter"):
         score(wrapped, *GIVEN, needs=EVERY)
-    with pytest.raises(ValueError, match="Linear has no `base_model`"):
-        backbone_of(nn.Linear(2, 3))
-    with pytest.raises(ValueError, match="no signal is called 'magic'"):
-        signals_of(["magic"])
 
 
 def test_a_teacher_with_other_weights_uses_its_own_head(model):
@@ -202,17 +169,10 @@ def test_a_teacher_with_other_weights_uses_its_own_head(model):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     before = {name: p.clone() for name, p in model.named_parameters()}
-    expected, lent = by_hand(model, teacher=frozen.eval()), {"teacher_weights": teacher.weights}
+    expected, lent = by_hand(model, teacher=frozen.eval()), {"teacher": teacher}
     agree(score(model, *GIVEN, needs=EVERY, batch_size=2, **lent), expected)
     agree(score(model, *GIVEN, needs=["teacher_entropy"], **lent), expected, ["teacher_entropy"])
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-
-def test_dropout_is_off_and_every_module_gets_its_mode_back(model):
-    expected = score(model, *GIVEN, needs=EVERY)
-    before = modes(dropping(model))
-    same(score(model, *GIVEN, needs=EVERY), expected)
-    assert modes(model) == before
 
 
 # --- passes that were run before, and the order of the rows --------------------------------------------------
@@ -224,11 +184,11 @@ def test_a_teachers_pass_that_was_run_ahead_gives_the_same_bit_for_bit(model, ba
     completions, student, teacher = GIVEN
     options = {"batch_size": batch_size, "temperature": 0.7, "row_B": torch.tensor([True, False, True])}
     if lent:
-        options["teacher_weights"] = CopyTeacher(model).weights
+        options["teacher"] = CopyTeacher(model)
         with torch.no_grad():
             model.model.embed_tokens.weight.mul_(1.1)
     whole = score(model, *GIVEN, needs=EVERY, **options)
-    ahead = scorer(model, completions, **options).teacher_states(teacher)
+    ahead = states_ahead(model, completions, teacher, **options)
     assert (ahead.head is not None) is lent
     assert len(ahead._hidden_ND) == 3 + 4, "of the trained tokens of rows 0 and 2, and of no other"
     same(score(model, completions, student, ahead, needs=EVERY, **options), whole)
@@ -262,7 +222,7 @@ def test_states_of_the_student_stand_for_its_pass(model):
         for rows in (torch.tensor([0, 1]), torch.tensor([2])):
             keep = states.mask[rows]
             states.take(rows, keep, hidden_states(model, ids[rows], attention[rows], num_tokens=9)[keep])
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = score(model, *GIVEN, needs=EVERY, student_states=states)
     assert len(shapes) == 1, "the teacher's"
     agree(found, by_hand(model))
@@ -272,12 +232,12 @@ def test_rows_are_batched_by_length_or_by_a_shared_prompt_and_stay_in_their_plac
     """Lengths 4, 2 and 7 in twos: the longest with the next, so that the shortest is padded to nothing."""
     completions, student, _ = GIVEN
     settings = {"needs": ["student_logprob"], "batch_size": 2}
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = score(model, completions, student, **settings)
     assert shapes == [(2, 3 + 7), (1, 5 + 2)]
     agree(found, by_hand(model), ["student_logprob"])
     prompts = prompts_of([range(5, 25 + b) for b in (0, 0, 1)])
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = score(model, completions, prompts, **settings, share_prompts=True)
     assert shapes == [(1, 20), (2, 3), (1, 21 + 7)], "rows 0 and 1 on one prompt, then row 2"
     whole = score(model, completions, prompts, **settings)

@@ -10,7 +10,7 @@ import torch
 from gear_rl.signals import transport
 from gear_rl.signals.transport import TransportDistance
 from signals import rows as padded
-from signals.rows import completions_of, counted, dropping, modes, net, prompts_of
+from signals.rows import completions_of, counted, net, prompts_of
 from support.scoring import passed
 
 pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'")
@@ -85,7 +85,7 @@ def test_agrees_with_one_completion_and_one_pair_at_a_time(model, batch_size):
     assert expected[0].max() > 0.1 and expected[0, 0] != expected[0, 4], (
         "the oracle must have something to see"
     )
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = distances(model, batch_size=batch_size)
     torch.testing.assert_close(found, expected, atol=5e-4, rtol=0)
     assert found.dtype == torch.float32 and not found.requires_grad
@@ -98,27 +98,11 @@ def test_agrees_with_one_completion_and_one_pair_at_a_time(model, batch_size):
 
 def test_rows_that_are_not_scored_hold_zero_and_are_still_compared_with(model):
     rows = torch.tensor([True, False, False, False, False, True, True, True])
-    with counted(model) as (shapes, _):
+    with counted(model) as shapes:
         found = distances(model, row_B=rows)
     torch.testing.assert_close(found, distances(model) * rows[:, None], atol=1e-5, rtol=0)
     assert found[0].max() > 0.1
     assert len(shapes) == 1, "no row of group 3 is scored"
-
-
-@pytest.mark.parametrize("scored", [True, False])
-def test_surplus_batches_keep_sharded_processes_in_step_and_change_nothing(model, scored):
-    row_B = torch.full((8,), scored)
-    expected = distances(model, row_B=row_B)
-    with counted(model) as (shapes, _):
-        found = distances(model, row_B=row_B, num_batches=5)
-    assert len(shapes) == 5 and torch.equal(found, expected) and expected.any() == scored
-
-
-def test_dropout_is_off_and_every_module_is_left_in_its_mode(model):
-    expected = distances(model)
-    before = modes(dropping(model))
-    torch.testing.assert_close(distances(model), expected)
-    assert modes(model) == before
 
 
 def test_what_is_not_finite_stays_so_and_stays_in_its_group(model):

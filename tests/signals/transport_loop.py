@@ -8,7 +8,6 @@ import math
 
 import ot
 import torch
-from scipy.optimize import linear_sum_assignment
 
 
 def sinkhorn(x, y, regularisation):
@@ -19,13 +18,6 @@ def sinkhorn(x, y, regularisation):
         a, b, cost, regularisation, method="sinkhorn_log", numItermax=20_000, stopThr=1e-10, warn=False
     )
     return float((plan * cost).sum())
-
-
-def exact(x, y, _):
-    """Without regularisation: the best assignment, each place as often as the other window has places."""
-    x, y = x.repeat_interleave(len(y), 0), y.repeat_interleave(len(x), 0)
-    cost = (x[:, None] - y[None]).norm(dim=-1).numpy()
-    return float(cost[linear_sum_assignment(cost)].mean())
 
 
 def windows_of(num_tokens, window, stride):
@@ -39,7 +31,7 @@ def windows_of(num_tokens, window, stride):
     return [range(s, s + window) for s in (*starts, num_tokens - window)]
 
 
-def by_loop(states, right, window, stride, regularisation, distance=sinkhorn):
+def by_loop(states, right, window, stride, regularisation):
     states = [s.double() for s in states]
     lengths = [float(h.norm()) for s in states for h in s]
     mean = sum(lengths) / len(lengths)
@@ -52,7 +44,7 @@ def by_loop(states, right, window, stride, regularisation, distance=sinkhorn):
                 if right[j] != right[i]:
                     for window_q in windows_of(len(other), window, stride):
                         x, y = mine[list(window_k)] / mean, other[list(window_q)] / mean
-                        nearest = min(nearest, distance(x, y, regularisation))
+                        nearest = min(nearest, sinkhorn(x, y, regularisation))
             if nearest < math.inf:
                 for t in window_k:
                     value[t] = max(value[t], nearest)

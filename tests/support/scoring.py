@@ -4,32 +4,47 @@ import torch
 
 from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.score import Scorer
-from gear_rl.signals.signal import signals_of
 from gear_rl.signals.teacher import Teacher
+from gear_rl.types import TokenSignals
+
+GIVEN = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher(), "share_prompts": False}
 
 
-def scorer(model, completions, row_B=None, **settings):
-    row_B = torch.ones(len(completions.mask), dtype=torch.bool) if row_B is None else row_B
-    return Scorer(model=model, completions=completions, row_B=row_B, **settings)
-
-
-def score(model, completions, student, teacher=None, *, needs, student_states=None, **settings):
-    return scorer(model, completions, **settings).signals(signals_of(needs), student, teacher, student_states)
-
-
-def passed(model, signals, completions, student, *, teachers=(), row_B=None, num_batches=0, **options):
-    """The values of signals with passes of their own; ``options`` of the passes, else what the signals read."""
-    names = ModelPasses.__dataclass_fields__
-    settings = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher()}
-    settings |= {name: value for name, value in options.items() if name in names}
-    request = ForwardRequest(
-        needs=signals,
+def request_of(needs, completions, student, teachers=(), row_B=None, inputs=None):
+    return ForwardRequest(
+        needs=needs,
         step=0,
         completions=completions,
         student=student,
         teachers=teachers,
         scored_B=torch.ones(len(completions.mask), dtype=torch.bool) if row_B is None else row_B,
-        inputs={name: value for name, value in options.items() if name not in names},
+        inputs=inputs or {},
     )
-    return ModelPasses(model=model, largest=lambda count: max(count, num_batches), **settings).run(request)
+
+
+def passed(
+    model, needs, completions, student, *, teachers=(), row_B=None, num_batches=0, states=None, **options
+):
+    """The values of signals; ``options`` of the passes, else what the signals read besides."""
+    names = ModelPasses.__dataclass_fields__
+    settings = GIVEN | {name: value for name, value in options.items() if name in names}
+    inputs = {name: value for name, value in options.items() if name not in names}
+    request = request_of(needs, completions, student, teachers, row_B, inputs)
+    passes = ModelPasses(model=model, largest=lambda count: max(count, num_batches), **settings)
+    return passes.run(request, **(states or {}))
+
+
+def score(model, completions, student, shown=None, *, needs, **options):
+    """The signals of the shared passes; ``shown`` to the teacher: prompts, or states of an earlier pass."""
+    states = {"student_states": options.pop("student_states", None)}
+    teachers = [shown] if hasattr(shown, "ids_BP") else []
+    if shown is not None and not teachers:
+        states["teacher_states"] = shown
+    values = passed(model, needs, completions, student, teachers=teachers, states=states, **options)
+    return TokenSignals(mask=completions.mask, values=values)
+
+
+def states_ahead(model, completions, shown, row_B=None, **settings):
+    """The teacher's pass, run by itself."""
+    request = request_of((), completions, shown, [shown], row_B)
+    return ModelPasses(model=model, **(GIVEN | settings)).teacher_states(request, shown)

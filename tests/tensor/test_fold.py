@@ -15,10 +15,8 @@ from gear_rl.tensor.fold import (
     MASS,
     OWN,
     SAMPLED,
-    SAMPLED_T,
     empty_sums,
     fold,
-    note_sampled,
     reverse_divergence,
 )
 from tensor.tables import PROPERTY
@@ -93,22 +91,6 @@ def test_hundreds_of_tiles_lose_no_more_than_one():
     torch.testing.assert_close(sums[:SAMPLED], expected, rtol=2e-7, atol=0.0)
     entropy = expected[1].log() - expected[2] / expected[1]
     torch.testing.assert_close(sums[MASS].log() - sums[OWN] / sums[MASS], entropy, rtol=1e-7, atol=0.0)
-
-
-def test_without_a_teacher_its_sums_stay_empty():
-    logits, teacher = pair(3, 7)
-    alone, taught = folded(logits, None, (4, 3), eager), folded(logits, teacher, (4, 3), eager)
-    assert torch.equal(alone[:3], taught[:3])
-    assert torch.equal(alone[3:], empty_sums(3, CPU)[3:])
-
-
-def test_the_sampled_logit_is_kept_from_the_tile_that_has_it():
-    sums, logits = empty_sums(4, CPU), torch.arange(24.0).view(4, 6)
-    for row in (SAMPLED, SAMPLED_T):
-        for begin in (0, 2, 4):
-            note_sampled(sums, row, logits[:, begin : begin + 2], torch.tensor([0, 3, 4, 5]) - begin)
-        assert sums[row].tolist() == [0.0, 9.0, 16.0, 23.0]
-    assert sums[:SAMPLED].equal(empty_sums(4, CPU)[:SAMPLED])
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

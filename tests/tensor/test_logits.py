@@ -30,23 +30,44 @@ def full_log_softmax(hidden, head):
     return torch.log_softmax(logits / head.temperature, -1)
 
 
-def naive(student, token, head, teacher=None, teacher_head=None):
-    """log-prob, entropy, teacher log-prob and KL(student || teacher) of each token."""
-    lp = full_log_softmax(student, head)
-    at_token = lp.gather(-1, token[:, None])[:, 0]
-    entropy = -(lp.exp() * lp).sum(-1)
-    if teacher is None:
-        return at_token, entropy
-    lq = full_log_softmax(teacher, teacher_head or head)
-    return at_token, entropy, lq.gather(-1, token[:, None])[:, 0], (lp.exp() * (lp - lq)).sum(-1)
+PLAIN = ("student_logprob", "student_entropy", "teacher_logprob", "divergence")
+EVERY = (*PLAIN, *DIVERGENCES)
+OF_STUDENT = ("student_logprob", "student_entropy", "student_varentropy")
 
 
-def agrees(found, expected, atol=2e-6):
-    numbers = (found.student_logprob, found.student_entropy, found.teacher_logprob, found.divergence)
-    for number, value in zip(numbers, expected, strict=False):
-        assert number.dtype == torch.float32
-        torch.testing.assert_close(number.double(), value, rtol=1e-6, atol=atol)
-    assert all(number is None for number in numbers[len(expected) :])
+def naive(student, token, head, teacher, teacher_head=None):
+    """Each signal by its definition, over the whole vocabulary."""
+    log_p, log_q = full_log_softmax(student, head), full_log_softmax(teacher, teacher_head or head)
+    p, q = log_p.exp(), log_q.exp()
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    entropy = -(p * log_p).sum(-1)
+    return {
+        "student_logprob": log_p.gather(-1, token[:, None])[:, 0],
+        "student_entropy": entropy,
+        "teacher_logprob": log_q.gather(-1, token[:, None])[:, 0],
+        "divergence": (p * (log_p - log_q)).sum(-1),
+        "forward_divergence": (q * (log_q - log_p)).sum(-1),
+        "js_divergence": ((p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)) / 2,
+        "teacher_entropy": -(q * log_q).sum(-1),
+        "student_varentropy": (p * (-log_p - entropy[:, None]).square()).sum(-1),
+    }
+
+
+def all_of(student, token, head, teacher=None, teacher_head=None):
+    """What the two routines give, by name; without a teacher what is of the student alone."""
+    plain = token_statistics(student, token, head, teacher, teacher_head)
+    names = ["student_varentropy"] if teacher is None else DIVERGENCES
+    further = divergences(student, head, teacher, teacher_head, names=names)
+    return {name: value for name in PLAIN if (value := getattr(plain, name)) is not None} | further
+
+
+def agrees(found, expected, names, plain, further):
+    """``plain`` and ``further`` are how near the values of the two routines are: absolute, relative."""
+    assert [*found] == [*names]
+    for name, value in found.items():
+        atol, rtol = plain if name in PLAIN else further
+        assert value.dtype == torch.float32 and not value.requires_grad
+        torch.testing.assert_close(value.double(), expected[name], msg=name, atol=atol, rtol=rtol)
 
 
 def small(num_tokens=7, vocab=11, width=5, seed=0):
@@ -54,46 +75,6 @@ def small(num_tokens=7, vocab=11, width=5, seed=0):
     student, teacher = torch.randn(2, num_tokens, width, generator=g)
     token = torch.randint(vocab, (num_tokens,), generator=g)
     return student, teacher, token, torch.randn(vocab, width, generator=g)
-
-
-@pytest.mark.parametrize("vocab_tile", [1, 3, 5, 10, 11, 12, 100])  # 11 tokens: none but 1 and 11 divide
-@pytest.mark.parametrize("token_tile", [1, 2, 7, 100])
-def test_every_tile_size_gives_the_full_log_softmax(token_tile, vocab_tile):
-    student, teacher, token, weight = small()
-    head = Head(weight_VD=weight)
-    found = tiled(
-        token_statistics,
-        student,
-        token,
-        head,
-        teacher_ND=teacher,
-        token_tile=token_tile,
-        vocab_tile=vocab_tile,
-    )
-    agrees(found, naive(student, token, head, teacher))
-
-
-@PROPERTY
-@given(
-    seed=st.integers(0, 10_000),
-    scale=st.sampled_from([0.5, 1.0, 3.0]),
-    softcap=st.sampled_from([None, 2.0, 5.0]),
-    temperature=st.sampled_from([0.3, 1.0, 1.7]),
-    biased=st.booleans(),
-    taught=st.sampled_from(["no", "by the student's head", "by a head of another width"]),
-)
-def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, temperature, biased, taught):
-    student, teacher, token, weight = small(seed=seed)
-    bias = torch.randn(11, generator=seeded(seed + 1)) if biased else None
-    head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
-    other = None
-    if taught == "by a head of another width":
-        teacher = teacher[:, :3]
-        other = Head(weight_VD=weight[:, 2:], softcap=2.0, scale=0.7, temperature=temperature)
-    pair = (None, None) if taught == "no" else (teacher, other)
-    found = tiled(token_statistics, student, token, head, *pair, token_tile=3, vocab_tile=4)
-    # Rounding grows with the logits: without AVX a divergence of 48 nats was wrong by 6e-5.
-    agrees(found, naive(student, token, head, *pair), atol=1e-5 * max(1.0, scale / temperature))
 
 
 def test_a_head_by_hand():
@@ -135,33 +116,6 @@ def large(dtype=torch.float32):
     return student.to(dtype), teacher.to(dtype), token, Head(weight_VD=weight.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_errors_stay_below_the_gates(dtype):
-    """With bfloat16 operands too: their products are exact in float32, and so must the logits be."""
-    student, teacher, token, head = large(dtype)
-    found = token_statistics(student, token, head, teacher_ND=teacher)
-    logprob, entropy, teacher_logprob, divergence = naive(student, token, head, teacher)
-    assert entropy.min() < 3e-4 and entropy.max() > 9  # peaked and open
-    assert divergence.min() < 1e-7 and divergence.max() > 0.2
-    assert (found.student_logprob - logprob).abs().max() <= 5e-6
-    assert (found.teacher_logprob - teacher_logprob).abs().max() <= 5e-6
-    assert (found.student_entropy - entropy).abs().max() <= 1e-5
-    assert (found.divergence - divergence).abs().max() <= 5e-6
-    assert (found.divergence >= 0).all()
-
-
-@PROPERTY
-@given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3]))
-def test_no_divergence_is_negative_and_that_of_a_teacher_who_agrees_is_exactly_zero(seed, nudge):
-    student, noise, token, weight = small(num_tokens=5, vocab=13, seed=seed)
-    head = Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7)
-    found = tiled(token_statistics, student, token, head, student + nudge * noise, vocab_tile=4)
-    assert (found.divergence >= 0).all()
-    if nudge == 0.0:
-        assert found.divergence.tolist() == [0.0] * 5
-        assert torch.equal(found.student_logprob, found.teacher_logprob)
-
-
 def test_the_divergence_is_reverse():
     """KL(student || teacher) = 0.9 log(0.9 / 0.5) + 0.1 log(0.1 / 0.5); the other way round is 0.511."""
     head, token = Head(weight_VD=torch.eye(2)), torch.tensor([1])
@@ -172,26 +126,6 @@ def test_the_divergence_is_reverse():
     assert found.student_entropy.item() == pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1), abs=1e-6)
     assert found.student_logprob.item() == pytest.approx(math.log(0.1), abs=1e-6)
     assert found.teacher_logprob.item() == pytest.approx(math.log(0.5), abs=1e-6)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("whose", ["student", "teacher"])
-def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value, whose):
-    student, teacher, token, weight = small()
-    head = Head(weight_VD=weight)
-    clean = tiled(token_statistics, student, token, head, teacher, token_tile=4, vocab_tile=3)
-    broken = {"student": student, "teacher": teacher} | {
-        whose: (student, teacher)[whose == "teacher"].clone()
-    }
-    broken[whose][2, 1] = value
-    found = tiled(
-        token_statistics, broken["student"], token, head, broken["teacher"], token_tile=4, vocab_tile=3
-    )
-    others = torch.arange(7) != 2
-    for name in ("student_logprob", "student_entropy", "teacher_logprob", "divergence"):
-        spared = name.split("_")[0] == ("teacher" if whose == "student" else "student")
-        assert getattr(found, name)[2].isfinite() == spared
-        assert torch.equal(getattr(found, name)[others], getattr(clean, name)[others])
 
 
 class LargestTensor(TorchDispatchMode):
@@ -206,22 +140,113 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("vocab_tile", [1, 3, 5, 10, 11, 12, 100])  # 11 tokens: none but 1 and 11 divide
+@pytest.mark.parametrize("token_tile", [1, 2, 7, 100])
+def test_every_tile_size_gives_the_full_log_softmax(token_tile, vocab_tile):
+    student, teacher, token, weight = small()
+    given = student, token, Head(weight_VD=weight), teacher
+    leaves = [x.clone().requires_grad_() for x in (student, weight, teacher)]
+    found = tiled(
+        all_of,
+        leaves[0],
+        token,
+        Head(weight_VD=leaves[1]),
+        leaves[2],
+        token_tile=token_tile,
+        vocab_tile=vocab_tile,
+    )
+    agrees(found, naive(*given), EVERY, (2e-6, 1e-6), (5e-6, 1e-6))
+
+
+@PROPERTY
+@given(
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([0.5, 1.0, 3.0]),
+    softcap=st.sampled_from([None, 2.0, 5.0]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    biased=st.booleans(),
+    taught=st.sampled_from(["no", "by the student's head", "by a head of another width"]),
+)
+def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, temperature, biased, taught):
+    student, teacher, token, weight = small(seed=seed)
+    bias = torch.randn(11, generator=seeded(seed + 1)) if biased else None
+    head = Head(weight_VD=weight, bias_V=bias, scale=scale, softcap=softcap, temperature=temperature)
+    other = None
+    if taught == "by a head of another width":
+        teacher = teacher[:, :3]
+        other = Head(weight_VD=weight[:, 2:], softcap=2.0, scale=0.7, temperature=temperature)
+    pair = (None, None) if taught == "no" else (teacher, other)
+    found = tiled(all_of, student, token, head, *pair, token_tile=3, vocab_tile=4)
+    # Rounding grows with the logits: without AVX a divergence of 48 nats was wrong by 6e-5.
+    plain = 1e-5 * max(1.0, scale / temperature), 1e-6
+    names = OF_STUDENT if taught == "no" else EVERY
+    agrees(found, naive(student, token, head, teacher, other), names, plain, (1e-5, 1e-5))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_a_hidden_state_that_is_not_finite_spoils_its_own_row_only(value, whose):
+    student, teacher, token, weight = small()
+    states = {"student": student, "teacher": teacher}
+    broken = states | {whose: states[whose].clone()}
+    broken[whose][2, 1] = value
+    clean, found = (
+        tiled(all_of, x["student"], token, Head(weight_VD=weight), x["teacher"], token_tile=4, vocab_tile=3)
+        for x in (states, broken)
+    )
+    others = torch.arange(7) != 2
+    for name in EVERY:
+        assert torch.equal(found[name][others], clean[name][others])
+        spared = name in OF_STUDENT if whose == "teacher" else name.startswith("teacher")
+        assert found[name][2].isfinite() == spared
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10_000), nudge=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 1.0, 30.0]))
+def test_no_divergence_is_negative_and_that_of_a_teacher_who_agrees_is_exactly_zero(seed, nudge):
+    student, noise, token, weight = small(num_tokens=5, vocab=13, seed=seed)
+    for head in (Head(weight_VD=weight * 5, softcap=9.0, temperature=0.7), Head(weight_VD=weight * 3)):
+        found = tiled(all_of, student, token, head, student + nudge * noise, vocab_tile=4)
+        assert all((value >= 0).all() for name, value in found.items() if "logprob" not in name)
+        assert (found["js_divergence"] <= math.log(2)).all()
+        assert (found["teacher_entropy"] <= math.log(13) + 1e-6).all()
+        if nudge == 0.0:
+            assert not any(value.any() for name, value in found.items() if "divergence" in name)
+            assert torch.equal(found["student_logprob"], found["teacher_logprob"])
+
+
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_no_tensor_of_tokens_by_vocabulary_ever_exists(softcap):
-    num_tokens, vocab, width = 70, 900, 3
-    student, teacher, token, weight = small(num_tokens, vocab, width)
+@pytest.mark.parametrize("routine", [all_of, token_statistics])
+def test_no_tensor_of_tokens_by_vocabulary_ever_exists(softcap, routine):
+    student, teacher, token, weight = small(num_tokens=70, vocab=900, width=3)
     head = Head(weight_VD=weight, softcap=softcap, temperature=0.9)
     with LargestTensor() as largest:
-        tiled(token_statistics, student, token, head, teacher_ND=teacher, token_tile=20, vocab_tile=150)
+        tiled(routine, student, token, head, teacher, token_tile=20, vocab_tile=150)
     assert largest.numel == 20 * 150  # and not 70 * 900, nor 20 * 900, nor 70 * 150
 
 
-def test_no_gradient_is_recorded():
-    student, teacher, token, weight = small()
-    head = Head(weight_VD=weight.requires_grad_())
-    found = token_statistics(student.requires_grad_(), token, head, teacher_ND=teacher.requires_grad_())
-    for number in (found.student_logprob, found.student_entropy, found.teacher_logprob, found.divergence):
-        assert not number.requires_grad
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_stay_below_the_gates(dtype):
+    """With bfloat16 operands too: their products are exact in float32, and so must the logits be."""
+    student, teacher, token, head = large(dtype)
+    found, expected = all_of(student, token, head, teacher), naive(student, token, head, teacher)
+    assert expected["student_entropy"].min() < 3e-4 and expected["student_entropy"].max() > 9
+    assert expected["divergence"].min() < 1e-7 and expected["divergence"].max() > 0.2
+    gates = dict.fromkeys(PLAIN, 5e-6) | {
+        "student_entropy": 1e-5,
+        "forward_divergence": 5e-6,
+        "js_divergence": 1e-6,
+        "teacher_entropy": 1.2e-5,
+        "student_varentropy": 3e-5,
+    }
+    for name, gate in gates.items():
+        assert (found[name] - expected[name]).abs().max() <= gate, name
+    # Small values are not differences of large ones: one of 1e-9 nats is still right in two digits.
+    for name in ("forward_divergence", "js_divergence"):
+        assert expected[name].min() < 1e-13 and expected[name].max() > 0.04
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=3e-3, atol=1e-13)
+    name = "student_varentropy"
+    torch.testing.assert_close(found[name].double(), expected[name], rtol=2e-5, atol=0)
 
 
 @PROPERTY

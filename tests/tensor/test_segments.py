@@ -105,24 +105,12 @@ def test_a_segment_of_less_than_one_token_is_refused():
 
 @PROPERTY
 @given(segmentations())
-def test_a_segment_starts_once(segmentation):
-    _, ids = segmentation
+def test_starts_and_lengths_of_segments_agree_with_the_loops(segmentation):
+    x, ids = segmentation
     assert segment_starts(ids).tolist() == by_row(starts_loop, ids)
     since = torch.where(ids >= 0, since_segment_start(ids), -1)
     assert since.tolist() == by_row(since_loop, ids)
-
-
-@PROPERTY
-@given(segmentations())
-def test_every_token_takes_the_value_at_its_segments_start(segmentation):
-    x, ids = segmentation
     assert at_segment_start(with_nan(x, ids >= 0), ids).tolist() == by_row(at_start_loop, x, ids)
-
-
-@PROPERTY
-@given(segmentations())
-def test_lengths_count_the_tokens_of_a_segment(segmentation):
-    _, ids = segmentation
     assert segment_lengths(ids).tolist() == by_row(lengths_loop, ids)
 
 

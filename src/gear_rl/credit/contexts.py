@@ -117,7 +117,6 @@ def contexts_of(
     first = batch.first if reads_siblings else 0
     pairs = find_contexts(
         batch.rows,
-        local,
         everyone,
         sources,
         first=first,
@@ -138,7 +137,6 @@ def contexts_of(
 
 def find_contexts(
     rows: Sequence[Mapping[str, Any]],
-    rollouts: Sequence[Rollout],
     everyone: Sequence[Rollout],
     sources: Sequence[str],
     *,
@@ -149,13 +147,13 @@ def find_contexts(
 ) -> list[tuple[str, str] | None]:
     """For each row the first source that has a context, and the context; None where none has.
 
-    ``rollouts`` are those of the rows, ``everyone`` those of all processes, where this process's begin at
-    ``first``. A sibling is the next rollout of the group, cyclically, whose reward is at least
-    ``success_reward``. Feedback is for failures only. Raises ``ValueError`` for a function that returns no text.
+    ``everyone`` are the rollouts of all processes, where those of the rows begin at ``first``. A sibling is the
+    next rollout of the group, cyclically, whose reward is at least ``success_reward``. Feedback is for failures
+    only. Raises ``ValueError`` for a function that returns no text.
 
     >>> won = Rollout(completion="4", text="4", reward=1.0, group=0)
     >>> lost = Rollout(completion="5", text="5", reward=0.0, group=0)
-    >>> find_contexts([{}, {}], [won, lost], [won, lost], ["row", "sibling"])
+    >>> find_contexts([{}, {}], [won, lost], ["row", "sibling"])
     [None, ('sibling', '4')]
     """
 
@@ -164,14 +162,14 @@ def find_contexts(
         if source == "row":
             return privileged_context(rows[i], column)
         if source == "environment":
-            text = rollouts[i].privileged_context
+            text = everyone[first + i].privileged_context
         elif source == "sibling":
             text = _sibling(everyone, first + i, lambda reward: reward >= success_reward)
         elif source == "feedback":
-            reward = rollouts[i].reward
-            text = rollouts[i].feedback if reward is not None and reward < success_reward else None
+            reward = everyone[first + i].reward
+            text = everyone[first + i].feedback if reward is not None and reward < success_reward else None
         elif function is not None:
-            text = function(rows[i], rollouts[i])
+            text = function(rows[i], everyone[first + i])
             if text is not None and not isinstance(text, str):
                 raise ValueError(
                     f"privileged: the function returned {type(text).__name__}; return text, or None where there "
@@ -250,14 +248,12 @@ def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfi
     """Which contexts have more tokens than ``max_privileged_tokens`` or the model's positions."""
     limits = (config.max_privileged_tokens, engine.max_positions)
     limit = min((limit for limit in limits if limit is not None), default=None)
-    known: dict[str, bool] = {}
-    for text in contexts:
-        if text and limit is not None and text not in known:
-            # A token has at least one byte. The beginning of a megabyte shows that it is too long.
-            known[text] = len(text.encode("utf-8", "surrogatepass")) > limit and (
-                (len(text) > 8 * limit and len(plain_ids(engine.tokenizer, text[: 8 * limit])) > limit)
-                or len(plain_ids(engine.tokenizer, text)) > limit
-            )
+    known = {
+        text: len(text.encode("utf-8", "surrogatepass")) > limit  # a token has at least one byte
+        and len(plain_ids(engine.tokenizer, text)) > limit
+        for text in dict.fromkeys(contexts)
+        if text and limit is not None
+    }
     return [known.get(text or "", False) for text in contexts]
 
 
@@ -367,11 +363,6 @@ def fill(template: str, **values: str) -> str:
 def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
     """The batch's rollouts; control tokens in what the model and tools wrote become plain text."""
     feedback, messages = batch.feedback, batch.messages
-    if feedback is not None and len(feedback) != len(messages):
-        raise ValueError(
-            f'log_extra("feedback", ...): {len(feedback)} values for {len(messages)} completions; log one for '
-            "each, or None"
-        )
     # A control token would end the turn in the teacher's prompt.
     control = control_pattern(engine.tokenizer, markup=False)
     environments = batch.environments if reads_environments else None

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import Completions, Prompts
+from gear_rl.signals.batch import Completions, ForwardRequest, Prompts
 from gear_rl.signals.forwards import head_is_trained, head_of, unwrapped
-from gear_rl.signals.score import Scorer
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
@@ -69,15 +69,24 @@ def teacher_hidden(
     places = batch.distilled
     if not places.any():
         return None, None
-    scorer = Scorer(
+    passes = ModelPasses(
         model=model,
-        completions=Completions(ids=batch.ids, attention=batch.attention, mask=places),
-        row_B=places.any(-1),
+        pad_id=0,
+        teacher=teacher,
+        reference=teacher,
         temperature=temperature,
-        teacher_weights=teacher.weights if teacher.lends else None,
         batch_size=len(places),
+        share_prompts=False,
     )
-    states = scorer.teacher_states(batch.teacher)
+    request = ForwardRequest(
+        needs=(),
+        step=0,
+        completions=Completions(ids=batch.ids, attention=batch.attention, mask=places),
+        student=batch.teacher,
+        teachers=[batch.teacher],
+        scored_B=places.any(-1),
+    )
+    states = passes.teacher_states(request, batch.teacher)
     return states(torch.arange(len(places), device=places.device), places), states.head
 
 

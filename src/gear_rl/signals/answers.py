@@ -79,7 +79,7 @@ def check_pattern(pattern: str) -> re.Pattern[str]:
     '1,200'
     >>> check_pattern(r"(\w+\s*)+")
     Traceback (most recent call last):
-    ValueError: answer_pattern: '(\\w+\\s*)+' repeats what is itself repeated without bound, which may never ...
+    ValueError: answer_pattern: '(\\w+\\s*)+' repeats what is itself repeated without bound, so a search ...
     """
     try:
         compiled = re.compile(pattern)
@@ -90,8 +90,8 @@ def check_pattern(pattern: str) -> re.Pattern[str]:
         ) from error
     if _nests_repetitions(pattern):
         raise ValueError(
-            f"answer_pattern: {pattern!r} repeats what is itself repeated without bound, which may never come to "
-            "an end; make the inner repetition possessive (a++ for a+)"
+            f"answer_pattern: {pattern!r} repeats what is itself repeated without bound, so a search may never "
+            "end; make the inner repetition possessive (a++ for a+)"
         )
     return compiled
 
@@ -148,7 +148,7 @@ def _row_regions(
 
 
 def _last_boxed(text: str) -> _Answer | None:
-    """Braces are matched by a stack, in one pass: many boxes that nobody closes cost only their length."""
+    """Braces are matched by a stack, in one pass: boxes that are never closed cost only their length."""
     heads = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
     stack: list[int] = []
     best = None

@@ -156,9 +156,9 @@ class RolloutBatch:
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
         given = ("student", "prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
-        for name in given:
+        for name in (*given, "feedback", "turn_rewards"):
             value: Any = getattr(self, name)
-            entries = len(value.ids_BP if name == "student" else value)
+            entries = count if value is None else len(value.ids_BP if name == "student" else value)
             if entries != count:
                 raise ValueError(f"{name}: {entries} entries for {count} completions; give one for each")
         if self.group and not 0 <= min(self.group) <= max(self.group) < self.num_rollouts:

@@ -125,7 +125,7 @@ def takes_positions(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu") -> bool:
-    """Whether left padding changes what the model computes when nobody passes it ``position_ids``.
+    """Whether left padding changes what the model computes without ``position_ids``.
 
     So it is with positions that are counted from the first column (GPT-2). Measured by two forwards over rows of
     padding and one token, which attends to itself alone, so that rotary angles leave no rounding. Where the model
@@ -153,7 +153,7 @@ def text_config(config: Any) -> Any:
 
 
 def max_positions(config: Any) -> int | None:
-    """How many tokens a model's configuration says it can tell apart by place; None where it says nothing.
+    """How many positions the model's configuration allows; None where it does not say.
 
     Rotary positions may be stretched: then it is their original number times the factor.
 

@@ -1,34 +1,78 @@
-"""The forward passes that a ``ForwardRequest`` wants, with a model that is in this process. Knows no trainer.
+"""The student's forward pass, the teacher's beside it, and the signals that are made of both. Knows no trainer.
 
 For engines that hold the weights where the credit step runs (TRL, a loop of one's own), and for the workers of
-those that do not.
+those that do not. Hidden states are taken from the model's own ``forward`` by a hook on its backbone, so that
+whatever wraps the model (PEFT, DDP, FSDP 2, a patched forward) does its work; the head is applied in tiles
+afterwards.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, Prompts
-from gear_rl.signals.forwards import head_of
-from gear_rl.signals.prefix import shared_prompts
-from gear_rl.signals.score import KeptStates, Scorer
+from gear_rl.signals.batch import ForwardRequest, Prompts, trained_width
+from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states
+from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
 from gear_rl.signals.signal import (
     DIVERGENCES,
     STUDENT_LOGPROB,
     TEACHER_LOGPROB,
     BatchSignal,
+    Fold,
     FoldSignal,
+    States,
     needs_teacher,
     signals_of,
 )
 from gear_rl.signals.teacher import Teacher
+from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
+
+
+class KeptStates:
+    """The hidden states that predict the True tokens of a mask, kept forward by forward.
+
+    >>> states = KeptStates(torch.tensor([[True, False], [True, True]]))
+    >>> for b, hidden in enumerate(([[1.0]], [[2.0], [3.0]])):
+    ...     states.take(torch.tensor([b]), states.mask[b : b + 1], torch.tensor(hidden))
+    >>> states.rows(torch.tensor([1]))(torch.tensor([0]), torch.tensor([[True, True]]))
+    tensor([[2.],
+            [3.]])
+    """
+
+    head: Head | None = None
+    """The head of the model that they come from; None where it is the student's."""
+
+    def __init__(self, mask: Bool[Tensor, "B T"]) -> None:
+        self.mask = mask
+        self._place = mask.flatten().cumsum(0).view(mask.shape) - 1
+        self._hidden_ND: Tensor | None = None
+
+    def take(
+        self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"], hidden_MD: Float[Tensor, "M D"]
+    ) -> None:
+        """Keep what a forward of these rows gave for their True tokens."""
+        if self._hidden_ND is None:
+            self._hidden_ND = hidden_MD.new_empty(int(self.mask.sum()), hidden_MD.shape[-1])
+        self._hidden_ND[self._place[batch][:, : keep.shape[1]][keep]] = hidden_MD
+
+    def rows(self, rows: Int[Tensor, " N"]) -> "KeptStates":
+        """The same of some rows; nothing is copied."""
+        some = KeptStates(self.mask[rows])
+        some._place, some._hidden_ND, some.head = self._place[rows], self._hidden_ND, self.head
+        return some
+
+    def __call__(self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Float[Tensor, "M D"]:
+        """The states of these tokens of some rows, row by row."""
+        assert self._hidden_ND is not None
+        return self._hidden_ND[self._place[batch][:, : keep.shape[1]][keep]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,39 +126,62 @@ class ModelPasses:
 
     def teacher_pass(self, request: ForwardRequest) -> KeptStates | None:
         """The teacher's pass of ``run`` by itself; None where no signal needs one. For a request without
-        contrast."""
+        contrast.
+
+        Call it before the student's forward: lending weights later writes into what its graph has saved.
+        """
         if not needs_teacher(request.needs):
             return None
         [teacher] = request.teachers
-        return self._teacher_states(self.scorer(request, self.teacher, num_batches=0), teacher)
+        return self.teacher_states(request, teacher)
 
-    def scorer(self, request: ForwardRequest, teacher: Teacher, num_batches: int | None = None) -> Scorer:
-        """The passes over the rows to score, with these weights for the teacher.
-
-        Every process must call this if ``num_batches`` is None: then it is the largest of all.
-        """
-        if num_batches is None:
-            num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
-        return Scorer(
-            model=self.model,
-            completions=request.completions,
-            row_B=request.scored_B,
-            temperature=self.temperature,
-            teacher_weights=teacher.weights if teacher.lends else None,
-            head_context=self.head_context,
-            batch_size=self.batch_size,
-            num_batches=num_batches,
-            share_prompts=self.share_prompts,
-        )
-
-    def _teacher_states(self, scorer: Scorer, teacher: Prompts) -> KeptStates:
+    @torch.no_grad()
+    def teacher_states(self, request: ForwardRequest, teacher: Prompts, num_batches: int = 0) -> KeptStates:
+        """The teacher's states of the trained tokens, of the rows to score."""
         other = self.teacher_model
-        if other is None:
-            return scorer.teacher_states(teacher)
-        states = replace(scorer, model=other, teacher_weights=None).teacher_states(teacher)
-        head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
-        states.head = replace(head, weight_VD=head.weight_VD.to(scorer.completions.ids.device))
+        own = self if other is None else replace(self, model=other, teacher_model=None, teacher=Teacher())
+        states = KeptStates(request.completions.mask & request.scored_B[:, None])
+        with evaluating(own.model):
+            for batch, keep in own._batches(request, teacher, num_batches):
+                hidden, states.head = own._taught(request, teacher, batch, keep, states.head)
+                states.take(batch, keep, hidden)
+        if other is not None:
+            head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
+            states.head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
         return states
+
+    @torch.no_grad()
+    def signals(
+        self,
+        wanted: Sequence[FoldSignal],
+        request: ForwardRequest,
+        teacher: Prompts | KeptStates | None,
+        student_states: KeptStates | None,
+        num_batches: int,
+    ) -> TokenSignals:
+        """The signals of every completion, in float32; a non-finite value is left in place."""
+        completions, mask = request.completions, request.completions.mask
+        asked = completions.ids if completions.asked is None else completions.asked
+        values = {signal.name: torch.zeros_like(mask, dtype=torch.float32) for signal in wanted}
+        reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
+        head = teacher.head if isinstance(teacher, KeptStates) else None
+        batched_by = teacher if isinstance(teacher, Prompts) else request.student
+        with evaluating(self.model):
+            for batch, keep in self._batches(request, batched_by, num_batches):
+                student_ND = teacher_ND = None
+                if reads_student and student_states is not None:
+                    student_ND = student_states(batch, keep)
+                elif reads_student:
+                    student_ND = self._hidden(request, request.student, batch, keep)
+                if isinstance(teacher, KeptStates):
+                    teacher_ND = teacher(batch, keep)
+                elif teacher is not None and reads_teacher:
+                    teacher_ND, head = self._taught(request, teacher, batch, keep, head)
+                token = asked[batch][:, : keep.shape[1]][keep]
+                row, column = keep.nonzero(as_tuple=True)
+                for name, value in self._statistics(wanted, token, student_ND, teacher_ND, head).items():
+                    values[name][batch[row], column] = value
+        return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
 
     def _folded(
         self,
@@ -124,22 +191,104 @@ class ModelPasses:
         teacher: KeptStates | None,
     ) -> dict[str, Tensor]:
         """The signals of the student's pass and of the teacher's; with a contrast of two teachers' passes."""
-        scorer, skip = self.scorer(request, self.teacher), self.skip_first_tokens
+        # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
+        num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
-        if TEACHER_LOGPROB in signals and (skip or len(request.teachers) > 1):
+        if TEACHER_LOGPROB in signals and (self.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
         shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
         if teacher is not None:
             shown = [teacher]
         elif self.teacher_model is not None and taught:
-            shown = [self._teacher_states(scorer, prompts) for prompts in request.teachers]
+            shown = [self.teacher_states(request, prompts, num_batches) for prompts in request.teachers]
         scored = [
-            scorer.signals(taught if number else signals, request.student, prompts, student_states)
+            self.signals(taught if number else signals, request, prompts, student_states, num_batches)
             for number, prompts in enumerate(shown)
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
-        return dict(skipping_first(right, skip, divergences).values)
+        return dict(skipping_first(right, self.skip_first_tokens, divergences).values)
+
+    def _batches(
+        self, request: ForwardRequest, prompts: Prompts, num_batches: int
+    ) -> Generator[tuple[Int[Tensor, " N"], Bool[Tensor, "N W"]]]:
+        """The rows to score in batches, each with its trained tokens; none of a surplus batch.
+
+        Those of one prompt together where sharing it pays, else by length, so that short rows are not padded to
+        long ones. The longest come first: what runs out of memory does so at once.
+        """
+        mask, batch_size = request.completions.mask, self.batch_size
+        index = request.scored_B.nonzero()[:, 0]
+        if len(index) > batch_size:
+            length = torch.where(mask[index], torch.arange(mask.shape[1], device=mask.device) + 1, 0).amax(-1)
+            order = length.argsort(descending=True, stable=True)
+            if self.share_prompts:
+                own = prompts.take(index)
+                plan = shared_prompts(own.ids_BP, own.attention_BP, int(length.max()))
+                if plan is not None:
+                    order = torch.tensor(plan[1], device=mask.device).argsort(stable=True)
+            index = index[order]
+        batches = torch.split(index, batch_size) if len(index) else ()
+        for batch in batches:
+            yield batch, mask[batch, : trained_width(mask[batch])]
+        for _ in range(num_batches - len(batches) if len(mask) else 0):
+            yield index.new_zeros(1), torch.zeros_like(mask[:1, : trained_width(mask[:1])])
+
+    def _statistics(
+        self,
+        wanted: Sequence[FoldSignal],
+        token_M: Int[Tensor, " M"],
+        student_MD: Float[Tensor, "M D"] | None,
+        teacher_ME: Float[Tensor, "M E"] | None,
+        teacher_head: Head | None,
+    ) -> dict[str, Float[Tensor, " M"]]:
+        names: dict[Fold, list[str]] = {}
+        for signal in wanted:
+            names.setdefault(signal.fold, []).append(signal.name)
+        values: dict[str, Tensor] = {}
+        with (self.head_context or nullcontext)(self.model):
+            states = States(
+                token_M, student_MD, head_of(self.model, self.temperature), teacher_ME, teacher_head
+            )
+            for fold, own in names.items():
+                values |= fold(own, states)
+        return values
+
+    def _taught(
+        self,
+        request: ForwardRequest,
+        prompts: Prompts,
+        batch: Int[Tensor, " N"],
+        keep: Bool[Tensor, "N W"],
+        head: Head | None,
+    ) -> tuple[Float[Tensor, "M D"], Head | None]:
+        """The states with the teacher's weights, and its head (``head`` if known) if not the student's."""
+        with self.teacher.weights(self.model):
+            hidden = self._hidden(request, prompts, batch, keep)
+            if self.teacher.lends and head is None and head_is_trained(self.model):
+                # A copy: once the weights are handed back, the parameter is the student's again.
+                with (self.head_context or nullcontext)(self.model):
+                    head = head_of(self.model, self.temperature).clone()
+        return hidden, head
+
+    def _hidden(
+        self,
+        request: ForwardRequest,
+        prompts: Prompts,
+        batch: Int[Tensor, " N"],
+        keep: Bool[Tensor, "N W"],
+    ) -> Float[Tensor, "M D"]:
+        """The states that predict the tokens to keep."""
+        own, width, completions = prompts.trimmed(batch), keep.shape[1], request.completions
+        ids, attention = completions.ids[batch, :width], completions.attention[batch, :width]
+        hidden = None
+        if self.share_prompts:
+            parts = own.ids_BP, own.attention_BP, ids, attention
+            hidden = states_after_shared_prompts(self.model, *parts)
+        if hidden is None:
+            both = torch.cat([own.ids_BP, ids], 1), torch.cat([own.attention_BP, attention], 1)
+            hidden = hidden_states(self.model, *both, num_tokens=width)
+        return hidden[keep]  # a copy, so that the prompt's hidden states are freed
 
 
 class PassSignal(Signal, ABC):
@@ -165,9 +314,11 @@ class ReferenceLogprob(PassSignal):
     name = "reference_logprob"
 
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
-        scorer = replace(passes.scorer(request, passes.reference), share_prompts=False)
-        own = scorer.signals([TEACHER_LOGPROB], request.student, request.student)
-        return own.get("teacher_logprob")
+        # The reference is a teacher that sees what the student sees.
+        plain = {"teacher_model": None, "share_prompts": False, "skip_first_tokens": 0}
+        own = replace(passes, teacher=passes.reference, **plain)
+        own_request = replace(request, needs=(TEACHER_LOGPROB,), teachers=[request.student])
+        return own.run(own_request)["teacher_logprob"]
 
 
 def shares_prompts(request: ForwardRequest) -> bool:
@@ -208,7 +359,7 @@ def skipping_first(
 ) -> TokenSignals:
     """The same signals, with the teacher agreeing with the student on the first tokens of every turn.
 
-    There the teacher often departs for the sake of form alone (a thinking block opens or does not). Every
+    There the teacher often diverges in form alone (a thinking block opens or does not). Every
     divergence is 0 there and the teacher's log-prob the student's, which needs ``student_logprob``; the entropies
     stay.
 

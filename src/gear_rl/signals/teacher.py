@@ -1,7 +1,7 @@
 """Whose weights the teacher has: the student's own, those it began with, or a slow copy.
 
 A teacher that is not live keeps one copy of the *trained* parameters (all of them in full fine-tuning, the
-adapters under PEFT) and lends it to the model for the length of a scoring pass. Knows no trainer: somebody
+adapters under PEFT) and lends it to the model for the length of a scoring pass. Knows no trainer: the engine
 calls ``update`` after each optimizer step, and saves ``state_dict`` with the run.
 """
 

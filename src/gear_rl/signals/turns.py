@@ -8,13 +8,13 @@ whose answers were dropped.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gear_rl.environments import ANCHOR_STATES, TURN_REWARDS, texts_of, value_of
@@ -40,19 +40,35 @@ class Turn:
 
 @dataclass(frozen=True)
 class TurnReward(BatchSignal):
-    """The reward of a token's turn, on every token of the turn, without the completion's own reward:
-    ``turn_reward_values``."""
+    """The reward of a token's turn, on every token of the turn, without the completion's own reward.
+
+    Uses the first that is not None for each rollout: the result of its environment's ``turn_rewards()``; the
+    values of ``log_extra("turn_rewards", ...)``. Without either, a turn is worth 1 if all of its tool calls were
+    answered and none failed, and 0 otherwise. The value of a last turn that calls nothing may be left out. If an
+    environment gives any other number, the rollout's values are NaN and a warning names both; from a reward
+    function that raises ``ValueError``.
+    """
 
     name = "turn_reward"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        return turn_reward_values(
-            completions=batch.messages,
-            mask=batch.completions.mask,
-            failed=batch.call_failed,
-            environment=_environment_values(batch, TURN_REWARDS),
-            logged=batch.turn_rewards,
-        )
+        turn_id = turn_ids(batch.completions.mask)
+        values = torch.zeros(turn_id.shape, dtype=torch.float32)
+        for b, count in enumerate(_counts(turn_id)):
+            turns, given = turns_of(batch.messages[b], count), _of_environment(batch, b, TURN_REWARDS)
+            logged = None if batch.turn_rewards is None else batch.turn_rewards[b]
+            if given is not None:
+                worth = _fitted(given, turns, TURN_REWARDS, b)
+            elif logged is not None:
+                worth = _fitted(logged, turns, TURN_REWARDS, b, "a reward function")
+            else:
+                worth = [
+                    0 < turn.calls <= len(turn.answers)
+                    and not any(batch.call_failed(b, answer) for answer in turn.answers)
+                    for turn in turns
+                ]
+            values[b, :count] = torch.tensor(worth, dtype=torch.float32)
+        return on_turns(values.to(turn_id.device), turn_id)
 
 
 @dataclass(frozen=True)
@@ -70,17 +86,10 @@ class AnchorId(BatchSignal):
             raise ValueError(f"anchor_similarity: {self.similarity}; give more than 0 and at most 1")
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        mask = batch.completions.mask
-        states = _environment_values(batch, ANCHOR_STATES)
-        texts = anchor_texts(completions=batch.messages, mask=mask, environment=states)
         # Numbers must agree between siblings, which may be on another process.
-        everyone = engine.gather_objects([*zip(texts, batch.group, strict=True)])
+        everyone = engine.gather_objects([*zip(anchor_texts(batch), batch.group, strict=True)])
         rows, groups = [row for row, _ in everyone], [group for _, group in everyone]
-        return anchor_ids(rows, groups, mask, first=batch.first, similarity=self.similarity)
-
-
-def _environment_values(batch: RolloutBatch, name: str) -> list[Any] | None:
-    return [value_of(one, name) for one in batch.environments] if batch.environments else None
+        return anchor_ids(rows, groups, batch.completions.mask, first=batch.first, similarity=self.similarity)
 
 
 def turns_of(completion: Any, count: int) -> list[Turn]:
@@ -101,70 +110,18 @@ def turns_of(completion: Any, count: int) -> list[Turn]:
     return [turns[k] if k < len(turns) else Turn() for k in range(count)]
 
 
-def turn_reward_values(
-    *,
-    completions: Sequence[Any],
-    mask: Bool[Tensor, "B T"],
-    failed: Callable[[int, Message], bool],
-    environment: Sequence[Any] | None = None,
-    logged: Sequence[Any] | None = None,
-) -> Float[Tensor, "B T"]:
-    """The reward of each token's turn; 0 where the mask is False.
-
-    Uses the first that is not None for each rollout: ``environment``, the result of its ``turn_rewards()``;
-    ``logged``, the values of ``log_extra("turn_rewards", ...)``. Without either, a turn is worth 1 if all of its
-    tool calls were answered and none ``failed(rollout, answer)``, and 0 otherwise. The value of a last turn that
-    calls nothing may be left out. If an environment gives any other number, the rollout's values
-    are NaN and a warning names both; from a reward function that raises ``ValueError``.
-
-    >>> call = {"role": "assistant", "tool_calls": [{}]}
-    >>> rollout = [call, {"role": "tool", "name": "look", "content": "a key"}, {"role": "assistant"}]
-    >>> mask = torch.tensor([[True, False, True]])
-    >>> turn_reward_values(completions=[rollout], mask=mask, failed=lambda b, answer: False)
-    tensor([[1., 0., 0.]])
-    """
-    turn_id = turn_ids(mask)
-    _check_rows(f"{TURN_REWARDS}()", environment, completions)
-    _check_rows(f'log_extra("{TURN_REWARDS}", ...)', logged, completions)
-    values = torch.zeros(mask.shape, dtype=torch.float32)
-    for b, count in enumerate(_counts(turn_id)):
-        turns = turns_of(completions[b], count)
-        if environment is not None and environment[b] is not None:
-            worth = _fitted(environment[b], turns, TURN_REWARDS, b)
-        elif logged is not None and logged[b] is not None:
-            worth = _fitted(logged[b], turns, TURN_REWARDS, b, "a reward function")
-        else:
-            worth = [
-                0 < turn.calls <= len(turn.answers) and not any(failed(b, answer) for answer in turn.answers)
-                for turn in turns
-            ]
-        values[b, :count] = torch.tensor(worth, dtype=torch.float32)
-    return on_turns(values.to(mask.device), turn_id)
-
-
-def anchor_texts(
-    *,
-    completions: Sequence[Any],
-    mask: Bool[Tensor, "B T"],
-    environment: Sequence[Any] | None = None,
-) -> list[list[str | None]]:
+def anchor_texts(batch: RolloutBatch) -> list[list[str | None]]:
     """For each turn of each rollout the state that it began in, as text; None where that is not known.
 
     What ``anchor_states()`` of the environment returned, or what the model saw since its turn before: the tools'
     answers, and for the first turn the empty text. Answers that hold more than text (images) are not compared.
     Where the number of states does not fit, no turn of the rollout has one.
-
-    >>> call = {"role": "assistant", "tool_calls": [{}]}
-    >>> rollout = [call, {"role": "tool", "name": "look", "content": "a key"}, {"role": "assistant"}]
-    >>> anchor_texts(completions=[rollout], mask=torch.tensor([[True, False, True]]))
-    [['', '\\na key']]
     """
-    _check_rows(f"{ANCHOR_STATES}()", environment, completions)
     texts: list[list[str | None]] = []
-    for b, count in enumerate(_counts(turn_ids(mask))):
-        turns = turns_of(completions[b], count)
-        if environment is not None and environment[b] is not None:
-            texts.append(_fitted(environment[b], turns, ANCHOR_STATES, b))
+    for b, count in enumerate(_counts(turn_ids(batch.completions.mask))):
+        turns, given = turns_of(batch.messages[b], count), _of_environment(batch, b, ANCHOR_STATES)
+        if given is not None:
+            texts.append(_fitted(given, turns, ANCHOR_STATES, b))
         else:
             texts.append(["" if k == 0 else _seen(turns[k - 1]) for k in range(count)])
     return texts
@@ -214,12 +171,8 @@ def _counts(turn_id: Int[Tensor, "B T"]) -> list[int]:
     return int_list(turn_id.amax(-1) + 1) if turn_id.shape[1] else [0] * len(turn_id)
 
 
-def _check_rows(name: str, given: Sequence[Any] | None, completions: Sequence[Any]) -> None:
-    if given is not None and len(given) != len(completions):
-        raise ValueError(
-            f"{name}: {len(given)} values for {len(completions)} completions; give one list for each, None where "
-            "there is nothing to say"
-        )
+def _of_environment(batch: RolloutBatch, b: int, name: str) -> Any:
+    return value_of(batch.environments[b], name) if batch.environments else None
 
 
 def _fitted(given: Any, turns: Sequence[Turn], what: str, b: int, source: str | None = None) -> list[Any]:

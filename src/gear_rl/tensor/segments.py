@@ -1,6 +1,6 @@
 """Cut a completion into segments of credit, without a loop over tokens.
 
-An *onset* is a token where the student departs from the teacher; a *boundary* closes the segment that an onset
+An *onset* is a token where the student diverges from the teacher; a *boundary* closes the segment that an onset
 opened.
 """
 

@@ -19,8 +19,7 @@ from gear_rl.records import Record
 from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
-from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.score import KeptStates
+from gear_rl.signals.passes import KeptStates, ModelPasses
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 

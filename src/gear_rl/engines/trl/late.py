@@ -20,8 +20,7 @@ from gear_rl.credit.step import assign, for_loss, report
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.signals.forwards import capturing
-from gear_rl.signals.passes import shares_prompts
-from gear_rl.signals.score import KeptStates
+from gear_rl.signals.passes import KeptStates, shares_prompts
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import predicting_positions
 
