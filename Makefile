@@ -82,7 +82,6 @@ bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and mak
 	$(MAKE) pages
 
 pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
-	$(BIN)/python -m benchmarks methods-page
 	$(BIN)/python -m benchmarks page
 
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked

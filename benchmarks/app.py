@@ -25,12 +25,12 @@ app = typer.Typer(
 @app.command()
 @user_errors
 def signals(
-    tokens: Annotated[int, typer.Option(help="Trained tokens.")] = 1024,
-    hidden: Annotated[int, typer.Option(help="Width of the hidden states.")] = 1024,
-    vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 151936,
+    tokens: Annotated[int, typer.Option(min=1, help="Trained tokens.")] = 1024,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 1024,
+    vocab: Annotated[int, typer.Option(min=1, help="Size of the vocabulary.")] = 151936,
     dtype: Annotated[str, typer.Option(help="Type of the operands: float32 or bfloat16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="Repeats of each competitor; the least counts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of each competitor; the least counts.")] = 3,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -200,38 +200,21 @@ def words(
     deliver(result, experiment.words_cells, out, as_json)
 
 
-@app.command("methods-page")
-@user_errors
-def methods_page(
-    costs: Annotated[Path, typer.Option(help="What `methods --out` wrote.")] = Path(
-        "docs/results/method_costs.json"
-    ),
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("docs/methods.md"),
-) -> None:
-    """Make the tables of the page of methods from their settings and the measured costs."""
-    from benchmarks import methods_page
-    from gear_rl.methods import METHODS
-
-    page = methods_page.methods_page(out.read_text(encoding="utf-8"), methods_page.read_costs(costs))
-    out.write_text(page, encoding="utf-8")
-    missing = [name for name in METHODS if f"<!-- made: {name} -->" not in page]
-    note = f"; without a section: {', '.join(missing)}" if missing else ""
-    out_console.print(f"wrote {out}{note}", highlight=False)
-
-
 @app.command()
 @user_errors
-def page(
-    page: Annotated[Path, typer.Argument(help="The page; the text between its marks is made anew.")] = Path(
-        "docs/benchmarks.md"
-    ),
-    results: Annotated[Path, typer.Option(help="Folder of the JSON files.")] = Path("docs/results"),
-) -> None:
-    """Put the tables of the JSON files between the marks of the page of benchmarks."""
+def page() -> None:
+    """Make the tables of docs/methods.md and docs/benchmarks.md from the JSON files of docs/results."""
+    import json
+
+    from benchmarks.methods_page import methods_page
     from benchmarks.page import renewed
 
-    page.write_text(renewed(page.read_text(encoding="utf-8"), results), encoding="utf-8")
-    out_console.print(f"wrote {page}", highlight=False)
+    docs = Path("docs")
+    costs = json.loads((docs / "results" / "method_costs.json").read_text(encoding="utf-8"))
+    methods, costly = docs / "methods.md", docs / "benchmarks.md"
+    methods.write_text(methods_page(methods.read_text(encoding="utf-8"), costs), encoding="utf-8")
+    costly.write_text(renewed(costly.read_text(encoding="utf-8"), docs / "results"), encoding="utf-8")
+    out_console.print(f"wrote {methods} and {costly}", highlight=False)
 
 
 def _check_groups(rollouts: int) -> None:

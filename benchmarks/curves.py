@@ -9,7 +9,6 @@ of rollouts stays.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,35 +34,13 @@ _LOOKS = {
 _OTHERS = ("#e69f00", "#56b4e9")
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One comparison of the curves.
+def points() -> list[tuple[str, int]]:
+    """Tier and rollouts per step of every comparison, once; both curves share their middle.
 
-    >>> Point("default", 128).steps, Point("default", 128).folder
-    (5, 'default-128')
+    >>> points()[:4], len(points())
+    ([('easy', 16), ('default', 16), ('hard', 16), ('default', 128)], 10)
     """
-
-    tier: str
-    rollouts: int
-
-    @property
-    def steps(self) -> int:
-        """Training steps that the budget of rollouts allows."""
-        return TOTAL // self.rollouts
-
-    @property
-    def folder(self) -> str:
-        """The folder of its runs."""
-        return f"{self.tier}-{self.rollouts}"
-
-
-def points() -> list[Point]:
-    """Every comparison once; both curves share their middle.
-
-    >>> [point.folder for point in points()][:4], len(points())
-    (['easy-16', 'default-16', 'hard-16', 'default-128'], 10)
-    """
-    return [Point(one, 16) if isinstance(one, str) else Point("default", one) for one in _ORDER]
+    return [(one, 16) if isinstance(one, str) else ("default", one) for one in _ORDER]
 
 
 def curves(
@@ -71,18 +48,20 @@ def curves(
 ) -> Iterator[dict[str, Any]]:
     """Run every comparison and yield the result after each; runs that the folder has are not repeated."""
     found: list[dict[str, Any]] = []
-    for number, point in enumerate(points()):
-        console.print(f"{number + 1} of {len(points())}: {point.folder}", highlight=False)
-        plan = plan_of(
-            methods, seeds=seeds, task=TASK, tier=point.tier, steps=point.steps, rollouts=point.rollouts
-        )
-        cells = folder / point.folder / "cells"
+    for number, (tier, rollouts) in enumerate(points(), 1):
+        place = f"{tier}-{rollouts}"
+        console.print(f"{number} of {len(points())}: {place}", highlight=False)
+        budget = {"steps": TOTAL // rollouts, "rollouts": rollouts}
+        plan = plan_of(methods, seeds=seeds, task=TASK, tier=tier, **budget)
+        cells = folder / place / "cells"
         rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
         document = compared(plan, rows, tuned, command=command)
+        one = {key: value for key, value in document["comparisons"][0].items() if key != "cells"}
+        decisions = next(number for number, name in DECISIONS.items() if name == tier)
+        point = {"decisions": decisions, "rollouts": rollouts, "use": document["settings"]["use"]}
+        point |= {"rates": document["settings"]["rates"]} | one
         settings = {spec.name: spec.resolved for spec in plan.reported()}
-        found.append(
-            _without_cells(point, document) | {"resolved": settings, "versions": document["versions"]}
-        )
+        found.append(point | {"resolved": settings, "versions": document["versions"]})
         yield {"task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": list(found)}
 
 
@@ -94,13 +73,6 @@ def methods_of(places: Iterable[Mapping[str, Any]]) -> list[str]:
     ['uniform', 'rlsd', 'gear']
     """
     return list(dict.fromkeys(verdict["method"] for place in places for verdict in place["verdicts"]))
-
-
-def _without_cells(point: Point, document: Mapping[str, Any]) -> dict[str, Any]:
-    one = {key: value for key, value in document["comparisons"][0].items() if key != "cells"}
-    decisions = next(number for number, tier in DECISIONS.items() if tier == point.tier)
-    place = {"decisions": decisions, "rollouts": point.rollouts, "use": document["settings"]["use"]}
-    return place | {"rates": document["settings"]["rates"]} | one
 
 
 def curve(result: Mapping[str, Any], axis: str) -> list[Mapping[str, Any]]:
@@ -123,16 +95,12 @@ def curves_cells(result: Mapping[str, Any]) -> Cells:
             verdicts = {v["method"]: v for v in point["verdicts"]}
             place = f"{point['decisions']} decisions, {point['rollouts']} rollouts"
             base = verdicts[names[0]]
-            gains = (_gain(verdicts.get(n)) for n in names[1:])
-            rows.append((place, _number(base["mean"]) + _lost(base), *gains))
+            mean = "-" if base["mean"] is None else f"{base['mean']:.3f}"
+            rows.append((place, mean + _lost(base), *(_gain(verdicts.get(n)) for n in names[1:])))
     title = f"Gain over GRPO, {result['task']}, {result['total']} rollouts, {result['seeds']} seeds"
     reports = [str(p["decisions"]) for p in result["points"] if p["use"] == "reporting"]
     below = [f"{', '.join(reports)} decisions: reports only; the others chose."] if reports else []
     return Cells(title, ("", "GRPO", *names[1:]), list(dict.fromkeys(rows)), below)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _gain(verdict: Mapping[str, Any] | None) -> str:
@@ -166,15 +134,8 @@ def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
             shown = [(x, v) for x, v in shown if v["difference"] is not None]
             # Side by side, or the intervals of one place would hide each other.
             places = [x * 1.025 ** (n - len(methods) / 2) for x, _ in shown]
-            plot.plot(
-                places,
-                [v["difference"] for _, v in shown],
-                color=colour,
-                marker=marker,
-                ms=5,
-                lw=1.3,
-                label=method,
-            )
+            gains = [v["difference"] for _, v in shown]
+            plot.plot(places, gains, color=colour, marker=marker, ms=5, lw=1.3, label=method)
             for x, (_, v) in zip(places, shown, strict=True):
                 if v["difference_interval"] is not None:
                     plot.plot([x, x], v["difference_interval"], color=colour, lw=1, alpha=0.5)
@@ -182,15 +143,11 @@ def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
         plot.set_xscale("log", base=2)
         plot.set_xticks([p[axis] for p in there], [str(p[axis]) for p in there])
         plot.minorticks_off()
-        plot.set_ylim(*_limits(there))
+        # Every mean fits; an interval of three seeds may not.
+        gaps = [v["difference"] for p in there for v in p["verdicts"] if v["difference"] is not None] + [0.0]
+        plot.set_ylim(min(gaps) - 0.1, max(gaps) + 0.1)
         plot.set_xlabel(AXES[axis])
         plot.set_ylabel("share right, difference to GRPO")
         plot.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
         write_figure(figure, file)
-
-
-def _limits(there: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Limits of the axis: every mean fits, an interval of three seeds may not."""
-    gaps = [v["difference"] for p in there for v in p["verdicts"] if v["difference"] is not None] + [0.0]
-    return min(gaps) - 0.1, max(gaps) + 0.1

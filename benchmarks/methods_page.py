@@ -1,35 +1,22 @@
 """The page ``docs/methods.md``: docstrings and settings of the methods, and the costs that were measured."""
 
 import inspect
-import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.config import needs_of, settings_of
 from gear_rl.traits import engine_settings_of
 
-_Catalogue = Mapping[str, Any]
 
-
-def methods_page(page: str, costs: dict[str, Any] | None, methods: _Catalogue = METHODS) -> str:
+def methods_page(page: str, costs: dict[str, Any]) -> str:
     """The page with the text between its marks made anew; all other text is kept.
 
     The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method or ``costs``. ``costs`` is the
-    result of ``python -m benchmarks methods``; None leaves the column empty. Raises ``InputError`` for a mark
-    that names no method.
-
-    >>> methods_page("<!-- made: costs -->\\n<!-- end -->", None, {}).splitlines()[1]
-    "| method | needs | step / GRPO's | source |"
+    result of ``python -m benchmarks methods``. ``KeyError`` for a mark that names no method.
     """
     marks = re.findall(r"<!-- made: (\w+) -->", page)
-    gone = [name for name in marks if name not in ("costs", *methods)]
-    if gone:
-        raise InputError(f"docs/methods.md: there is no method {', '.join(gone)}; take its section out")
-    shown = {name: cls for name, cls in methods.items() if name in marks}
+    shown = {name: METHODS[name] for name in marks if name != "costs"}
     made = {"costs": _overview(costs, shown)} | {name: _section(cls) for name, cls in shown.items()}
     return re.sub(
         r"<!-- made: (\w+) -->\n.*?<!-- end -->",
@@ -39,29 +26,28 @@ def methods_page(page: str, costs: dict[str, Any] | None, methods: _Catalogue = 
     )
 
 
-def _overview(costs: dict[str, Any] | None, methods: _Catalogue) -> str:
+def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
     lines = ["| method | needs | step / GRPO's | source |", "|---|---|---|---|"]
     for name, cls in methods.items():
-        row = None if costs is None else costs["methods"].get(name)
+        row = costs["methods"].get(name)
         cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
         lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} | {cls.source} |")
-    if costs is not None:
-        lines += [
-            "",
-            "*Step / GRPO's*: seconds of a training step over those of `uniform`, median of "
-            f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
-            f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
-            "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
-            "",
-            "```",
-            f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
-            f"--rollouts {costs['rollouts_per_step']} --out docs/results/method_costs.json",
-            "make pages",
-            "```",
-            "",
-            f"with torch {costs['versions'].get('torch')}, trl {costs['versions'].get('trl')}, transformers "
-            f"{costs['versions'].get('transformers')}.",
-        ]
+    lines += [
+        "",
+        "*Step / GRPO's*: seconds of a training step over those of `uniform`, median of "
+        f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
+        f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
+        "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
+        "",
+        "```",
+        f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
+        f"--rollouts {costs['rollouts_per_step']} --out docs/results/method_costs.json",
+        "make pages",
+        "```",
+        "",
+        f"with torch {costs['versions'].get('torch')}, trl {costs['versions'].get('trl')}, transformers "
+        f"{costs['versions'].get('transformers')}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -81,20 +67,3 @@ def _section(cls: Any) -> str:
             text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
         lines.append(f"* `{setting['name']}` (`{setting['default']}`): {text}")
     return "\n".join(lines) + "\n"
-
-
-def read_costs(file: Path) -> dict[str, Any]:
-    """The result of ``python -m benchmarks methods --out``; ``InputError`` for another file.
-
-    >>> read_costs(Path("missing.json"))
-    Traceback (most recent call last):
-    gear_rl.errors.InputError: missing.json is no result of `python -m benchmarks methods --out FILE`; ...
-    """
-    try:
-        costs = json.loads(file.read_text(encoding="utf-8"))
-        assert "ratio" in costs["methods"]["uniform"]
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
-        raise InputError(
-            f"{file} is no result of `python -m benchmarks methods --out FILE`; make it first"
-        ) from None
-    return costs

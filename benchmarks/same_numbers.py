@@ -1,17 +1,16 @@
 """Whether two versions of the package give the same numbers, bit for bit: fingerprints of short runs, compared.
 
-    python benchmarks/same_numbers.py run --out before.json     # in the checkout of the one version
-    python benchmarks/same_numbers.py run --out after.json      # in that of the other
-    python benchmarks/same_numbers.py compare before.json after.json
+    python benchmarks/same_numbers.py before.json     # in the checkout of the one version
+    python benchmarks/same_numbers.py after.json      # in that of the other
+    diff before.json after.json
 
 Every run is a command of the package (``gear demo``, ``gear train``), so the script depends on no module of it
 and is the same file for both versions. A fingerprint is taken of the logged metrics, the recorded credit of every
 token, the demo's summary and the final weights; clocks and versions are left out. Both files must come from one
 machine: the last bits of a float depend on the processor. Uses the ``gear_rl`` that the interpreter finds (set
-PYTHONPATH to choose). Takes about 40 minutes on one core; ``--only`` chooses runs by name.
+PYTHONPATH to choose). Takes about 40 minutes on one core; a word behind the file chooses runs by name.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -54,24 +53,7 @@ DEMOS: dict[str, list[str]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(required=True, dest="command")
-    run = commands.add_parser("run", help="take fingerprints of this version")
-    run.add_argument("--out", type=Path, required=True)
-    run.add_argument("--only", default="", help="only runs whose name contains this")
-    compare = commands.add_parser("compare", help="compare two files of fingerprints")
-    compare.add_argument("before", type=Path)
-    compare.add_argument("after", type=Path)
-    options = parser.parse_args()
-    if options.command == "run":
-        return take(options.out, options.only)
-    return differences(json.loads(options.before.read_text()), json.loads(options.after.read_text()))
-
-
-def take(out: Path, only: str) -> int:
+def main(out: Path, only: str = "") -> None:
     """Run all whose names contain ``only`` and add their fingerprints to the file."""
     taken: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
     runs: dict[str, list[str]] = {name: ["demo", *more] for name, more in DEMOS.items()}
@@ -81,27 +63,23 @@ def take(out: Path, only: str) -> int:
         names = [name for name in METHODS if name not in left_out]
         runs |= {f"{task}: {name}": training(task, name, []) for name in names}
     runs |= {f"chain: {name}": training("chain", method, more) for name, (method, more) in VARIANTS.items()}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     for name, arguments in runs.items():
         if only not in name or name in taken:
             continue
         print(f"{name} ...", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-c", "from gear_rl.cli import main; main()", *arguments]
-            place = "--out" if arguments[0] == "demo" else "--output_dir"
-            command += [place, folder]
             if arguments[0] == "train":
-                command += ["--record_file", f"{folder}/records.jsonl"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode == 2:
-                taken[name] = {"refused": "with one clear error"}
-            elif done.returncode:
-                print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
-                return 1
+                command += ["--output_dir", folder, "--record_file", f"{folder}/records.jsonl"]
             else:
-                taken[name] = fingerprints(Path(folder))
+                command += ["--out", folder]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode not in (0, 2):
+                sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+            refused = {"refused": "with one clear error"}
+            taken[name] = refused if done.returncode else fingerprints(Path(folder))
         out.write_text(json.dumps(taken, indent=1) + "\n")
-    return 0
 
 
 def training(task: str, method: str, more: list[str]) -> list[str]:
@@ -153,23 +131,5 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> int:
-    """Print every run and whether it is the same in both; 1 where one is not, or is missing."""
-    wrong = 0
-    for name in sorted({*before, *after}):
-        one, other = before.get(name), after.get(name)
-        if one is None or other is None:
-            verdict = "only in one of the files"
-        else:
-            unlike = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
-            verdict = f"differs: {', '.join(unlike)}" if unlike else f"the same ({', '.join(one)})"
-        wrong += not verdict.startswith("the same")
-        print(f"{name}: {verdict}")
-    print(
-        f"{wrong} of {len({*before, *after})} runs differ" if wrong else "all runs are the same, bit for bit"
-    )
-    return int(wrong > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(Path(sys.argv[1]), *sys.argv[2:3])

@@ -33,13 +33,8 @@ def bench_signals(
     when all else is float64. Peak memory is measured in a fresh process for each. Raises ``ValueError`` for a
     size or a type that is none.
     """
-    for field, value in {"tokens": tokens, "hidden": hidden, "vocab": vocab, "repeats": repeats}.items():
-        if value < 1:
-            raise ValueError(f"{field}: {value}; give 1 or more")
     if dtype not in DTYPES:
         raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: 'cuda', but torch sees no GPU; leave it at cpu")
     given = operands(tokens, hidden, vocab).to(device).to(DTYPES[dtype])
     checked = given.first(CHECKED)
     say("float64")

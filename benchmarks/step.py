@@ -7,18 +7,21 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from gear_rl.signals.score import Scorer
 from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from benchmarks.results import Cells
+from gear_rl.engines.trl.late import LateCredit
 from gear_rl.errors import InputError
 from gear_rl.lab.own import QUIET
 from gear_rl.runs.arena import arena_config, rewards_for
@@ -143,38 +146,17 @@ class _Clock:
         return measured
 
 
-class _TurnLock:
-    """Lets one of two threads run at a time, from the start of a step to the start of its next one."""
-
-    def __init__(self, first: int) -> None:
-        self._turn = first
-        self._gone: set[int] = set()
-        self._changed = threading.Condition()
-
-    def wait(self, me: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._turn == me)
-
-    def pass_on(self, me: int, for_good: bool = False) -> None:
-        with self._changed:
-            if for_good:
-                self._gone.add(me)
-            if 1 - me not in self._gone:
-                self._turn = 1 - me
-            self._changed.notify_all()
-
-
 class _Turns(TrainerCallback):
     """Lets the other trainer run between two steps, and reads the clock during this one's turn."""
 
-    def __init__(self, me: int, lock: _TurnLock, clock: _Clock) -> None:
-        self._me, self._lock, self._clock = me, lock, clock
+    def __init__(self, mine: threading.Semaphore, other: threading.Semaphore, clock: _Clock) -> None:
+        self._mine, self._other, self._clock = mine, other, clock
         self._begin: float | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop()
-        self._lock.pass_on(self._me)
-        self._lock.wait(self._me)
+        self._other.release()
+        self._mine.acquire()
         self._clock.counts = self._begin is not None or state.global_step > 0
         self._begin = time.process_time()
 
@@ -201,30 +183,30 @@ def _both(
     """The clocks of GRPO and of the method after a run of both."""
     clocks, errors = (_Clock(), _Clock()), list[BaseException]()
     threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder, _passes_timed(clocks[1]):
         configs = [
             configured(method, output_dir=f"{folder}/{me}", **more) for me, (method, more) in enumerate(sides)
         ]
-        lock = _TurnLock(first=configs[0].trainer["seed"] % 2)
+        first = configs[0].trainer["seed"] % 2
+        turns = [threading.Semaphore(int(me == first)) for me in (0, 1)]
         trainers = [make_trainer(config) for config in configs]
         # Not a method without effect, but no credit step at all.
         trainers[0]._spread = _untouched
         for me, trainer in enumerate(trainers):
             for printer in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(printer)
-            trainer.add_callback(_Turns(me, lock, clocks[me]))
-            stack.enter_context(_parts_timed(trainer, clocks[me]))
-        stack.enter_context(_passes_timed(clocks[1]))
+            trainer.add_callback(_Turns(turns[me], turns[1 - me], clocks[me]))
+            _time_parts(trainer, clocks[me])
 
         def run(me: int) -> None:
             torch.set_num_threads(threads)  # the setting belongs to a thread
             try:
-                lock.wait(me)
+                turns[me].acquire()
                 trainers[me].train()
             except BaseException as error:
                 errors.append(error)
             finally:
-                lock.pass_on(me, for_good=True)
+                turns[1 - me].release(1 + configs[me].trainer["max_steps"])  # the other goes on alone
 
         both = [threading.Thread(target=run, args=(me,)) for me in (0, 1)]
         for thread in both:
@@ -240,44 +222,29 @@ def _untouched(inputs: list[dict[str, Any]], output: dict[str, Any]) -> Any:
     return output["advantages"]
 
 
-@contextmanager
-def _parts_timed(trainer: Any, clock: _Clock) -> Generator[None]:
-    """Times the trainer's own calls."""
-    backward = trainer.accelerator.backward
+def _time_parts(trainer: Any, clock: _Clock) -> None:
+    """Time the trainer's own calls."""
     trainer._generate = clock.timed("generation", trainer._generate)
     trainer._compute_loss = clock.timed("loss", trainer._compute_loss)
     trainer._spread = clock.timed("credit", trainer._spread)
-    trainer.accelerator.backward = clock.timed("backward", backward)
-    try:
-        yield
-    finally:
-        trainer.accelerator.backward = backward
+    trainer.accelerator.backward = clock.timed("backward", trainer.accelerator.backward)
 
 
-@contextmanager
-def _passes_timed(clock: _Clock) -> Generator[None]:
-    """Times the passes of the credit in all trainers: GRPO has none."""
-    from gear_rl.engines.trl.late import LateCredit
-    from gear_rl.signals.passes import ModelPasses
-
-    places = (
-        (LateCredit, "waiting", "credit"),
-        (LateCredit, "_assign", "credit"),
-        (ModelPasses, "_statistics", "head"),
-        (ModelPasses, "_hidden", "student"),
-    )
-    kept = [getattr(owner, name) for owner, name, _ in places]
-    for (owner, name, part), call in zip(places, kept, strict=True):
-        setattr(owner, name, clock.timed(part, call))
-    student, teacher = ModelPasses._hidden, clock.timed("teacher", kept[-1])
+def _passes_timed(clock: _Clock) -> ExitStack:
+    """While it is open, times the passes of the credit in all trainers: GRPO has none."""
+    student, teacher = (clock.timed(part, Scorer._hidden) for part in ("student", "teacher"))
 
     def hidden(self: Any, request: Any, prompts: Any, batch: Any, keep: Any) -> Any:
         own = student if prompts is request.student else teacher
         return own(self, request, prompts, batch, keep)
 
-    ModelPasses._hidden = hidden
-    try:
-        yield
-    finally:
-        for (owner, name, _), call in zip(places, kept, strict=True):
-            setattr(owner, name, call)
+    stack = ExitStack()
+    stack.enter_context(patch.object(Scorer, "_hidden", hidden))
+    places = (
+        (LateCredit, "waiting", "credit"),
+        (LateCredit, "_assign", "credit"),
+        (Scorer, "_statistics", "head"),
+    )
+    for owner, name, part in places:
+        stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
+    return stack

@@ -71,10 +71,13 @@ class Words:
 def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The result of ``score`` on the wrong completions, with each of ``CONTEXTS``.
 
-    Raises ``InputError`` where too few completions are wrong.
+    ``InputError`` where too few completions are wrong, and for kept ones of another model.
     """
-    found = _kept(task)
-    if found is None:
+    if task.file.is_file():
+        found: dict[str, Any] = json.loads(task.file.read_text(encoding="utf-8"))
+        if found["model"] != task.model:
+            raise InputError(f"--runs: {task.file} has completions of {found['model']}; give another folder")
+    else:
         found = wrong_completions(task)
         replace_file(task.file, json.dumps(found).encode())
     document = {
@@ -91,30 +94,14 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _kept(task: Words) -> dict[str, Any] | None:
-    """The completions of an earlier run; ``InputError`` for those of another model."""
-    if not task.file.is_file():
-        return None
-    found: dict[str, Any] = json.loads(task.file.read_text(encoding="utf-8"))
-    if found["model"] != task.model:
-        raise InputError(f"--runs: {task.file} has completions of {found['model']}; give another folder")
-    return found
-
-
 def wrong_completions(task: Words) -> dict[str, Any]:
     """One wrong completion of each of ``n`` problems as lines for ``gear score --data``, and what was sampled.
 
     Right is what the data's own reward says; what is wrong in other words than the solution's cannot be marked.
     """
     rows = [dict(row) for row in load_rows(task.data, split=task.split, chat=True, limit=16 * task.n)]
-    found: dict[str, Any] = {
-        "model": task.model,
-        "sampled": 0,
-        "right": 0,
-        "other_words": 0,
-        "marked": 0,
-        "rows": [],
-    }
+    counts = dict.fromkeys(("sampled", "right", "other_words", "marked"), 0)
+    found: dict[str, Any] = {"model": task.model, **counts, "rows": []}
     settings = ["--max_completion_length", str(task.length), "--per_device_train_batch_size", str(BATCH)]
     name = task.data.partition("/")[0]
     config, reward = teacher_config(None, task.model, task.data, name, settings), load_reward(name)
@@ -123,18 +110,13 @@ def wrong_completions(task: Words) -> dict[str, Any]:
         for first in range(0, len(rows), BATCH // SAMPLES):
             some = rows[first : first + BATCH // SAMPLES]
             batch = sample(trainer, some, seed=first)
-            _keep_wrong(
-                found, some, [str(message[-1]["content"]).strip() for message in batch.messages], reward
-            )
-            task.say(
-                f"sampling: {found['sampled']}, of these {len(found['rows'])} of {task.n} problems wrong"
-            )
+            texts = [str(message[-1]["content"]).strip() for message in batch.messages]
+            _keep_wrong(found, some, texts, reward)
+            task.say(f"sampling: {found['sampled']}, of these {len(found['rows'])} of {task.n} wrong")
             if len(found["rows"]) >= task.n:
-                found["rows"] = found["rows"][: task.n]
-                return found
-    raise InputError(
-        f"--n: {len(found['rows'])} of {task.n} wrong completions in {found['sampled']}; give fewer"
-    )
+                return found | {"rows": found["rows"][: task.n]}
+    wrong = f"{len(found['rows'])} of {task.n}"
+    raise InputError(f"--n: {wrong} wrong completions in {found['sampled']}; give fewer")
 
 
 def _keep_wrong(
@@ -160,11 +142,8 @@ def _keep_wrong(
                 mine.append((text, span))
         if mine:
             text, (start, end) = mine[0]
-            line = {name: row[name] for name in ("prompt", *CONTEXTS)} | {
-                "completion": text,
-                "correct": row["solution"],
-            }
-            line |= {"fault": {"start": start, "end": end}}
+            line = {name: row[name] for name in ("prompt", *CONTEXTS)}
+            line |= {"completion": text, "correct": row["solution"], "fault": {"start": start, "end": end}}
             found["rows"].append(line | {"decisions": [{"start": a, "end": z} for a, z in results(text)]})
 
 
@@ -284,8 +263,6 @@ def words_cells(result: Mapping[str, Any]) -> Cells:
 
 def _estimate(row: Mapping[str, Any], key: str) -> str:
     mean, ends = row[key], row[f"{key}_interval"]
-    return (
-        "-"
-        if mean is None
-        else f"{mean:.3f}" + ("" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})")
-    )
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" + ("" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})")

@@ -1,11 +1,10 @@
 """What the documents claim is run or looked up."""
 
 import importlib
+import json
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import gear_rl.arena.task
 from gear_rl.arena.task import TASKS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -62,17 +60,6 @@ def test_the_python_of_a_page_runs_and_prints_what_its_comments_say(
                 )
     if page in TRAINS:
         assert TRAINS[page] in printed
-
-
-def test_the_fourteen_lines_need_torch_and_jaxtyping_alone():
-    [block] = python_of("docs/concepts.md")
-    assert len(block.splitlines()) == 14
-    code = block + (
-        "\nimport sys\nheavy = {'trl', 'transformers', 'datasets', 'typer', 'pydantic'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 COMMANDS = {"gear": "gear_rl.cli.app", "python -m benchmarks": "benchmarks.app"}
@@ -133,35 +120,12 @@ def test_every_make_target_of_a_page_is_in_the_makefile():
                 assert target in targets, f"{page.name}: make {target}"
 
 
-def test_every_kind_of_failure_is_on_the_agents_page():
-    from gear_rl.credit.config import SOURCES
-    from gear_rl.environments import TOOL_FAILURES as FAILURES
-
-    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    assert [name for name in (*FAILURES, *SOURCES) if f"| `{name}` |" not in page] == []
-
-
-def test_the_front_door_stays_short():
-    assert len(README.split()) <= 700
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_link_or_picture_is_left_as_text(page):
-    """A stray bracket shows as text where a picture should be."""
-    from markdown_it import MarkdownIt
-
-    for block in MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8")):
-        for token in block.children or ():
-            if token.type == "text":
-                assert "](" not in token.content, f"{page.name}, line {block.map[0] + 1}: {token.content}"
-
-
 def test_the_tables_of_the_methods_page_are_made_from_settings_and_measured_costs():
     """A new method comes onto the page before a release, not with its code."""
-    from benchmarks.methods_page import methods_page, read_costs
+    from benchmarks.methods_page import methods_page
 
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    costs = read_costs(ROOT / "docs" / "results" / "method_costs.json")
+    costs = json.loads((ROOT / "docs" / "results" / "method_costs.json").read_text(encoding="utf-8"))
     marks = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
     assert len(marks) > 20 and marks == ["costs", *re.findall(r"^## (\w+)$", page, re.MULTILINE)]
     assert page == methods_page(page, costs), "run make pages"
@@ -182,14 +146,6 @@ def test_the_example_method_gives_what_its_docstring_says():
         mask=torch.tensor([[True, True, True, False]]), student_entropy=torch.tensor([[0.1, 1.5, 0.7, 9.0]])
     )
     assert module["Uncertain"]()(torch.tensor([2.0]), seen).advantage.tolist() == [[0.0, 3.0, 3.0, 0.0]]
-
-
-def test_the_example_configuration_is_valid():
-    from gear_rl.runs.config import build_method, load_config
-
-    config = load_config(ROOT / "examples" / "chain.yaml")
-    assert build_method(config.credit) == gear_rl.Gear()
-    assert config.trainer["learning_rate"] == 1e-4
 
 
 def rows_of_equations() -> list[tuple[str, str, str]]:

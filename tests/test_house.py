@@ -1,7 +1,6 @@
-"""The floors of the house, kept by a test: an import may only point down."""
+"""The architecture: imports point down, and the core needs torch alone."""
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,19 +8,9 @@ from pathlib import Path
 import pytest
 
 import gear_rl
-from gear_rl.arena.task import all_tasks
 
 ROOT = Path(gear_rl.__file__).parent
-GROUND = {
-    "types",
-    "traits",
-    "tensor",
-    "errors",
-    "files",
-    "environments",
-    "records",
-    "versions",
-}
+GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "versions"}
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
@@ -46,11 +35,11 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
 }
 TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals", "credit"}
 ON_REQUEST = {"signals/transport.py": {"ot"}}
-"""Optional libraries that one file of those rooms may import, inside a function: POT solves transport."""
+"""Optional libraries that one file of those packages may import, inside a function: POT solves transport."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -68,28 +57,15 @@ def imports_of(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down(path: Path):
-    room = room_of(path)
-    assert room in ALLOWED, f"a new room: say in tests/test_house.py what {room} may import"
-    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("gear_rl.")} - {room}
-    assert used <= ALLOWED[room], f"{path.relative_to(ROOT)} may not import {sorted(used - ALLOWED[room])}"
-    assert "gear_rl" not in imports_of(path) or room == "cli", (
-        "import from the room, not through the front door"
+    package = package_of(path)
+    assert package in ALLOWED, f"a new package: say in tests/test_house.py what {package} may import"
+    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("gear_rl.")} - {package}
+    assert used <= ALLOWED[package], (
+        f"{path.relative_to(ROOT)} may not import {sorted(used - ALLOWED[package])}"
     )
-
-
-def test_no_file_outside_the_arena_names_a_task():
-    """Else a task would be more than a folder and a line: texts and defaults come from the catalogue too."""
-    names = {task.name for task in all_tasks()}
-    assert names >= {"chain", "errands"}
-    named = [
-        f"{path.relative_to(ROOT)}, line {node.lineno}: {node.value!r}"
-        for path in FILES
-        if room_of(path) != "arena"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if node.value in names or node.value.startswith(tuple(f"arena/{name}" for name in names))
-    ]
-    assert not named, "use the task that gear_rl.arena.task.get_task returns: " + "; ".join(named)
+    assert "gear_rl" not in imports_of(path) or package == "cli", (
+        "import from the package, not through the front door"
+    )
 
 
 PURE = ("lab/statistics.py", "lab/verdict.py", "lab/informed.py", "lab/localisation.py")
@@ -105,7 +81,7 @@ def test_verdicts_need_numbers_alone(name: str):
 
 
 def test_typer_is_imported_in_the_command_line_alone():
-    users = {room_of(path) for path in FILES if "typer" in imports_of(path)}
+    users = {package_of(path) for path in FILES if "typer" in imports_of(path)}
     assert users == {"cli"}
 
 
@@ -126,7 +102,7 @@ def _dotted(path: Path, folder: Path) -> str:
     return ".".join(path.relative_to(folder).with_suffix("").parts)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in TORCH_ONLY], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [p for p in FILES if package_of(p) in TORCH_ONLY], ids=lambda p: p.stem)
 def test_the_core_needs_torch_and_jaxtyping_alone(path: Path):
     foreign = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
     foreign -= ON_REQUEST.get(str(path.relative_to(ROOT).as_posix()), set())
@@ -138,55 +114,31 @@ def test_no_engine_imports_another():
     engines = {path.name for path in (ROOT / "engines").iterdir() if path.is_dir() and path.name[0] != "_"}
     assert "trl" in engines
     for path in FILES:
-        if room_of(path) == "engines":
+        if package_of(path) == "engines":
             own = path.relative_to(ROOT).parts[1]
             used = {name.split(".")[2] for name in imports_of(path) if name.startswith("gear_rl.engines.")}
             assert used & engines <= {own}, f"{path.relative_to(ROOT)} imports {sorted(used & engines)}"
 
 
-def test_the_credit_step_knows_no_trainer():
-    """An engine is the protocol's; no signature takes whatever a trainer has."""
-    for path in FILES:
-        if room_of(path) == "credit":
-            text = path.read_text(encoding="utf-8")
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.arg):
-                    assert node.arg != "trainer", f"{path.relative_to(ROOT)}, line {node.lineno}"
-                    assert node.arg != "engine" or ast.unparse(node.annotation or node) == "Engine"
-
-
-@pytest.mark.parametrize("name", ON_REQUEST)
-def test_an_optional_library_is_imported_inside_a_function(name: str):
-    """Whoever never asks for the signal never needs the library; and an exemption that is not used is none."""
-    tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
-    inside = [node for top in tree.body if isinstance(top, ast.FunctionDef) for node in ast.walk(top)]
-    everywhere, allowed = (
-        [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)] for nodes in (ast.walk(tree), inside)
-    )
-    for library in ON_REQUEST[name]:
-        found = [n for n in everywhere if library in re.findall(r"\w+", ast.unparse(n))]
-        assert found and all(n in allowed for n in found), f"{name}: import {library} inside a function"
-
-
 def test_only_one_file_shifts_by_one():
     """Turning predicting positions into emitted tokens is `tensor/logits.py`'s alone."""
     for path in FILES:
-        if path.name != "logits.py" and room_of(path) in (
-            "signals",
-            "engines",
-            "methods",
-            "arena",
-            "view",
-            "data",
-            "runs",
-            "lab",
-            "cli",
-        ):
+        if package_of(path) not in ("tensor", "credit"):
             assert "[:, :-1]" not in path.read_text(encoding="utf-8"), path.relative_to(ROOT)
 
 
-def test_the_command_line_does_not_wait_for_torch():
-    code = "import sys, gear_rl.cli.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import gear_rl.cli.app", {"torch", "transformers"}),
+        (
+            "import gear_rl; [getattr(gear_rl, name) for name in ('Gear', 'TokenSignals')]",
+            {"trl", "transformers", "datasets", "typer", "pydantic"},
+        ),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(code: str, heavy: set[str]):
+    code += f"; import sys; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

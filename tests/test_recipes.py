@@ -73,15 +73,6 @@ def test_every_option_in_a_comment_is_valid_alone_and_with_its_neighbours(recipe
             built(config)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["vllm_modus: colocate", "lora: {rank: 4}", "credit: {name: rlsd, lambda: 1}"]
-)
-def test_an_unknown_option_is_refused(wrong, tmp_path):
-    recipe = ROOT / "examples" / "math_qwen3_4b.yaml"
-    with pytest.raises((InputError, TypeError), match=r"no such setting|unexpected keyword"):
-        built(with_options(recipe, wrong, tmp_path))
-
-
 @pytest.mark.parametrize(("recipe", "command"), EVERY_COMMAND)
 def test_every_command_in_a_comment_is_valid(recipe, command, monkeypatch, capsys):
     """accelerate parses and validates it on a CPU, then its plugins read the workers' environment."""
@@ -126,44 +117,19 @@ def test_every_recipe_runs_in_smoke(recipe, tmp_path):
         assert "smoke_rows, for" in done.stderr
 
 
-def test_rlsd_runs_in_smoke_with_an_adapter():
-    words = ["--smoke", "--credit", "{name: rlsd}", "--lora", "{r: 16, target_modules: all-linear}"]
-    done = gear("train", "--config", "examples/math_qwen3_4b.yaml", *words, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"[1-9]\d* completions scored for rlsd", done.stderr)
-    assert "smoke: lora: r 4" in done.stderr
-
-
 @pytest.mark.parametrize(
-    ("recipe", "right", "wrong", "message"),
+    ("right", "wrong", "message"),
     [
-        (
-            "math",
-            "num_generations: 8",
-            "num_generation: 8",
-            "num_generation: no such setting; did you mean num_g",
-        ),
-        (
-            "math",
-            "  {privileged_context}",
-            "  {privileged}",
-            r"teacher_prompt_template: .* lacks \{privileged_context\}",
-        ),
-        ("math", "smoke_rows:", None, "smoke_rows: missing; 'openai/gsm8k' may be far away"),
-        (
-            "tools",
-            "functions: tools",
-            "function: tools",
-            r"tool_env\.py, line \d+: KeyError|missing .*functions",
-        ),
+        ("num_generations: 8", "num_generation: 8", "num_generation: no such setting; did you mean num_g"),
+        ("  {privileged_context}", "  {privileged}", r"teacher_prompt_template: .* lacks \{privileged_cont"),
+        ("smoke_rows:", "", "smoke_rows: missing; 'openai/gsm8k' may be far away"),
     ],
 )
-def test_a_mistake_in_a_recipe_is_named(recipe, right, wrong, message, tmp_path, monkeypatch):
+def test_a_mistake_in_a_recipe_is_named(right, wrong, message, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(ROOT)
-    before, found, after = (ROOT / f"examples/{recipe}_qwen3_4b.yaml").read_text().partition(right)
+    before, found, after = (ROOT / "examples/math_qwen3_4b.yaml").read_text().partition(right)
     assert found
-    (tmp_path / "recipe.yaml").write_text(before if wrong is None else before + wrong + after)
+    (tmp_path / "recipe.yaml").write_text(before + (wrong and wrong + after))
     with pytest.raises(InputError, match=message):
         smoke(load_config(tmp_path / "recipe.yaml"))
 
@@ -188,7 +154,6 @@ def test_the_example_environment_shows_the_functions_hides_the_calls_and_rewards
     assert len(lines) == 3
     for function, arguments, message in (
         ("whether", {"city": "Oslo"}, "no function 'whether'; there are weather, book"),
-        ("weather", {}, r"weather: unknown arguments \[\], missing arguments \['city'\]"),
         ("weather", {"city": "Oslo", "day": 1}, r"unknown arguments \['day'\]"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -201,5 +166,3 @@ def test_the_example_environment_shows_the_functions_hides_the_calls_and_rewards
     assert desk.get_reward() == 1.0
     desk.call("weather", {"city": "Oslo"})  # once more is one too many
     assert desk.get_reward() == 2 * 3 / (4 + 3)
-    desk.reset(functions="[]", calls="[]")
-    assert desk.get_reward() == 1.0, "no call was wanted and none was made"

@@ -1,13 +1,11 @@
 """The record file: bounded, never half written, and with an error that names what is wrong."""
 
-import dataclasses
 import json
 import math
 import os
+from dataclasses import asdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.records import FORMAT, Record, RecordWriter, read_records
 
@@ -24,15 +22,9 @@ def record(step: int = 0, length: int = 3, **changes) -> Record:
 
 def test_a_written_record_is_read_back(tmp_path):
     written = [record(0), record(1, length=0), record(2, reward=None, fallback="no_context", signals={})]
+    written += [record(3, prompt='\r\n\u2028"\\')]  # one line whatever the text
     RecordWriter(tmp_path / "new" / "r.jsonl").write(written)
     assert list(read_records(tmp_path / "new" / "r.jsonl")) == written
-
-
-@given(st.text())
-def test_any_text_survives_in_one_line(text):
-    line = record(prompt=text, tokens=[text] * 3).to_json()
-    assert "\n" not in line
-    assert json.loads(line)["prompt"] == text
 
 
 def test_numbers_are_short_and_nan_is_null_in_the_file(tmp_path):
@@ -116,22 +108,13 @@ def test_a_damaged_line_ends_the_recording_of_a_resumed_run_and_nothing_is_repla
         ("[1]", "not a credit record, it lacks advantage, credit"),
         ('{"step": NaN}', r"not JSON \(NaN is"),
         ('{"step": 1, "step": 2}', r"not JSON \(the key 'step' stands twice"),
-        (
-            json.dumps(dataclasses.asdict(record(format=FORMAT + 1))),
-            rf"format {FORMAT + 1}, but this version",
-        ),
+        (json.dumps(asdict(record(format=FORMAT + 1))), rf"format {FORMAT + 1}, but this version"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
     (tmp_path / "r.jsonl").write_text(f"{record().to_json()}\n{line}\n")
     with pytest.raises(ValueError, match=rf"r\.jsonl, line 2: {message}"):
         list(read_records(tmp_path / "r.jsonl"))
-
-
-def test_blank_lines_later_fields_and_whole_numbers_are_fine(tmp_path):
-    later = json.loads(record().to_json()) | {"invented_later": 1, "reward": 1}
-    (tmp_path / "r.jsonl").write_text(f"\n{json.dumps(later)}\n\n")
-    assert list(read_records(tmp_path / "r.jsonl")) == [record()]
 
 
 @pytest.mark.parametrize(
@@ -141,15 +124,12 @@ def test_blank_lines_later_fields_and_whole_numbers_are_fine(tmp_path):
         ({"turn": []}, "turn has 0 entries for 3 tokens"),
         ({"signals": {"d": [1.0]}}, "d has 1 entries for 3 tokens"),
         ({"step": "1"}, "step is str"),
-        ({"tokens": "ab"}, "tokens is str"),
         ({"signals": []}, "signals is list"),
         ({"truncated": None}, "truncated is NoneType"),
-        ({"advantage": "x"}, "advantage is str"),
         ({"tokens": [1] * 3}, "tokens is list"),
         ({"ids": [None] * 3}, "ids is list"),
         ({"credit": ["x"] * 3}, "credit is list"),
         ({"signals": {"d": 3}}, "signals is dict"),
-        ({"step": 10**400}, "step is int"),
         ({"reward": 10**400}, "reward is int"),
         ({"tools": {"calls": "1"}}, "tools is dict"),
     ],

@@ -34,16 +34,13 @@ text = tokenizer.apply_chat_template(
 assert row["prompt"][0]["content"] in text and text.endswith("</think>\\n\\n"), text
 """,
     "rewards": """
+import pytest
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.errors import InputError
 assert load_reward("arena", "arena/chain/easy")(["ans 45"], answer=["45"]) == [1.0]
 assert load_reward("tool_calls")(["none"], calls=[[]]) == [1.0]
-try:
+with pytest.raises(InputError, match="TRL, which is not installed"):
     load_reward("accuracy_reward")
-except InputError as error:
-    assert "TRL, which is not installed" in str(error), error
-else:
-    raise AssertionError("accuracy_reward is TRL's")
 """,
     "datasets": """
 from gear_rl.data.rows import load_splits
@@ -53,6 +50,7 @@ assert (len(train), len(test)) == (4096, 4) and "reference" in train.column_name
     "an export for verl": """
 import tempfile
 from pathlib import Path
+import pytest
 from gear_rl.errors import InputError
 from gear_rl.runs.verl.export import export, read_run
 words = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
@@ -61,12 +59,8 @@ with tempfile.TemporaryDirectory() as folder:
     said = []
     done = export(read_run(None, words), Path(folder), say=said.append)
     assert done == {"train": 4096, "test": 8} and any("some_setting_of_trl" in text for text in said), done
-try:
+with pytest.raises(InputError, match="learning_rate"):
     read_run(None, [*words, "--learning_rate", "fast"])
-except InputError as error:
-    assert "learning_rate" in str(error), error
-else:
-    raise AssertionError("fast is no number")
 """,
     "methods, signals and the credit step": """
 import importlib, pkgutil

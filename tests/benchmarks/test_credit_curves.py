@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import curves
-from gear_rl.lab.compare import plan_of
+from gear_rl.arena.codebook.problem import TIERS
 from support.commands import benchmark
 
 GAINS = {"uniform": 0.0, "oracle": 0.2, "gear": 0.15, "shuffled": -0.05}
@@ -75,11 +75,4 @@ def test_what_is_done_is_written_when_it_is_interrupted(asked, tmp_path):
 
 
 def test_the_tiers_have_the_decisions_that_are_said():
-    from gear_rl.arena.codebook.problem import TIERS
-
-    assert {tier: TIERS[tier].symbols for tier in curves.DECISIONS.values()} == {
-        tier: number for number, tier in curves.DECISIONS.items()
-    }
-    assert all(
-        plan_of(["gear"], task="codebook", tier="default", seeds=1, rollouts=n) for n in (8, 32, 64, 128)
-    )
+    assert {TIERS[tier].symbols: tier for tier in curves.DECISIONS.values()} == curves.DECISIONS

@@ -17,22 +17,6 @@ TRUE = exact(HERE)
 SIZES = ("--tokens", "8", "--hidden", "4", "--vocab", "64", "--repeats", "1")
 
 
-def test_float64_is_the_definition():
-    log_p, log_q = (
-        torch.log_softmax(HERE.weight_VD.double() @ x[0].double(), -1)
-        for x in (HERE.student_ND, HERE.teacher_ND)
-    )
-    token = int(HERE.token_N[0])
-    by_hand = {
-        "logp": log_p[token],
-        "teacher_logp": log_q[token],
-        "entropy": -sum(p * p.log() for p in log_p.exp()),
-        "kl": sum(p.exp() * (p - q) for p, q in zip(log_p, log_q, strict=True)),
-    }
-    for name, value in by_hand.items():
-        assert TRUE[name][0].item() == pytest.approx(float(value), abs=1e-12)
-
-
 @pytest.mark.parametrize("name", [name for name in COMPETITORS if name != "bare"])
 @torch.no_grad()
 def test_every_competitor_is_right(name):
@@ -51,19 +35,6 @@ def test_the_bare_products_compute_every_logit_of_both_models_once(tile, monkeyp
 
     monkeypatch.setattr(peers.torch, "mm", counted)
     assert bare(HERE, *tile) == {} and sum(products) == 2 * 37 * 501
-
-
-def test_only_the_products_are_rounded_to_the_type_of_the_products():
-    low = exact(HERE, product=torch.bfloat16)
-    logits = (HERE.student_ND.bfloat16() @ HERE.weight_VD.bfloat16().t()).double()
-    by_hand = logits.log_softmax(-1).gather(-1, HERE.token_N[:, None])[:, 0]
-    torch.testing.assert_close(low["logp"], by_hand, rtol=0, atol=1e-12)
-
-
-def test_the_operands_have_certain_and_open_positions_and_small_divergences():
-    found = exact(operands(tokens=400, hidden=64, vocab=2000))
-    assert found["entropy"].min() < 1e-3 and found["entropy"].max() > 3
-    assert found["kl"].min() < 1e-4 and found["kl"].median() < 0.1 < found["kl"].max()
 
 
 def test_everything_runs_in_every_repeat_and_the_first_place_moves(monkeypatch):
@@ -122,7 +93,6 @@ def test_the_limit_is_the_fastest_tile_and_timed_as_often_as_ours(monkeypatch, t
     ("words", "message"),
     [
         (["signals", *SIZES, "--dtype", "half"], "dtype: 'half' is not one of float32, bfloat16"),
-        (["signals", "--tokens", "0"], "tokens: 0; give 1 or more"),
         (["methods", "--method", "gaer"], "no method 'gaer'; did you mean gear?"),
         (["methods", "--rollouts", "12"], "--rollouts: 12"),
         (["step", "--method", "gaer"], "no method 'gaer'"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,8 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
     assert [column for column, _ in shown] == ["solution", "answer"] and len(shown[0][1]) == 1
     assert found["use"] == "reporting" and found["sampled"] == 2 and "rows" not in found
     assert found["falsified"] == {"n": 2}
+    with pytest.raises(InputError, match=r"--runs: .* has completions of arena; give another folder"):
+        experiment.words(replace(task, model="runs/new"), {})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,6 @@ def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
         ("= 43.", "= 42.", 3),
         ("= 420.", "= 42.", 4),
         ("= 42.", "= 420.", 4),  # the full stop, where a 0 is due
-        ("= 42 + 1 = 44.", "= 42 + 1 = 43.", 12),
         ("= 42.", "= 42.", None),
         ("= -42.", "= 42.", None),
         ("= 42", "= 420", None),  # only an end token stands there
@@ -99,15 +101,7 @@ def copies(text):
     return next(filter(None, ends), "?")
 
 
-def calculates(text):
-    [(steps, written)] = re.findall(r"([\d+* -]+) =( ?\d*)$", text)
-    return f" {eval(steps)}"[len(written) :]
-
-
-@pytest.mark.parametrize(("writes", "p_false", "p_right"), [(copies, 1, 0), (calculates, 0, 1)])
-def test_a_teacher_that_copies_follows_a_false_digit_and_one_that_calculates_does_not(
-    monkeypatch, tmp_path, writes, p_false, p_right
-):
+def test_a_teacher_that_copies_follows_a_false_digit(monkeypatch, tmp_path):
     tokenizer = tiny.tokenizer()
 
     class Model:
@@ -116,19 +110,12 @@ def test_a_teacher_that_copies_follows_a_false_digit_and_one_that_calculates_doe
 
         def __call__(self, input_ids, logits_to_keep):
             logits = torch.full((1, logits_to_keep, len(tokenizer)), -50.0)
-            logits[..., tokenizer(writes(tokenizer.decode(input_ids[0])))["input_ids"][0]] = 50.0
+            logits[..., tokenizer(copies(tokenizer.decode(input_ids[0])))["input_ids"][0]] = 50.0
             return SimpleNamespace(logits=logits)
 
     monkeypatch.setattr(experiment, "load_causal_lm", lambda name, options: Model())
     monkeypatch.setattr(experiment, "load_tokenizer", lambda name: tokenizer)
     task = experiment.Words(model="m", data="word-problems/bare", split="test", n=12, runs=tmp_path)
     found = experiment.falsified_context(task)
-    assert [found[name] for name in ("n", "follows", "p_false", "p_right")] == [12, p_false, p_false, p_right]
-    assert (found["p_right_unaided"] == 1) == (writes is calculates)
-
-
-def test_completions_of_another_model_are_not_taken_for_its_own(tmp_path):
-    task = experiment.Words(model="runs/new", data="word-problems/bare", split="test", n=2, runs=tmp_path)
-    task.file.write_text(json.dumps({"model": "runs/old"} | kept(WRONG, WRONG)))
-    with pytest.raises(InputError, match=r"--runs: .* has completions of runs/old; give another folder"):
-        experiment.words(task, {})
+    assert [found[name] for name in ("n", "follows", "p_false", "p_right")] == [12, 1, 1, 0]
+    assert found["p_right_unaided"] < 1

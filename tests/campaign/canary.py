@@ -91,7 +91,7 @@ _METHODS = [name for name, cls in METHODS.items() if needs_context(cls())]
 COMMAND = "gear train"
 
 
-def canary(scratch: Path, rollouts: int, seed: int, say: Callable[[int], None]) -> dict[str, Any]:
+def canary(scratch: Path, rollouts: int, seed: int) -> dict[str, Any]:
     """At least so many rollouts, divided among all set-ups."""
     model, names = tiny.save(scratch / "model"), [*_SET_UPS, *_METHODS, COMMAND]
     steps = -(-rollouts // (_ROLLOUTS * len(names)))
@@ -110,7 +110,6 @@ def canary(scratch: Path, rollouts: int, seed: int, say: Callable[[int], None]) 
         faults += [f"{name}: {found[what]} {what}" for what in (_LEAKED, _FILES) if found[what]]
         if found[_TAUGHT] < steps * _ROLLOUTS / 2:
             faults.append(f"{name}: {found[_TAUGHT]} {_TAUGHT}, so nothing is shown")
-        say(counts["rollouts"])
     outcomes = {"set-ups": len(names)} | {what: n for what, n in counts.items() if what != "rollouts"}
     return {"n": counts["rollouts"], "outcomes": outcomes, "faults": faults}
 

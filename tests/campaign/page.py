@@ -1,10 +1,8 @@
 """The campaign's table on ``docs/checkpoints.md``, made from ``docs/results/campaign.json``."""
 
-import re
 from collections import Counter
 from typing import Any
 
-_MARKS = re.compile(r"(<!-- campaign -->\n).*?(<!-- /campaign -->)", re.DOTALL)
 _PARTS = {
     "writers": "A second process that wants to write the folder",
     "corruption": "Every file of a checkpoint: deleted, cut, emptied, one bit flipped",
@@ -15,17 +13,7 @@ _PARTS = {
 
 
 def renewed(page: str, found: dict[str, Any]) -> str:
-    """The page with the table between its marks made of these numbers; ``ValueError`` without marks."""
-    made, count = _MARKS.subn(lambda match: match[1] + table(found) + match[2], page)
-    if not count:
-        raise ValueError(
-            "the page has no <!-- campaign --> ... <!-- /campaign -->; add them around the table"
-        )
-    return made
-
-
-def table(found: dict[str, Any]) -> str:
-    """One line for each part: what was done, how often, the outcomes, and the number of faults."""
+    """The page with the table between its marks made of these numbers: one line for each part."""
     lines = ["| done to it | times | outcome | faults |", "|---|---:|---|---:|"]
     for part, words in _PARTS.items():
         if part in found:
@@ -34,4 +22,5 @@ def table(found: dict[str, Any]) -> str:
                 sums[what.rpartition(": ")[2]] += times  # of every damage
             outcomes = ", ".join(f"{what} {times:,}" for what, times in sums.items())
             lines.append(f"| {words} | {row['n']:,} | {outcomes} | {len(row['faults'])} |")
-    return "\n".join(lines) + "\n"
+    before, mark, rest = page.partition("<!-- campaign -->\n")
+    return before + mark + "\n".join(lines) + "\n" + rest[rest.index("<!-- /campaign -->") :]

@@ -34,9 +34,7 @@ def test_a_version_that_was_not_tested_is_a_note(version, state, monkeypatch):
     assert found["verl"].state == state and version in found["verl"].fact
 
 
-@pytest.mark.parametrize(
-    ("policy", "state"), [("none", "broken"), ("other", "broken"), ("other, gear", "ok")]
-)
+@pytest.mark.parametrize(("policy", "state"), [("other", "broken"), ("other, gear", "ok")])
 def test_a_policy_that_leaves_the_plugin_out_is_named(policy, state, monkeypatch):
     monkeypatch.setattr(checks, "installed", lambda package: "0.9.1")
     monkeypatch.setattr(doctor, "registration_fault", lambda: None)

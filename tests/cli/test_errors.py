@@ -1,7 +1,6 @@
 """Errors that a user can correct are one line with exit code 2; others keep their traceback."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from support.commands import gear
         (InputError("two\nlines"), 2, "gear: two⏎lines\n"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 2, "gear: [Errno 28] No space left on device ("),
         (PermissionError(errno.EACCES, "Denied", "/a\x1b[2J"), 2, "gear: [Errno 13] Denied: '/a\\x1b[2J' ("),
-        (EOFError("Ran out of input"), 2, "gear: Ran out of input (gear"),
         (KeyboardInterrupt(), 130, "gear: interrupted\n"),
     ],
 )
@@ -41,14 +39,17 @@ def test_an_error_of_the_user_or_the_machine_is_one_line(capsys, monkeypatch, er
     assert end.value.exit_code == code and stderr.startswith(line) and stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [KeyError("ours"), RecursionError(), ValueError("ours"), AssertionError()])
-def test_an_error_of_ours_keeps_its_traceback(error):
+def test_an_error_of_ours_keeps_its_traceback_and_debug_shows_every_one(tmp_path, monkeypatch):
     @user_errors
     def command() -> None:
-        raise error
+        raise ValueError("ours")
 
-    with pytest.raises(type(error)):
+    with pytest.raises(ValueError, match="ours"):
         command()
+    monkeypatch.setenv(DEBUG, "")  # and back to what it was, whatever the command sets
+    (tmp_path / "a.jsonl").write_text("{")
+    done = gear("--debug", "view", "a.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" in done.stderr and "JSONDecodeError" in done.stderr
 
 
 SLEEPER = """
@@ -84,15 +85,6 @@ def test_a_signal_ends_a_command_with_one_line_and_leaves_no_temporary_folder(tm
     assert not list(tmp_path.iterdir())
 
 
-def test_a_field_of_another_type_is_named_and_never_reaches_the_terminal_raw(tmp_path):
-    write(tmp_path / "a.jsonl", "gear")
-    row = json.loads((tmp_path / "a.jsonl").read_text()) | {"step": "\x1b[2J"}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    done = gear("view", "a.jsonl", cwd=tmp_path)
-    assert done.returncode == 2 and "line 1: not a credit record, step is str" in done.stderr
-    assert "\x1b[2J" not in done.stderr + done.stdout
-
-
 def test_an_output_is_never_an_input_a_folder_or_behind_a_file(tmp_path):
     write(tmp_path / "a.jsonl", "gear")
     before = (tmp_path / "a.jsonl").read_bytes()
@@ -100,10 +92,8 @@ def test_an_output_is_never_an_input_a_folder_or_behind_a_file(tmp_path):
     (tmp_path / "folder.html").mkdir()
     for option, out, message in (
         ("--picture", "a.jsonl", "--picture: a.jsonl is read here too"),
-        ("--html", "a.jsonl", "--html: a.jsonl is read here too"),
         ("--html", "link.html", "--html: link.html is read here too"),
         ("--html", "folder.html", "Is a directory"),
-        ("--html", "a.jsonl/x.html", "a.jsonl"),
     ):
         done = gear("view", "a.jsonl", option, out, cwd=tmp_path)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
@@ -111,25 +101,13 @@ def test_an_output_is_never_an_input_a_folder_or_behind_a_file(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"a.jsonl", "link.html", "folder.html"}
 
 
-def test_debug_shows_the_traceback_with_its_cause(tmp_path, monkeypatch):
-    monkeypatch.setenv(DEBUG, "")
-    (tmp_path / "a.jsonl").write_text("{")
-    done = gear("--debug", "view", "a.jsonl", cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" in done.stderr and "JSONDecodeError" in done.stderr
-    monkeypatch.setenv(DEBUG, "")
-    assert "Traceback" not in gear("view", "a.jsonl", cwd=tmp_path).stderr
-
-
 # --- the user's own functions ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [":", "a:", ":b", ".a:b", "a..b:c", "a"])
-def test_a_path_that_names_no_object_is_refused(path):
-    with pytest.raises(InputError, match=r"reward: .* names no object; write package.module:object"):
-        import_object(path, "reward")
-
-
 def test_a_module_that_fails_to_import_is_named(tmp_path, monkeypatch):
+    for path in ("a", ":b", ".a:b"):
+        with pytest.raises(InputError, match=r"reward: .* names no object; write package.module:object"):
+            import_object(path, "reward")
     (tmp_path / "broken_module.py").write_text("x = 1\ny = {}['z']\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
@@ -144,11 +122,8 @@ def test_a_module_that_fails_to_import_is_named(tmp_path, monkeypatch):
         ([1.0], "1 values for 2 completions; return one for each"),
         (["x", "y"], r"\"\['x', 'y'\]\"; return a list with a number"),
         ([1.0, [2.0]], r"'\[1.0, \[2.0\]\]'; return a list"),
-        ([1j, 2], "'.*1j.*'; return a list"),
-        (None, "'None'; return a list"),
         ("ab", "'ab'; return a list"),
-        ([1, None], None),
-        ([True, 0.5], None),
+        ([True, None], None),
     ],
 )
 def test_a_reward_of_the_wrong_kind_is_named(result, message):

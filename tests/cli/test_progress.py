@@ -22,9 +22,6 @@ def test_a_long_command_prints_a_line_now_and_then_unless_a_terminal_shows_a_bar
         "scoring gear:alpha=2: 2 of 8",
         "scoring gear:alpha=2: 5 of 8",
     ]
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
-    module.Pace(terminal, every=0.0)("8 of 64")
-    assert terminal.file.getvalue() == ""
 
 
 def test_an_evaluation_before_the_first_step_does_not_count_in_the_pace(monkeypatch):

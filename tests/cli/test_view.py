@@ -43,7 +43,6 @@ def test_several_files_become_one_page_and_one_a_picture_or_text(folder):
         (["a.jsonl", "--number", "1"], "--number: 1 is not there; a.jsonl has 1 records, from 0"),
         (["bad.jsonl"], "bad.jsonl, line 2: not a credit record, tokens is"),
         (["bad.jsonl", "--html", "page.html"], "bad.jsonl, line 2: not a credit record, tokens is"),
-        (["bad.jsonl", "--picture", "a.svg"], "bad.jsonl, line 2: not a credit record, tokens is"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(folder, words, message):

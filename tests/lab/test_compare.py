@@ -56,29 +56,15 @@ def specs_of(methods, **settings):
 # --- methods and plans ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "credit"),
-    [
-        ("gear:alpha=0.5,sign_mode=aware", None, {"name": "gear", "alpha": 0.5, "sign_mode": "aware"}),
-        ("own=gear:alpha=0.5", "own", {"name": "gear", "alpha": 0.5}),
-        ("own=my.module:Method", "own", {"name": "my.module:Method"}),
-        ("my.module:Method", None, {"name": "my.module:Method"}),
-    ],
-)
-def test_a_method_may_carry_settings_and_a_name(text, name, credit):
-    assert parse_method(text) == (name or text, credit)
-
-
 def test_a_list_of_methods_is_split_between_methods():
+    assert parse_method("own=my.module:Method") == ("own", {"name": "my.module:Method"})
+    assert parse_method("own=gear:alpha=0.5") == ("own", {"name": "gear", "alpha": 0.5})
     blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
     assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]
     placebo = build_method(parse_method(blind)[1])
     assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
-    assert parse_methods(["gear", "own=rlsd:", "gear"]) == {"gear": {"name": "gear"}, "own": {"name": "rlsd"}}
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])
-    with pytest.raises(InputError, match="'alpha' in 'gear:alpha' is no setting"):
-        parse_method("gear:alpha")
 
 
 def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
@@ -95,14 +81,14 @@ def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
 
 
 def test_settings_of_the_engine_stand_beside_the_methods_own():
-    specs = {s.name: s for s in specs_of(["live=gear:teacher_model_kind=live,alpha=2", "gear"])}
+    specs = {s.name: s for s in specs_of(["live=gear:teacher_model_kind=live,alpha=2", "gear", "a/ b=gear"])}
+    assert specs["a/ b"].file.startswith("a__b-")
     assert specs["gear"].engine == {"teacher_model_kind": "base"}
     assert specs["live"].engine == {"teacher_model_kind": "live"}
     assert specs["live"].credit == {"name": "gear", "alpha": 2}
 
 
 def test_another_default_is_another_cell(monkeypatch):
-    """Else a comparison that goes on after an update would hold two methods under one name."""
     _, one = specs_of(["gear"])
     assert "alpha=4.0" in one.resolved
 
@@ -115,19 +101,9 @@ def test_another_default_is_another_cell(monkeypatch):
     assert one.credit == other.credit and one.file != other.file
 
 
-def test_names_that_look_alike_have_files_of_their_own():
-    files = [spec.file for spec in specs_of(["a b=gear", "a_b=gear", "a/b=gear"])]
-    assert len({*files}) == 4 and not any("/" in file or " " in file for file in files)
-
-
 @pytest.mark.parametrize(
     ("words", "tier"),
-    [
-        ([], "codebook/default"),
-        (["--task", "chain"], "chain/hard"),
-        (["--task", "errands"], "errands/default"),
-        (["--tier", "easy"], "codebook/easy"),
-    ],
+    [([], "codebook/default"), (["--task", "chain"], "chain/hard"), (["--tier", "easy"], "codebook/easy")],
 )
 def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, words, tier):
     """GRPO ends at 0.94 on the chain's default tier, which is the demo's: no verdict is to be had there."""
@@ -139,17 +115,22 @@ def test_the_laboratory_takes_the_tier_that_tells_methods_apart(monkeypatch, wor
     assert gear("compare", *words).stderr == f"gear: {tier}\n"
 
 
+OWN = ["--model", "arena", "--dataset", "arena/chain/easy", "--reward", "arena", "--max_steps", "1"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--methods", "gaer"], "no method 'gaer'; did you mean gear?"),
         (["--methods", "gear:alhpa=1"], "has no such setting; did you mean alpha?"),
         (["--methods", ","], "--methods: empty"),
+        (["--methods", "gear:alpha"], "'alpha' in 'gear:alpha' is no setting"),
         (["--seeds", "0"], "--seeds: 0"),
         (["--samples", "0"], "--samples: 0; give 1 or more"),
         (["--rates", "0"], "--rates: 0; give 1 or more"),
         (["--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
         (["--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
+        ([*OWN, "--tier", "easy"], "--tier: is for the arena's tasks"),
         (["--taks", "chain"], "--taks: no such option; did you mean --task"),
     ],
 )
@@ -266,15 +247,14 @@ def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
     whole = (cells / specs[0].file).read_text()
     for other in (specs_of([], steps=2, samples=3)[0], specs_of([], samples=4)[0]):
         assert other.file != specs[0].file and finished(other, cells) is None, "another run"
-        for changed in ("{}", "[]", whole[:100], whole):
+        for changed in ("[]", whole[:100], whole):
             (cells / other.file).write_text(changed)
             assert finished(other, cells) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}"])
-def test_a_damaged_evaluation_is_made_again(text, tmp_path):
+def test_a_damaged_evaluation_is_made_again(tmp_path):
     file = tmp_path / "before.json"
-    file.write_text(text)
+    file.write_text("{}")
     assert _once(file, lambda: [0.5]) == [0.5] == _once(file, lambda: [0.0])
 
 
@@ -291,8 +271,6 @@ def test_the_findings_depend_on_the_runs_alone(comparison):
         assert len(each) == 3 and rows[0][f"accuracy_{when}"] == sum(each) / 3
         assert one["cells"][0][f"accuracies_{when}"] == each and all(share * 8 in range(9) for share in each)
     assert found["versions"] == versions()
-    old = [rows[0] | {"versions": versions() | {"torch": "2.9.0"}}, rows[1]]
-    assert "2.9.0" in compared(PLAN, old, {}, command="")["versions"]["torch"]
     assert verdict_table(found).row_count == 2
     save(found, folder)
     assert json.loads((folder / "comparison.json").read_text()) == found
@@ -321,20 +299,22 @@ def test_a_run_ends_with_the_process_that_started_it(tmp_path, how):
     assert children
     parent.send_signal(how)
     parent.wait(timeout=30)
-    assert psutil.wait_procs(children, timeout=5)[1] == []
+    alive = psutil.wait_procs(children, timeout=5)[1]
+    assert all(child.status() == psutil.STATUS_ZOMBIE for child in alive), (
+        "or ended, and nobody has asked yet"
+    )
     assert not (cells / spec.file).exists()
 
 
 def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatch):
     """Else the luck of one draw would be in all of them alike, and in no interval."""
     drawn: list[tuple[int, tuple[float, ...]]] = []
-    states: list[torch.Tensor] = []
 
     def solve(task, trainer, problems, *, seed, solve=Task.solve):
         state = torch.random.get_rng_state()
         rewards = solve(task, trainer, problems, seed=seed)
         drawn.append((seed, tuple(rewards)))
-        states.append(torch.equal(torch.random.get_rng_state(), state))
+        assert torch.equal(torch.random.get_rng_state(), state), "the training's own draws are not touched"
         return rewards
 
     monkeypatch.setattr(Task, "solve", solve)
@@ -343,13 +323,10 @@ def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatc
         for spec, folder in ((first, "a"), (second, "a"), (first, "b")):
             row = run_cell(replace(spec, n_between=0), tmp_path / folder)
             assert row["error"] is None, row["error"]
-    assert [seed for seed, _ in drawn[:4]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2, (
-        "before and after"
-    )
+    assert [seed for seed, _ in drawn[:4]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2
     before = [drawn[n][1] for n in (0, 1, 4, 5)]
     assert len({*before}) == 4, "neither two seeds nor two samples of a seed are alike"
     assert drawn[:4] == drawn[8:], "the same seed draws the same answers again"
-    assert all(states), "the training's own draws are not touched"
     for seed, outcomes in enumerate((before[:2], before[2:])):
         [file] = (tmp_path / "a").glob(f"before-*-seed{seed}-samples2.json")
         assert json.loads(file.read_text())["accuracies"] == [sum(one) / 64 for one in outcomes]

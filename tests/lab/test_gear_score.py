@@ -14,7 +14,6 @@ from engines import tiny
 from gear_rl.arena.model import load, prompt_text
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
-from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.errors import InputError
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.score import ENTROPY_ONSETS, UNINFORMED, arena_material, records_of, score
@@ -61,37 +60,21 @@ def read(folder: Path, *rows: Any, n: int | None = None, **settings: Any):
     return read_marked(written(folder, *rows), run, n)
 
 
-def test_a_line_is_read(tmp_path):
+def test_a_line_is_read_also_from_other_columns(tmp_path):
     marks = [{"start": 10, "end": 12}, {"text": "= 50"}]
     [one], _ = read(tmp_path, GOOD | {"decisions": marks})
     assert one.completion[one.start : one.end] == "= 52"
     assert [one.completion[slice(*span)] for span in one.decisions] == ["52", "= 50"]
-    assert one.row == {
-        "prompt": [{"role": "user", "content": "12 + 30 - 2"}],
-        "privileged_context": "12 + 30 = 42, 42 - 2 = 40",
-    }
+    prompt = [{"role": "user", "content": "12 + 30 - 2"}]
+    assert one.row == {"prompt": prompt, "privileged_context": "12 + 30 = 42, 42 - 2 = 40"}
     assert (one.line, one.other, one.other_from) == (1, GOOD["solution"], "solution")
-
-
-def test_other_columns_a_message_and_a_correct_completion(tmp_path):
     said = [{"role": "assistant", "content": "it is 3"}]
-    row = {
-        "question": "1 + 1",
-        "sample": {"text": said, "bad": {"start": 6, "end": 7}},
-        "gold": 2,
-        "correct": "2",
-    }
+    sample = {"text": said, "bad": {"start": 6, "end": 7}}
+    row = {"question": "1 + 1", "sample": sample, "gold": 2, "correct": "2"}
     columns = {"prompt": "question", "completion": "sample.text", "fault": "sample.bad", "answer": "gold"}
     [one], _ = read(tmp_path, row, columns=columns, chat=False)
     assert (one.completion, one.start, one.end, one.row["prompt"]) == ("it is 3", 6, 7, "1 + 1")
     assert (one.other, one.other_from, one.row["privileged_context"]) == ("2", "correct", "2")
-
-
-def test_lines_keep_their_numbers_and_n_counts_those_that_can_be_used(tmp_path):
-    bad = GOOD | {"fault": {"start": 3, "end": 3}}
-    marked, aside = read(tmp_path, "", bad, GOOD, "", bad, GOOD, "no JSON is read any more", n=2)
-    assert [one.line for one in marked] == [3, 6]
-    assert [line for line, _ in aside] == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -99,35 +82,21 @@ def test_lines_keep_their_numbers_and_n_counts_those_that_can_be_used(tmp_path):
     [
         ({"fault": {"start": 2, "end": 2}}, 'fault: {"start": 2, "end": 2} marks nothing of 25 characters'),
         ({"fault": {"start": 20, "end": 26}}, "marks nothing of 25 characters"),
-        ({"fault": {"start": -2, "end": 2}}, "marks nothing"),
         ({"fault": {"text": ""}}, "marks nothing"),
         ({"fault": None}, "fault: null marks nothing"),
-        (
-            {"fault": {"text": "52"}},
-            "fault: '52' stands 2 times in the completion; mark it with start and end",
-        ),
         ({"fault": {"text": "aa"}, "completion": "aaa"}, "fault: 'aa' stands 2 times"),
-        ({"decisions": 3}, "decisions: 3 marks nothing"),
         ({"decisions": [{"text": "77"}]}, "decisions: '77' stands 0 times"),
-        (
-            {"solution": " "},
-            "no privileged context for the teacher; fill one of privileged_context, solution",
-        ),
+        ({"solution": " "}, "no privileged context for the teacher; fill one of privileged_context"),
         ({"prompt": ""}, "prompt is empty"),
         ({"correct": " "}, "correct: is not the text of one assistant turn"),
-        ({"completion": [{"role": "user", "content": "x"}]}, "completion: is not the text"),
-        (
-            {"completion": [{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]},
-            "tool calls",
-        ),
         ({"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool calls"),
     ],
 )
 def test_a_line_of_no_use_is_set_aside_and_the_others_stay(tmp_path, change, reason):
-    marked, aside = read(tmp_path, GOOD, GOOD | change, GOOD)
-    assert [one.line for one in marked] == [1, 3]
+    marked, aside = read(tmp_path, GOOD, "", GOOD | change, GOOD, "no JSON is read any more", n=2)
+    assert [one.line for one in marked] == [1, 4]
     [(line, why)] = aside
-    assert line == 2 and reason in why
+    assert line == 3 and reason in why
 
 
 CHAT = GOOD | {"prompt": [{"role": "user", "content": "x"}]}
@@ -136,33 +105,15 @@ CHAT = GOOD | {"prompt": [{"role": "user", "content": "x"}]}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            [{k: v for k, v in GOOD.items() if k != "fault"}],
-            r"line 1: fault: missing; .*--columns.fault COLUMN",
-        ),
         ([{"promt": "x", "completion": "y", "fault": {}}], "line 1: prompt: missing; did you mean promt"),
         (['{"prompt": '], "line 1: "),
-        (["[1]"], "line 1: expected an object, found list"),
         ([""], "has no line; write one JSON object per line"),
-        (
-            [GOOD | {"fault": {"text": "53"}}] * 2,
-            r"none of the 2 lines of .* can be used; line 1: fault: '53'",
-        ),
         ([GOOD, CHAT], "prompt is text in some lines and messages in others; leave out --chat"),
     ],
 )
 def test_a_file_that_is_not_of_the_format_stops_with_its_line(tmp_path, rows, message):
     with pytest.raises(InputError, match=message):
         read(tmp_path, *rows, chat=False)
-
-
-def test_the_page_and_the_help_show_a_line_of_the_format():
-    page = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text(encoding="utf-8")
-    section = page.split("## Your own completions")[1]
-    assert f"```json\n{EXAMPLE}\n```" in section
-    for name in ("prompt", "completion", "fault", "correct", "decisions", *PRIVILEGED_COLUMNS):
-        assert f"`{name}`" in section
-    assert " ".join(EXAMPLE.split()) in " ".join(gear("score", "--help").stdout.split())
 
 
 # --- the numbers ---------------------------------------------------------------------------------------------
@@ -222,9 +173,8 @@ def test_the_same_signal_by_itself_and_through_the_engine(quiet):
             logits = model(torch.tensor([prompt + record.ids])).logits[0].float()
         written_by = logits[len(prompt) - 1 :][: len(record.ids)]
         entropy = torch.distributions.Categorical(logits=written_by).entropy()
-        torch.testing.assert_close(
-            torch.tensor(record.signals["student_entropy"]), entropy, atol=1e-4, rtol=1e-3
-        )
+        found = torch.tensor(record.signals["student_entropy"])
+        torch.testing.assert_close(found, entropy, atol=1e-4, rtol=1e-3)
         assert record.reward == 0.0 and record.advantage < 0
 
 
@@ -280,9 +230,16 @@ def test_the_engine_sees_the_completion_the_fault_and_a_negative_advantage(tiny_
 def test_among_decisions_there_is_a_second_auc_and_without_another_context_no_control(
     tiny_model, tmp_path, quiet
 ):
-    row = ROWS[0] | {"completion": "2 and 1 plus 1 is 3", "fault": {"text": "3"}}
+    """Settings of `gear train` may follow: here a prompt as text, columns and the teacher's template."""
+    row = {"question": "1 plus 1", "gold": "2", "completion": "2 and 1 plus 1 is 3", "fault": {"text": "3"}}
     decided = row | {"decisions": [{"start": 0, "end": 1}, {"text": "is 3"}]}
-    material = marked_material(written(tmp_path, decided, row), tiny_model)
+    words = ["--columns.prompt", "question", "--chat", "false", "--privileged_column", "gold"]
+    words += ["--teacher_prompt_template", "{privileged_context} {prompt}"]
+    material = marked_material(written(tmp_path, decided, row), tiny_model, words=words)
+    config = material.config({"name": "gear"}, str(tmp_path))
+    assert config.trainer["teacher_prompt_template"] == "{privileged_context} {prompt}"
+    [case, _], [record, _] = records_of({"name": "gear"}, material)
+    assert record.prompt == "1 plus 1" and case.row == {"prompt": "1 plus 1", "privileged_context": "2"}
     rows = score({"uniform": {"name": "uniform"}}, material)[0]["methods"]
     oracle = rows["oracle"]
     assert (oracle["n"], oracle["with_choices"], oracle["auc_choices"]) == (2, 1, 1.0)
@@ -325,20 +282,6 @@ def test_prompts_that_the_model_cannot_take_are_set_aside(tiny_model, tmp_path, 
     assert "no user or system message" in reasons[3]
 
 
-def test_settings_of_the_engine_may_follow(tiny_model, tmp_path, quiet):
-    """A prompt as text, the teacher's template and the columns: all of `gear train`."""
-    row = {"question": "1 plus 1", "gold": "2", "completion": "1 plus 1 is 3", "fault": {"text": "3"}}
-    words = ["--columns.prompt", "question", "--chat", "false", "--privileged_column", "gold"]
-    words += ["--teacher_prompt_template", "{privileged_context} {prompt}"]
-    material = marked_material(written(tmp_path, row), tiny_model, words=words)
-    config = material.config({"name": "gear"}, str(tmp_path))
-    [case], [record] = records_of({"name": "gear"}, material)
-    assert record.prompt == "1 plus 1"
-    assert case.row == {"prompt": "1 plus 1", "privileged_context": "2"}
-    assert config.trainer["teacher_prompt_template"] == "{privileged_context} {prompt}"
-    assert material.about()["other_completion"] == {"gold": 1}
-
-
 MARKED = ["--data", "mine.jsonl", "--model", "arena"]
 
 
@@ -349,13 +292,11 @@ MARKED = ["--data", "mine.jsonl", "--model", "arena"]
         (["--n", "0"], "--n: 0 is not possible"),
         (["--tsak", "chain"], "--tsak: no such option; did you mean --task"),
         (["--model", "arena"], "--model: goes with --data"),
-        (["--max-tokens", "9"], "--max-tokens: goes with --data"),
         (["--data", "mine.jsonl", "--tier", "easy"], "--tier: is for the arena's tasks"),
         (["--data", "mine.jsonl"], "--model: missing"),
         (["--data", "x.jsonl", "--model", "arena"], "--data: x.jsonl does not exist"),
         ([*MARKED, "--credit.alpha", "1"], "--credit.alpha: not possible"),
         ([*MARKED, "--aplha", "1"], "aplha: no such setting"),
-        ([*MARKED, "--n", "0"], "--n: 0 is not possible"),
         ([*MARKED, "--max-tokens", "0"], "--max-tokens: 0"),
         ([*MARKED, "--methods", "crpo"], "gear: --methods: crpo: style: no reward function 1"),
     ],

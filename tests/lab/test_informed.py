@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, likelier, stands_out, two_others
+from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, likelier, stands_out
 from gear_rl.lab.informed import Scored, as_dict, sentences, verdict
 from gear_rl.lab.teacher import examine, teacher_config
 from gear_rl.methods import Gear, Uniform
@@ -18,27 +18,26 @@ from support.commands import gear
 
 
 def completions(
-    stands_out, gain_right=0.0, gain_wrong=0.0, prompts=32, rewards=(1.0, 1.0, 0.0, 0.0), seed=0, likelier=0.5
+    stands_out,
+    right=0.0,
+    wrong=0.0,
+    prompts=32,
+    rewards=(1.0, 1.0, 0.0, 0.0),
+    seed=0,
+    likelier=0.5,
+    reward=True,
 ):
-    """Gains per token with noise around what is said; ``stands_out`` is the chance of each comparison."""
+    """Gains per token with noise around ``right`` and ``wrong``; ``stands_out`` is a chance."""
     rng = random.Random(seed)
-    scored = []
-    for prompt in range(prompts):
-        for reward in rewards:
-            gain = (gain_right if reward else gain_wrong) + rng.gauss(0, 0.1)
-            out = (float(rng.random() < stands_out) + float(rng.random() < stands_out)) / 2
-            more = (float(rng.random() < likelier) + float(rng.random() < likelier)) / 2
-            own = -1 + gain
-            scored.append(
-                Scored(
-                    prompt=prompt, own=own, other=-1, none=-1, stands_out=out, likelier=more, reward=reward
-                )
-            )
-    return scored
 
+    def one(prompt, got):
+        own = -1 + (right if got else wrong) + rng.gauss(0, 0.1)
+        out = (float(rng.random() < stands_out) + float(rng.random() < stands_out)) / 2
+        more = (float(rng.random() < likelier) + float(rng.random() < likelier)) / 2
+        shares = {"stands_out": out, "likelier": more, "reward": got if reward else None}
+        return Scored(prompt=prompt, own=own, other=-1, none=-1, **shares)
 
-def without_reward(scored):
-    return [replace(one, reward=None) for one in scored]
+    return [one(prompt, got) for prompt in range(prompts) for got in rewards]
 
 
 @pytest.mark.parametrize(
@@ -53,21 +52,21 @@ def without_reward(scored):
     ],
 )
 def test_a_context_that_is_read_stands_out_or_changes_how_likely_completions_are(out, more, word):
-    assert verdict(without_reward(completions(out, likelier=more))).word == word
+    assert verdict(completions(out, likelier=more, reward=False)).word == word
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_chance_is_seldom_called_informed(seed):
-    assert verdict(without_reward(completions(0.5, seed=seed))).word != "informed"
+def test_chance_is_seldom_called_informed():
+    words = [verdict(completions(0.5, seed=seed, reward=False)).word for seed in range(20)]
+    assert "informed" not in words
 
 
 def test_the_reward_decides_where_prompts_have_both():
-    assert verdict(completions(0.5, gain_right=0.3, gain_wrong=-0.3)).word == "informed"
+    assert verdict(completions(0.5, right=0.3, wrong=-0.3)).word == "informed"
     assert verdict(completions(0.9)).word == "weak", "it reads, and does not know which completion is right"
     assert verdict(completions(0.5)).word == "not informed"
     assert "worked solutions" in sentences(verdict(completions(0.5)))[-1]
     # An informed teacher makes wrong completions less likely: the gain's sign alone decides nothing.
-    wrong = verdict(completions(0.9, gain_wrong=-0.8, rewards=(0.0, 0.0, 0.0)))
+    wrong = verdict(completions(0.9, wrong=-0.8, rewards=(0.0, 0.0, 0.0)))
     assert wrong.word == "informed" and wrong.gain < -0.7 and wrong.knows.prompts == 0
 
 
@@ -77,7 +76,7 @@ def test_few_prompts_do_not_decide():
     found = verdict(few + [replace(one, prompt=one.prompt + 3) for one in wrong])
     assert found.word == "informed" and found.knows.prompts == 3
     assert "too few to decide" in sentences(found)[3]
-    two = verdict(without_reward(completions(1.0, prompts=2)))
+    two = verdict(completions(1.0, prompts=2, reward=False))
     assert two.word == "not informed"
     assert as_dict(two)["reads"] == {"share": 1.0, "interval": None, "prompts": 2}
     assert "in 100 % (too few for an interval) of" in sentences(two)[1]
@@ -103,11 +102,6 @@ def test_a_copying_teacher_is_found_by_what_it_makes_likelier_and_not_by_distanc
     assert stands_out(own, second, third).mean() < 0.2
     assert likelier(own, second, third).mean() > 0.95
     assert likelier(*-torch.rand(3, 4000, 30)).mean() == pytest.approx(0.5, abs=0.03)
-
-
-def test_the_two_others_are_other_texts():
-    assert two_others(["a", "a", "b", None, "c"]) == [("b", "c"), ("b", "c"), ("c", "a"), None, ("a", "b")]
-    assert two_others(["a", "a", "b"]) == [None, None, None]
 
 
 def checked(monkeypatch, out, more=0.5, *, steps=40, method=None, prompts=4):
@@ -163,9 +157,8 @@ def test_a_step_with_one_prompt_takes_other_contexts_from_earlier_ones(unchecked
 def test_the_arenas_teacher_reads_a_worked_solution_and_not_an_answer():
     def found(*words):
         settings = ["--per_device_train_batch_size", "32", *words]
-        return examine(
-            teacher_config(None, "arena", "arena/chain/default", "arena", settings), n=24, samples=2
-        )
+        run = teacher_config(None, "arena", "arena/chain/default", "arena", settings)
+        return examine(run, n=24, samples=2)
 
     read, about = found()
     assert read.word == "informed" and read.reads.share > 0.65 and about["sources"] == ["privileged_context"]
@@ -191,10 +184,7 @@ def test_a_training_warns_where_the_teacher_reads_nothing(tmp_path, caplog, colu
     [
         (["--n", "2"], "--n: 2; give 3 or more"),
         (["--credit", "uniform"], "credit: 'uniform' has no teacher"),
-        (
-            ["--privileged_column", "nothing"],
-            "train_dataset: method 'gear' compares the student with a teacher",
-        ),
+        (["--privileged_column", "nothing"], "train_dataset: method 'gear' compares the student with a"),
     ],
 )
 def test_what_cannot_be_examined_is_one_line(words, message):

@@ -7,21 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gear_rl.arena.errands.problem import Call
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.arena.truth import Truth
 from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.oracle import Oracle, by_formula, estimate_of, expected_of_prompts, true_advantages
-from gear_rl.lab.replay import serving
 from gear_rl.lab.training import cell_trainer
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
+from gear_rl.signals.batch import Prompts
 from gear_rl.types import TokenSignals
+from support.batches import batch_of
 from support.commands import untouched
 
 # --- by formula ----------------------------------------------------------------------------------------------
@@ -153,27 +150,12 @@ def estimated(completions, branches, *, seed=0, mask=None, group=None) -> tuple[
     ids, count = torch.tensor(completions), len(completions)
     rewards = [worth(one) for one in completions]
     group = [0] * count if group is None else group
-    batch = RolloutBatch(
-        step=5,
-        completions=Completions(
-            ids=ids,
-            attention=torch.ones_like(ids),
-            mask=torch.ones_like(ids).bool() if mask is None else mask,
-        ),
-        student=Prompts(
-            ids_BP=torch.tensor([[8, 8, 9] if g else [0, 0, 9] for g in group]),
-            attention_BP=torch.tensor([[1, 1, 1] if g else [0, 0, 1] for g in group]),
-        ),
-        prompts=["?"] * count,
-        rows=[{"prompt": "?", "number": g} for g in group],
-        messages=[""] * count,
-        advantage_B=torch.tensor(rewards),
-        rewards=rewards,
-        rewards_BR=torch.tensor(rewards)[:, None],
-        group=group,
-        first=0,
-        num_rollouts=count,
+    student = Prompts(
+        ids_BP=torch.tensor([[8, 8, 9] if g else [0, 0, 9] for g in group]),
+        attention_BP=torch.tensor([[1, 1, 1] if g else [0, 0, 1] for g in group]),
     )
+    rows = [{"prompt": "?", "number": g} for g in group]
+    batch = batch_of(ids, mask, step=5, student=student, rows=rows, rewards=rewards, group=group)
     trainer: Any = SimpleNamespace(
         args=SimpleNamespace(seed=seed, per_device_eval_batch_size=2),
         model=Policy().train(),
@@ -199,10 +181,8 @@ def test_the_mean_over_branches_is_the_true_advantage_of_every_token() -> None:
     assert torch.tensor(want).abs().min() > 0.01, "every token is worth something here"
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    ids=st.tuples(*[st.integers(0, WORDS - 1)] * LONG), branches=st.integers(1, 4), seed=st.integers(0, 99)
-)
+@pytest.mark.parametrize("ids", [(0, 0, 0), (0, 1, 2), (2, 2, 2), (1, 2, 0)])
+@pytest.mark.parametrize(("branches", "seed"), [(1, 0), (2, 1), (4, 2)])
 def test_advantages_add_up_to_what_the_completion_has_over_its_prompt(ids, branches, seed) -> None:
     estimate, begun = estimated([ids], branches, seed=seed)
     noise = SharedNoise(vocabulary=WORDS, seed=(seed, 5))
@@ -279,9 +259,8 @@ def test_branches_agree_with_the_formula_of_a_task(name, temperature, within, tr
             seen[count] = worth[batch.completions.mask]
             if count == "few":
                 # A branch is one rollout wherever it starts, so the sum is known to the last digit.
-                noise = SharedNoise(
-                    vocabulary=trainer.model.config.vocab_size, seed=(trainer.args.seed, batch.step)
-                )
+                seed = trainer.args.seed, batch.step
+                noise = SharedNoise(vocabulary=trainer.model.config.vocab_size, seed=seed)
                 starts = begun_of(trainer, batch.rows, [()] * len(batch.rows))
                 starts = [replace(one, branch=group) for one, group in zip(starts, batch.group, strict=True)]
                 of_prompt = torch.tensor(Continuations(trainer)(starts, noise))
@@ -315,21 +294,6 @@ def test_agents_continue_as_in_trls_loop(engine, trainer_of) -> None:
     assert 0.0 < sum(theirs) < len(rows), "some succeed and some do not"
     assert trainer.rollouts.messages is messages, "the batch under way is as it was"
     assert trainer.tool_guard.answers == failed
-
-
-def test_calls_that_are_refused_are_refused_again(trainer_of) -> None:
-    """Arguments that are none, and some that only look like others: what TRL's guarded tools say and do."""
-    trainer = trainer_of("errands")
-    tokenizer = trainer.processing_class
-    rows = get_task("errands").rows("easy", num=3, first_seed=0)
-    calls = [Call("send", {"thing": "lamp"}), Call("send", {}), Call("wait", {"item": 3})]
-    first = [tokenizer(call.text + EOS)["input_ids"] for call in calls]
-    turns = iter([first, [tokenizer("done" + EOS)["input_ids"]] * 3])
-    with serving(trainer, 3, lambda rollouts, ids: next(turns)):
-        theirs = trainer.solve(rows)
-    written = trainer.rollouts.ids
-    assert "error" in str(trainer.rollouts.messages[0])
-    assert Continuations(trainer)(begun_of(trainer, rows, written), greedy_of(trainer)) == theirs
 
 
 def test_an_environment_that_does_not_repeat_itself_is_an_error(trainer_of) -> None:

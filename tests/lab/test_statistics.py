@@ -32,8 +32,7 @@ def test_students_interval_by_hand():
     low, high = mean_interval(values)
     assert (low, high) == pytest.approx((0.8 - 0.2484138, 0.8 + 0.2484138), abs=1e-6)
     reach = t_of_two(0.05) * 0.1 / math.sqrt(3)
-    assert mean_interval([0.9, 0.7, 0.8], level=0.9) == pytest.approx((0.8 - reach, 0.8 + reach))
-    assert mean_interval(values, least_spread=0.0999) == mean_interval(values)
+    assert mean_interval(values, level=0.9) == pytest.approx((0.8 - reach, 0.8 + reach))
     assert mean_interval(values, least_spread=0.2)[0] == pytest.approx(0.8 - 2 * 0.2484138, abs=1e-6)
 
 
@@ -57,11 +56,6 @@ def test_pairs_that_agree_to_the_last_problem_prove_nothing():
     assert found.interval == pytest.approx((1 / 512 - reach, 1 / 512 + reach))
     bare = paired_difference(ours, theirs)
     assert (bare.p, bare.interval) == (0.0, (1 / 512, 1 / 512))
-
-
-def test_equal_runs_differ_by_nothing():
-    found = paired_difference([0.3, 0.1, 0.2], [0.3, 0.1, 0.2])
-    assert (found.difference, found.interval, found.p) == (0.0, (0.0, 0.0), 1.0)
     # The deviation of three times 0.1 comes out as 1e-17.
     low, high = mean_interval([0.1, 0.1, 0.1])
     assert low == high == pytest.approx(0.1)
@@ -83,13 +77,10 @@ def test_paired_difference_is_the_paired_t_test(pairs, family):
         assert (among.p < 0.05) == (low > 0 or high < 0)
 
 
-@pytest.mark.parametrize("few", [[], [0.5], [0.5, 0.6]])
-def test_fewer_than_three_values_have_no_interval(few):
-    assert all(of(few) is None for of in (mean_interval, bootstrap_interval))
-    found = paired_difference(few, [0.25] * len(few))
-    mean = pytest.approx(sum(few) / len(few) - 0.25) if few else None
-    assert (found.num_pairs, found.difference, found.interval, found.p) == (len(few), mean, None, None)
-    assert ratio_interval(few, [1.0] * len(few)) is None
+@pytest.mark.parametrize(("few", "difference"), [([], None), ([0.5], 0.25), ([0.5, 1.0], 0.5)])
+def test_fewer_than_three_values_have_no_interval(few, difference):
+    assert mean_interval(few) is bootstrap_interval(few) is ratio_interval(few, [1.0] * len(few)) is None
+    assert paired_difference(few, [0.25] * len(few)) == (len(few), difference, None, None)
 
 
 def test_the_bootstrap_is_corrected_for_skew():
@@ -97,9 +88,8 @@ def test_the_bootstrap_is_corrected_for_skew():
     plain = stats.bootstrap((values,), np.mean, method="percentile", rng=0).confidence_interval
     low, high = bootstrap_interval(values.tolist())
     assert low > plain.low + 0.01 and high > plain.high + 0.02
-    assert bootstrap_interval(values.tolist()) == (low, high)
     even = np.random.default_rng(0).uniform(size=400).tolist()
-    assert bootstrap_interval(even, level=0.5) == pytest.approx(mean_interval(even, level=0.5), abs=2e-3)
+    assert bootstrap_interval(even) == pytest.approx(mean_interval(even), abs=2e-3)
 
 
 @pytest.mark.parametrize("values", [[0.0, 1.0, 1.0], [1.0] * 199 + [0.99], [0.0, 0.0, 1e20], [0.2, 0.2, 0.2]])
@@ -137,35 +127,16 @@ def test_a_whole_that_is_not_shown_to_be_above_zero_has_no_share(parts, wholes):
     assert ratio_interval(parts, wholes) is None
 
 
-@pytest.mark.parametrize(
-    ("seeds", "share", "losers", "level"),
-    [
-        (3, 0.0, (), 0.95),
-        (3, 0.6, (), 0.95),
-        (10, 0.0, (), 0.95),
-        (10, 0.6, (), 0.95),
-        (10, 0.0, ("grpo",), 0.84),
-        (10, 0.8, ("grpo", "method"), 0.70),
-    ],
-)
-def test_the_share_covers_at_its_level_unless_runs_collapse(seeds, share, losers, level):
-    """With sampling noise: a run's accuracy is what its policy would have, and the luck of its answers.
-
-    One run in ten of a loser ends around 0.6; the means over all runs, collapsed ones too, have the share.
-    """
+@pytest.mark.parametrize(("seeds", "share"), [(3, 0.0), (3, 0.6), (10, 0.0), (10, 0.6)])
+def test_the_share_covers_at_its_level(seeds, share):
+    """With sampling noise: a run's accuracy is what its policy would have, and the luck of its answers."""
     rng = np.random.default_rng(7)
-    runs, lost, end = 4000, 0.1, 0.6
-    spread = {"grpo": 0.02, "method": 0.025, "oracle": 0.01}
-    true = {"grpo": 0.84, "oracle": 0.94}
-    base = true["grpo"] - (lost * (true["grpo"] - end) if "grpo" in losers else 0)
-    mean = base + share * (true["oracle"] - base)
-    true["method"] = (mean - lost * end) / (1 - lost) if "method" in losers else mean
+    runs, level = 4000, 0.95
     ends = {}
-    for name in spread:
-        policies = rng.normal(true[name], spread[name], (runs, seeds))
-        if name in losers:
-            collapsed = rng.random((runs, seeds)) < lost
-            policies = np.where(collapsed, rng.normal(end, 0.05, (runs, seeds)), policies)
+    for name, true, spread in (
+        ("grpo", 0.84, 0.02), ("method", 0.84 + 0.1 * share, 0.025), ("oracle", 0.94, 0.01),
+    ):  # fmt: skip
+        policies = rng.normal(true, spread, (runs, seeds))
         ends[name] = rng.binomial(PROBLEMS * SAMPLES, np.clip(policies, 0, 1)) / (PROBLEMS * SAMPLES)
     ours, full = ends["method"] - ends["grpo"], ends["oracle"] - ends["grpo"]
     found = [ratio_interval(*pair) for pair in zip(ours.tolist(), full.tolist(), strict=True)]

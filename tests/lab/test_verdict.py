@@ -2,13 +2,14 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from gear_rl.lab.verdict import area_under, budget_to, cell_of, compare, curve_of, failure_of
+from gear_rl.lab.verdict import budget_to, cell_of, compare, curve_of, failure_of
 
 
 def cell(method: str, seed: int, end: float | None, start: float | None = 0.25, **more: object) -> dict:
@@ -60,9 +61,7 @@ def test_a_comparison_by_hand():
     assert uniform["area"] == pytest.approx((0.375 + 0.375 + 0.4375) / 3)
     assert gear["area_difference"] == pytest.approx((0.3 + 0.175 - 0.2625) / 3)
     assert sum(gear["area_difference_interval"]) / 2 == pytest.approx(gear["area_difference"])
-    assert [uniform[name] for name in ("verdict", "words", "difference", "p")] == [
-        "baseline", "baseline", None, None,
-    ]  # fmt: skip
+    assert (uniform["verdict"], uniform["difference"], uniform["p"]) == ("baseline", None, None)
     json.dumps(found, allow_nan=False)
 
 
@@ -89,18 +88,10 @@ def test_more_methods_need_more_evidence():
     assert among["difference_interval"][0] < alone["difference_interval"][0]
 
 
-def test_seeds_are_paired_by_their_number():
-    """The same ends in another order of the cells: the pairs are those of the seeds, not of the places."""
-    cells = cells_of({"uniform": [0.2, 0.4, 0.6], "gear": [0.3, 0.5, 0.7]}, start=0.0)
-    found = compare([*cells[:3], *reversed(cells[3:])])["verdicts"][1]
-    assert found["words"] == "better at 3 seeds"
-    assert found["difference_interval"] == pytest.approx((0.1, 0.1), abs=0.006)
-
-
 def test_failed_and_missing_seeds_leave_the_pairs_and_are_listed():
     cells = cells_of({"uniform": [0.5, 0.51, 0.49, None, 0.5], "gear": [0.7, None, 0.69, 0.71, 0.7, 0.2]})
     crash = cells[-1] | {"seed": 7, "error": "CUDA out of memory"}
-    found = compare([*cells, crash])
+    found = compare([*reversed(cells), crash])
     gear = found["verdicts"][1]
     assert gear["paired_seeds"] == [0, 2, 4] and gear["seeds"] == [0, 2, 3, 4, 5]
     assert (gear["failed_seeds"], gear["lost_seeds"]) == ([1, 7], [5])
@@ -112,9 +103,9 @@ def test_failed_and_missing_seeds_leave_the_pairs_and_are_listed():
     assert found["seeds"] == [0, 1, 2, 3, 4, 5, 7]
 
 
-@pytest.mark.parametrize("few", [[None, None, None], [0.9, None, None], [0.9, 0.95, None]])
+@pytest.mark.parametrize("few", [[None, None, None], [0.9, 0.95, None]])
 def test_two_pairs_are_too_few(few):
-    for baseline, other in (([0.5] * 3, few), (few, [0.5] * 3), (few, few)):
+    for baseline, other in (([0.5] * 3, few), (few, [0.5] * 3)):
         found = compare(cells_of({"uniform": baseline, "gear": other}))
         gear, pairs = found["verdicts"][1], 3 - few.count(None)
         assert gear["words"] == f"no verdict: too few seeds ({pairs} paired, 3 needed)"
@@ -162,24 +153,16 @@ def shares(**ends: list[float]) -> dict:
 
 
 def test_the_share_of_the_ceilings_gain():
-    found = shares(
-        uniform=[0.80, 0.82, 0.81],
-        oracle=[0.95, 0.96, 0.95],
-        gear=[0.90, 0.90, 0.91],
-        shuffled=[0.80, 0.81, 0.82],
-    )
+    ends = {"gear": [0.90, 0.90, 0.91], "shuffled": [0.80, 0.81, 0.82]}
+    found = shares(uniform=[0.80, 0.82, 0.81], oracle=[0.95, 0.96, 0.95], **ends)
     uniform, oracle, gear, shuffled = (v["share"] for v in found["verdicts"])
     assert uniform is None and oracle == 1.0
     assert gear == pytest.approx((0.1 + 0.08 + 0.1) / (0.15 + 0.14 + 0.14))
     assert shuffled == pytest.approx(0.0, abs=1e-12)
     assert found["family"] == 2, "the ceiling is no method that is tried"
     assert found["ceiling_gain"]["interval"].low > 0
-    assert [v["verdict"] for v in found["verdicts"]] == [
-        "baseline",
-        "better",
-        "better",
-        "no difference shown",
-    ]
+    words = [v["verdict"] for v in found["verdicts"]]
+    assert words == ["baseline", "better", "better", "no difference shown"]
 
 
 @pytest.mark.parametrize("oracle", [[0.79, 0.86, 0.81], [0.70, 0.72, 0.71]])
@@ -191,24 +174,10 @@ def test_a_task_whose_ceiling_does_not_gain_cannot_tell(oracle):
 
 
 def test_the_budget_to_the_baselines_end():
-    assert budget_to([(0, 0.5), (10, 0.7), (40, 0.8)], 0.6) == 0.125
     assert budget_to([(0, 0.5), (40, 0.8)], 0.5) == 0.0
-    assert budget_to([(0, 0.5), (40, 0.8)], 0.81) is None
     assert budget_to([(0, 0.1), (7, 0.3)], 0.1 + 0.2) == 1.0, "a mean rounds"
     found = shares(uniform=[0.80, 0.80, 0.80], oracle=[0.95, 0.95, 0.95], gear=[0.79, 0.9, 0.9])
     assert [v["budget"] for v in found["verdicts"]] == [1.0, pytest.approx(0.55 / 0.7), None]
-
-
-def test_area_is_the_loop():
-    rng = np.random.default_rng(3)
-    for _ in range(20):
-        steps = np.cumsum(rng.integers(1, 9, size=6)).tolist()
-        heights = rng.uniform(size=6).tolist()
-        area = 0.0
-        for n in range(5):
-            area += (steps[n + 1] - steps[n]) * (heights[n] + heights[n + 1]) / 2
-        found = area_under(list(zip(steps, heights, strict=True)))
-        assert found == pytest.approx(area / (steps[5] - steps[0]))
 
 
 def test_without_an_effect_better_is_rare_over_all_methods():
@@ -216,33 +185,24 @@ def test_without_an_effect_better_is_rare_over_all_methods():
     rng = np.random.default_rng(6)
     better, worse, tries = 0, 0, 24
     spreads = ([0.02] * 7, [0.01, 0.01, 0.02, 0.04, 0.08, 0.01, 0.05], [0.0] * 7)
-    names = ("uniform", "m1", "m2", "m3", "m4", "m5", "m6")
-    for num_seeds in (3, 5, 10):
-        for spread in spreads:
-            for _ in range(tries):
-                chances = {
-                    m: 0.7 + s * rng.normal(size=num_seeds) for m, s in zip(names, spread, strict=True)
-                }
-                ends = {m: (rng.binomial(512, chance) / 512).tolist() for m, chance in chances.items()}
-                kinds = [v["verdict"] for v in compare(cells_of(ends))["verdicts"]]
-                better, worse = better + ("better" in kinds), worse + ("worse" in kinds)
+    for num_seeds, spread, _ in product((3, 5, 10), spreads, range(tries)):
+        ends: dict[str, list[float | None]] = {}
+        for name, deviation in zip(("uniform", *"abcdef"), spread, strict=True):
+            chances = 0.7 + deviation * rng.normal(size=num_seeds)
+            ends[name] = (rng.binomial(512, chances) / 512).tolist()
+        kinds = [v["verdict"] for v in compare(cells_of(ends))["verdicts"]]
+        better, worse = better + ("better" in kinds), worse + ("worse" in kinds)
     # Each direction should come to 2.5 %, and both to 5 %.
     assert better <= stats.binom.ppf(0.999, 9 * tries, 0.025)
     assert better + worse <= stats.binom.ppf(0.999, 9 * tries, 0.05)
 
 
-def test_the_curve_of_a_cell_runs_from_before_to_after():
+def test_the_curve_of_a_cell_runs_from_before_to_after_and_that_of_a_failed_one_is_empty():
     way = [{"step": s, "accuracy": a, "n": 8} for s, a in ((15, 0.5), (5, 0.375), (20, 0.125), (0, 1.0))]
     assert curve_of(cell("gear", 0, 0.75, held_out=way)) == ((0, 0.25), (5, 0.375), (15, 0.5), (20, 0.75))
     assert curve_of(cell("gear", 0, None, held_out=way)) == ()
-
-
-def test_a_cell_that_failed_needs_no_numbers():
     row = {"task": "chain", "tier": "hard", "method": "gear", "seed": 3, "steps": 5, "error": "killed"}
-    found = cell_of(row)
-    assert (failure_of(found), curve_of(found), found["accuracy_after"]) == ("killed", (), None)
-    assert failure_of(cell("gear", 0, None, start=None)) == "no number in accuracy_before and accuracy_after"
-    assert failure_of(cell("gear", 0, 0.5)) is None
+    assert (failure_of(cell_of(row)), curve_of(cell_of(row))) == ("killed", ())
 
 
 RESULTS = sorted((Path(__file__).parents[2] / "docs/results").glob("compare_*/*.json"))
@@ -252,7 +212,7 @@ RESULTS = sorted((Path(__file__).parents[2] / "docs/results").glob("compare_*/*.
 def test_a_committed_comparison_is_what_its_cells_say(file):
     [stored] = json.loads(file.read_text(encoding="utf-8"))["comparisons"]
     cells = [cell_of(row) for row in stored["cells"]]
-    found = json.loads(json.dumps(compare(cells, stored["baseline"], stored["level"], stored.get("ceiling"))))
+    found = json.loads(json.dumps(compare(cells, stored["baseline"], stored.get("ceiling"))))
     for before, now in zip(stored["verdicts"], found["verdicts"], strict=True):
         shared = now.keys() & before.keys()
         assert len(shared) >= 17

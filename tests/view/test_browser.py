@@ -105,17 +105,6 @@ def made(folder: Path, *files: list[Record], **changes: object) -> Path:
     return folder / "page.html"
 
 
-def test_the_page_requests_nothing_and_its_policy_runs_no_other_script(browser, tmp_path):
-    browser.open(made(tmp_path, [MIXED]))
-    assert browser.js("performance.getEntriesByType('resource').length") == 0
-    assert browser.js(
-        "((e) => {e.textContent = 'window.broken = 1'; document.body.append(e); return window.broken})"
-        "(document.createElement('script'))"
-    ) is None  # fmt: skip
-    [entry] = browser.driver.get_log("browser")
-    assert "Content Security Policy" in entry["message"]
-
-
 def test_tokens_have_the_terminals_colours_and_lines_below_for_the_sign(browser, tmp_path):
     browser.open(made(tmp_path, [MIXED]))
     style = "[...document.querySelectorAll('.body .t')].map((e) => getComputedStyle(e)[arguments[0]])"
@@ -176,20 +165,3 @@ def test_nothing_of_a_record_is_markup_or_code(browser, tmp_path):
     assert browser.js("[window.broken, document.querySelectorAll('img').length]") == [None, 0]
     assert browser.texts(".body .t")[0] == browser.texts(".question")[0] == NASTY
     assert {NASTY: "0.5", "  proto  ": "0.25"}.items() <= browser.numbers().items()
-
-
-def test_null_is_shown_as_not_finite_and_invisible_characters_are_shown(browser, tmp_path):
-    changes = {"credit": [None, None, -8.0, 2.0, 0.0], "signals": {"divergence": [None] * 5}}
-    browser.open(made(tmp_path, [MIXED], tokens=["a\n\nb", "\t", "\u202e\ud800", "", "x"], **changes))
-    browser.hover(0)
-    assert (browser.numbers()["advantage"], browser.numbers()["KL"]) == ("not finite", "not finite")
-    assert browser.texts(".body .t") == ["a⏎\n⏎\nb", "⇥", "\\u202e\\ud800", "∅", "x"]
-
-
-def test_a_page_that_was_cut_off_says_so(browser, tmp_path):
-    page = made(tmp_path, [MIXED, AGENT])
-    page.write_text(page.read_text().partition('<script type="text/plain" id="r1">')[0])
-    browser.open(page)
-    browser.press("j")
-    browser.wait("!document.getElementById('message').hidden")
-    assert "the page lacks the block r1: it was cut off" in browser.texts("#message")[0]

@@ -18,12 +18,6 @@ def headings(path: Path) -> list[str]:
     return [comment for comment in comments if comment in known]
 
 
-def points(path: Path, gid: str) -> list[tuple[float, float]]:
-    found = re.search(rf'<g id="{gid}">.*?</g>\s*</g>', path.read_text(), re.S)
-    assert found
-    return [(float(x), float(y)) for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', found[0])]
-
-
 @pytest.mark.parametrize("key", ALL)
 def test_a_panel_appears_with_any_one_of_its_keys_and_alone(key, tmp_path: Path):
     save_curves([{"step": 1, key: 0.5}, {"step": 2, "loss": 1.0}, {key: 9.0}], tmp_path / "c.svg")
@@ -37,29 +31,14 @@ def test_nothing_to_draw_says_what_is_missing(history, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_accuracy_marks_stand_at_the_ends_of_the_run(tmp_path: Path):
-    path = tmp_path / "c.svg"
-    save_curves([{"step": n, "reward": n / 10} for n in (2, 4, 9)], path, {"before": 0.2, "after": 0.9})
-    assert headings(path) == ["Reward", "Held-out accuracy"]
-    ((left, low),), ((right, high),) = points(path, "accuracy-0"), points(path, "accuracy-1")
-    assert left < right and low > high, "y grows downwards"
-    assert "before 20%" in path.read_text() and "after 90%" in path.read_text()
-
-
-def test_rows_may_come_in_any_order_and_a_repeated_step_counts_once(tmp_path: Path):
+def test_rows_may_come_in_any_order_and_the_later_of_a_step_counts(tmp_path: Path):
     rows = [{"step": n, "reward": n / 10, "gear/weight/max": 2.0} for n in (1, 2, 3)]
     save_curves(rows, tmp_path / "a.svg")
     save_curves([{"step": 3, "reward": 0.9}, rows[2], rows[0], rows[1]], tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_many_points_are_smoothed_by_the_mean_that_is_named(tmp_path: Path):
-    save_curves([{"step": n, "reward": n % 2} for n in range(100)], tmp_path / "c.svg")
-    assert "<!-- mean of 5 -->" in (tmp_path / "c.svg").read_text()
-    save_curves([{"step": n, "reward": n % 2} for n in range(20)], tmp_path / "c.svg")
-    assert "<!-- mean of" not in (tmp_path / "c.svg").read_text()
-
-
 def test_titles_are_not_mathematics(tmp_path: Path):
-    save_curves([{"step": 1, **ALL}], tmp_path / "c.svg", {"$x$ <": 0.0, "日": 1.0}, "cost $x_1$ \x1b日")
-    assert "cost $x_1$ ␛日" in (tmp_path / "c.svg").read_text()
+    save_curves([{"step": 1, **ALL}], tmp_path / "c.svg", {"$x$ <": 0.2, "日": 1.0}, "cost $x_1$ \x1b日")
+    drawn = (tmp_path / "c.svg").read_text()
+    assert "cost $x_1$ ␛日" in drawn and "$x$ &lt; 20%" in drawn

@@ -9,8 +9,6 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gear_rl.records import Record, RecordWriter
 from gear_rl.view import html as module
 from gear_rl.view.html import save_html
@@ -77,17 +75,6 @@ def test_every_number_comes_back_to_three_digits_and_nan_as_null(tmp_path):
     assert page_of(tmp_path, given) == page, "the same records give the same bytes"
 
 
-def test_text_is_made_visible_and_line_breaks_stay(tmp_path):
-    given = record(
-        4, tokens=["a\tb\n", "\x1b[31m", "x", ""], prompt="x\ny\x07", teacher_prompt="x\nit is \x07"
-    )
-    (tmp_path / "r.jsonl").write_text(given.to_json().replace('"x"', '"\\u202e\\ud800"'))
-    save_html([tmp_path / "r.jsonl"], tmp_path / "page.html")
-    found = block((tmp_path / "page.html").read_text(encoding="utf-8"), "r0")
-    assert found["words"] == ["a⇥b\n", "␛[31m", "\\u202e\\ud800", ""]
-    assert (found["prompt"], found["whole"], found["teacher"]) == ("x\ny␇", "", "x\nit is ␇")
-
-
 def test_turns_are_laid_out_and_the_tokens_of_the_policy_stay_as_they_are(tmp_path):
     found = block(page_of(tmp_path, agent()), "r0")
     assert [found["words"][w] for w in found["word"]] == ["look", "<|im_end|>", "a\nb", "done\n", "."]
@@ -103,6 +90,15 @@ def test_the_list_knows_every_record_and_which_completions_are_the_same(tmp_path
         record(prompt="2+2", reward=None, advantage=NAN, weight=[NAN, 1.0, 3.0], mask=[1, 0, 1]),
         record(ids=[1, 2, 3], segment=[0, 0, 0]),
     ]
+    files = [write(tmp_path / name / "records.jsonl", *rows) for name in ("a", "b")]
+    assert save_html(files, tmp_path / "page.html") == 8
+    found = index((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert [(method["name"], method["file"]) for method in found["methods"]] == [
+        ("gear", "a/records.jsonl"), ("rlsd", "a/records.jsonl"), ("gear", "b/records.jsonl"),
+        ("rlsd", "b/records.jsonl"),
+    ]  # fmt: skip
+    assert found["records"]["method"] == [0, 1, 0, 0, 2, 3, 2, 2]
+    assert found["records"]["same"] == [0, 0, 1, 2] * 2
     found = index(page_of(tmp_path, *rows))
     assert found["methods"] == [{"name": "gear", "file": ""}, {"name": "rlsd", "file": ""}]
     assert found["records"] == {
@@ -110,14 +106,6 @@ def test_the_list_knows_every_record_and_which_completions_are_the_same(tmp_path
         "reward": [1.0, 1.0, None, 1.0], "advantage": [0.5, 0.5, None, 0.5], "tokens": [3] * 4,
         "segments": [3, 3, 2, 1], "spread": [1.0, 1.5, 0.0, 1.0], "hint": ["1+1", "1+1", "2+2", "1+1"],
     }  # fmt: skip
-
-
-def test_the_same_method_of_two_files_has_two_names(tmp_path):
-    files = [write(tmp_path / name / "records.jsonl", record()) for name in ("a", "b")]
-    assert save_html(files, tmp_path / "page.html") == 2
-    found = index((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert [method["file"] for method in found["methods"]] == ["a/records.jsonl", "b/records.jsonl"]
-    assert found["records"]["method"] == [0, 1] and found["records"]["same"] == [0, 0]
 
 
 def test_onsets_are_counted_with_their_divergence(tmp_path):
@@ -164,15 +152,3 @@ def test_the_script_never_reads_text_as_markup_or_code():
     for path in (Path(module.__file__).parent / "viewer").glob("*.js"):
         forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\bfetch\b"
         assert not re.search(forbidden, path.read_text(encoding="utf-8")), path.name
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [("\n", r"b\.jsonl: no records in it"), ("{", r"b\.jsonl, line 1: not JSON")]
-)
-def test_a_broken_file_is_named_and_leaves_the_old_page(tmp_path, content, message):
-    good = write(tmp_path / "a.jsonl", record())
-    (tmp_path / "b.jsonl").write_text(content)
-    (tmp_path / "page.html").write_text("old")
-    with pytest.raises(ValueError, match=message):
-        save_html([good, tmp_path / "b.jsonl"], tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text() == "old"

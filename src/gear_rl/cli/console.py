@@ -25,6 +25,8 @@ out_console, error_console = Console(), Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
 DEBUG = "GEAR_DEBUG"
 """With this environment variable errors keep their traceback; ``gear --debug`` sets it."""
+_PACE = 30.0
+"""Seconds between two lines of progress."""
 _READERS = ("pyarrow", "datasets", "huggingface_hub", "safetensors")
 """Libraries that read the user's files: whatever they raise is an error in a file or its location."""
 
@@ -123,34 +125,19 @@ def show_log(level: int = logging.INFO) -> None:
     log.propagate = False
 
 
-class Pace:
-    """A plain line of progress every half minute; nothing in a terminal, which shows a bar.
-
-    >>> say = Pace(Console(file=sys.stdout), every=0.0)
-    >>> say("scoring gear: 8 of 64")
-    scoring gear: 8 of 64
-    """
-
-    def __init__(self, console: Console, every: float = 30.0) -> None:
-        self._console, self._every = console, every
-        self._last = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if self._console.is_terminal or time.monotonic() - self._last < self._every:
-            return
-        self._last = time.monotonic()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 @contextmanager
 def progress_bar(console: Console, what: str = "") -> Generator[Callable[[str, float, int], None]]:
-    """A bar in a terminal, else a line now and then; its function takes a name, the work done and the total."""
+    """A bar in a terminal, else a line every half minute; its function takes a name, the work done, the total."""
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        work, pace = bar.add_task(what), Pace(console)
+        work, last = bar.add_task(what), time.monotonic()
 
         def advance(name: str, done: float, total: int) -> None:
+            nonlocal last
             bar.update(work, description=f"{what}{name}", completed=done, total=total)
-            pace(f"{what}{name}: {done:g} of {total}")
+            if not console.is_terminal and time.monotonic() - last >= _PACE:
+                last = time.monotonic()
+                line = f"{what}{name}: {done:g} of {total}"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield advance
 

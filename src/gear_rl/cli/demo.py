@@ -33,7 +33,8 @@ def demo(
 
     Settings of the method may follow: --credit.alpha 0.5. An earlier demo in the folder is replaced.
     """
-    from gear_rl.cli.progress import HeldOut, ProgressLine
+    from gear_rl.cli.progress import ProgressLine
+    from gear_rl.lab.training import Between
     from gear_rl.records import read_records
     from gear_rl.runs.arena import accuracies, arena_config, task_of
     from gear_rl.runs.config import build_method, parse_overrides, parse_word, put
@@ -83,7 +84,13 @@ def demo(
             before = held_out(n_eval)
         with ProgressLine(out_console) as line:
             line.note(accuracy=before)
-            curve = HeldOut(held_out, line, every=max(1, steps // 6), count=min(128, n_eval))
+
+            def between(count: int) -> float:
+                accuracy = held_out(count)
+                line.note(accuracy=accuracy)
+                return round(accuracy, 4)
+
+            curve = Between(between, every=max(1, steps // 6), count=min(128, n_eval))
             for callback in (line, curve):
                 trainer.add_callback(callback)
             training = time.perf_counter()

@@ -4,7 +4,6 @@
 # pyright: reportMissingTypeStubs=false
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -93,17 +92,3 @@ class ProgressLine(TrainerCallback):
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
-
-
-class HeldOut(TrainerCallback):
-    """The held-out accuracy now and then, for the line and as ``points``."""
-
-    def __init__(self, solve: Callable[[int], float], line: ProgressLine, every: int, count: int) -> None:
-        self._solve, self._line, self._every, self._count = solve, line, every, count
-        self.points: list[dict[str, float]] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self._every == 0 and state.global_step < state.max_steps:
-            value = self._solve(self._count)
-            self.points.append({"step": state.global_step, "accuracy": round(value, 4), "n": self._count})
-            self._line.note(accuracy=value)

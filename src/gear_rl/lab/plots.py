@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
+from gear_rl.lab.statistics import Interval, mean_interval
 from gear_rl.lab.verdict import Curve, cell_of, curve_of, failure_of
 from gear_rl.view.picture import figure_style, write_figure
 from gear_rl.view.terminal import shortened, visible
@@ -89,7 +89,7 @@ def inline_svg(figure: Drawing, name: str) -> str:
 
 def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
     verdicts = c["verdicts"]
-    figure = _figure(8.6, 0.9 + 0.36 * len(verdicts))
+    figure = Figure(figsize=(8.6, 0.9 + 0.36 * len(verdicts)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for y, verdict in enumerate(verdicts):
         ends = [cell["accuracy_after"] for cell in cells if cell["method"] == verdict["method"]]
@@ -119,7 +119,7 @@ def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
-def over_seeds(rows: Sequence[Curve], level: float = LEVEL) -> list[tuple[int, float, Interval | None]]:
+def over_seeds(rows: Sequence[Curve]) -> list[tuple[int, float, Interval | None]]:
     """Step, mean over the seeds and its interval, at the steps that every seed has.
 
     >>> over_seeds([[(0, 0.25), (5, 1.0)], [(0, 0.25), (5, 0.5), (7, 0.5)]])[1][:2]
@@ -128,19 +128,19 @@ def over_seeds(rows: Sequence[Curve], level: float = LEVEL) -> list[tuple[int, f
     by_step = [dict(row) for row in rows]
     shared = sorted(set.intersection(*map(set, by_step))) if by_step else []
     points = [(step, [row[step] for row in by_step]) for step in shared]
-    return [(step, math.fsum(values) / len(values), mean_interval(values, level)) for step, values in points]
+    return [(step, math.fsum(values) / len(values), mean_interval(values)) for step, values in points]
 
 
 def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
     points: dict[str, list[tuple[int, float, Interval | None]]] = {}
     for method in (verdict["method"] for verdict in c["verdicts"]):
         curves = [curve_of(cell) for cell in cells if cell["method"] == method]
-        if row := over_seeds(curves, c["level"]):
+        if row := over_seeds(curves):
             points[method] = row
     others = [method for method in points if method != c["baseline"]] or list(points)
     columns = min(4, len(others))
     rows = math.ceil(len(others) / columns)
-    figure = _figure(max(3.4, 2.15 * columns), 0.3 + 1.8 * rows)
+    figure = Figure(figsize=(max(3.4, 2.15 * columns), 0.3 + 1.8 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat[len(others) :]:
         axes.set_axis_off()
@@ -162,7 +162,7 @@ def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
 
 def _localisation(place: Mapping[str, Any]) -> Any:
     rows = [row for row in place["rows"] if row["auc"][0] is not None]
-    figure = _figure(6.4, 0.9 + 0.28 * len(rows))
+    figure = Figure(figsize=(6.4, 0.9 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
     names: list[str] = []
     for y, row in enumerate(rows):
@@ -174,10 +174,6 @@ def _localisation(place: Mapping[str, Any]) -> Any:
     _rows_axis(axes, names)
     axes.set_xlim(min(0.0, *axes.get_xlim()), 1.02)
     return figure
-
-
-def _figure(width: float, height: float) -> Any:
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _name(name: str) -> str:

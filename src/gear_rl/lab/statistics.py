@@ -38,7 +38,7 @@ class Paired(NamedTuple):
     interval: Interval | None
     """Corrected for the family; None below three pairs."""
     p: float | None
-    """Two-sided, corrected for the family: below 1 - level exactly where the interval excludes 0."""
+    """Two-sided, corrected for the family: below 1 - LEVEL exactly where the interval excludes 0."""
 
 
 def mean_interval(
@@ -59,11 +59,7 @@ def mean_interval(
 
 
 def paired_difference(
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    level: float = LEVEL,
-    family: int = 1,
-    least_spread: float = 0.0,
+    ours: Sequence[float], theirs: Sequence[float], family: int = 1, least_spread: float = 0.0
 ) -> Paired:
     """Mean of ``ours - theirs`` pair by pair, with Student's interval and p (the paired t test).
 
@@ -77,7 +73,7 @@ def paired_difference(
     if data.size == 0:
         return Paired(0, None, None, None)
     mean, error = _mean_and_error(data, least_spread)
-    interval = mean_interval(data.tolist(), 1 - (1 - level) / family, least_spread)
+    interval = mean_interval(data.tolist(), 1 - (1 - LEVEL) / family, least_spread)
     if interval is None:
         return Paired(data.size, mean, None, None)
     t = abs(mean) / error if error else (math.inf if mean else 0.0)
@@ -85,9 +81,7 @@ def paired_difference(
     return Paired(data.size, mean, interval, p)
 
 
-def ratio_interval(
-    parts: Sequence[float], wholes: Sequence[float], level: float = LEVEL
-) -> tuple[float, Interval] | None:
+def ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval] | None:
     """The ratio of two paired means, with Fieller's interval (1954): all r at which Student's test does not
     distinguish the mean of ``parts - r wholes`` from 0.
 
@@ -100,7 +94,7 @@ def ratio_interval(
     ours, full = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if ours.size < LEAST:
         return None
-    t_squared = float(special.stdtrit(ours.size - 1, (1 + level) / 2)) ** 2
+    t_squared = float(special.stdtrit(ours.size - 1, (1 + LEVEL) / 2)) ** 2
     mean, base = math.fsum(ours) / ours.size, math.fsum(full) / full.size
     (ours_var, shared), (_, base_var) = np.cov(ours, full) / ours.size
     # (mean - r base)^2 <= t^2 (ours_var - 2 r shared + r^2 base_var), a r^2 - 2 b r + c <= 0
@@ -112,7 +106,7 @@ def ratio_interval(
     return mean / base, Interval(float((b - reach) / a), float((b + reach) / a))
 
 
-def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
+def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     """The bias-corrected, accelerated bootstrap interval of the mean; None below three values.
 
     For many values of unknown shape (completions), not for seeds: of 10 values it may cover 0.62 only.
@@ -125,7 +119,7 @@ def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interva
         return None
     if np.ptp(data) == 0:
         return Interval(float(data[0]), float(data[0]))
-    options: dict[str, Any] = {"confidence_level": level, "n_resamples": RESAMPLES, "vectorized": True}
+    options: dict[str, Any] = {"confidence_level": LEVEL, "n_resamples": RESAMPLES, "vectorized": True}
     options["batch"] = max(1, 2_000_000 // data.size)  # else all resamples are in memory at once
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings(action="ignore", category=stats.DegenerateDataWarning):

@@ -240,10 +240,13 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
             task = OwnTask(float(spec.run["right"]))
             problems = held_out_rows(trainer.eval_dataset)[spec.first : spec.first + spec.n_eval]
 
-        def measured(count: int | None = None, samples: int = 1) -> list[float]:
-            return accuracies(task, trainer, problems[:count], seed=spec.seed, samples=samples)
+        def measured(samples: int = 1) -> list[float]:
+            return accuracies(task, trainer, problems, seed=spec.seed, samples=samples)
 
-        between = _Between(spec, measured)
+        def some(count: int) -> float:
+            return accuracies(task, trainer, problems[:count], seed=spec.seed)[0]
+
+        between = Between(some, every=-(-spec.steps // _POINTS), count=spec.n_between)
         trainer.add_callback(between)
         shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
         held_out = sha256("\n".join(shown).encode()).hexdigest()
@@ -284,15 +287,14 @@ def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
     return shares
 
 
-class _Between(TrainerCallback):
-    """Measures some of the held-out problems every few steps."""
+class Between(TrainerCallback):
+    """Measures the accuracy on ``count`` held-out problems every few steps, but the last, as ``points``."""
 
-    def __init__(self, spec: Spec, measured: Callable[[int], list[float]]) -> None:
-        self.spec, self.measured = spec, measured
+    def __init__(self, measured: Callable[[int], float], *, every: int, count: int) -> None:
+        self._measured, self._every, self._count = measured, every, count
         self.points: list[dict[str, float]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        every, count = -(-self.spec.steps // _POINTS), self.spec.n_between
-        if state.global_step % every == 0 and state.global_step < state.max_steps and count:
-            [value] = self.measured(count)
-            self.points.append({"step": state.global_step, "accuracy": value, "n": count})
+        if state.global_step % self._every == 0 and state.global_step < state.max_steps and self._count:
+            accuracy = self._measured(self._count)
+            self.points.append({"step": state.global_step, "accuracy": accuracy, "n": self._count})

@@ -70,10 +70,7 @@ def curve_of(cell: Mapping[str, Any]) -> Curve:
 
 
 def compare(
-    rows: Sequence[Mapping[str, Any]],
-    baseline: str = "uniform",
-    level: float = LEVEL,
-    ceiling: str | None = None,
+    rows: Sequence[Mapping[str, Any]], baseline: str = "uniform", ceiling: str | None = None
 ) -> dict[str, Any]:
     """The verdict on every method of ``rows``, runs of one task, tier and budget.
 
@@ -100,7 +97,7 @@ def compare(
         "steps": cells[0]["steps"],
         "n_eval": _one(finished, "n_eval"),
         "samples": _one(finished, "samples"),
-        "level": level,
+        "level": LEVEL,
         # p is corrected for the methods that were compared with the baseline, failed ones included.
         "family": max(1, len(runs) - (1 if ceiling is None else 2)),
         "seeds": seeds,
@@ -211,7 +208,7 @@ def _paired(
     """Ours less theirs over the seeds that both finished; the spread is one held-out problem at least."""
     seeds = sorted(ours.keys() & theirs.keys())
     a, b = ([of(curves[seed]) for seed in seeds] for curves in (ours, theirs))
-    return paired_difference(a, b, found["level"], family, _resolution(found))
+    return paired_difference(a, b, family, _resolution(found))
 
 
 def _resolution(found: Mapping[str, Any]) -> float:
@@ -227,13 +224,13 @@ def _verdict(
     gain: Paired | None,
 ) -> dict[str, Any]:
     """One method; a number is None where too few seeds finished."""
-    baseline, level = found["baseline"], found["level"]
+    baseline = found["baseline"]
     ours, theirs = curves[method], curves[baseline]
     other = {} if method == baseline else ours
     family = 1 if method == found["ceiling"] else found["family"]
     final, area = (_paired(other, theirs, of, found, family) for of in (_end, area_under))
     ends, goal = [_end(curve) for curve in ours.values()], _mean([_end(curve) for curve in theirs.values()])
-    interval = mean_interval(ends, level, _resolution(found))
+    interval = mean_interval(ends, least_spread=_resolution(found))
     spent = [] if goal is None else [budget_to(curve, goal) for curve in ours.values()]
     budgets = [] if None in spent else [value for value in spent if value is not None]
     share, share_interval = _share_of_ceiling(method, curves, found, gain) or (None, None)
@@ -263,7 +260,7 @@ def _verdict(
         "share": share,
         "share_interval": share_interval,
         "budget": _mean(budgets),
-        "budget_interval": mean_interval(budgets, level),
+        "budget_interval": mean_interval(budgets),
     }
 
 
@@ -276,7 +273,7 @@ def _share_of_ceiling(
     ours, theirs, best = (curves[name] for name in (method, found["baseline"], found["ceiling"]))
     seeds = [seed for seed in theirs if seed in ours and seed in best]
     gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
-    return ratio_interval(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds], found["level"])
+    return ratio_interval(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds])
 
 
 def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[str, str]:
