@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-oldest-processor test-verl install-verl campaign bench pages docs docs-serve check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -87,6 +87,12 @@ pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked
 	$(BIN)/python -m doctest docs/_hooks/docstrings.py
 	NO_MKDOCS_2_WARNING=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/mkdocs build --strict
+
+release: $(VENV)/.dev ## Build what would be published into dist/, and check it
+	$(PIP) install -q -c constraints.txt -e '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build -q -o dist .
+	$(BIN)/twine check --strict dist/*
 
 docs-serve: $(VENV)/.docs ## Show the documentation site at http://127.0.0.1:8000 and follow what is edited
 	NO_MKDOCS_2_WARNING=1 PATH=$(abspath $(BIN)):$$PATH $(BIN)/mkdocs serve

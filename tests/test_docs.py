@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,8 @@ def test_the_python_of_a_page_runs_and_prints_what_its_comments_say(
 
 COMMANDS = {"gear": "gear_rl.cli.app", "python -m benchmarks": "benchmarks.app"}
 """Where the command lines are that the documents name."""
+STARTER = ROOT / "src" / "gear_rl" / "cli" / "starters" / "maths"
+"""Where `gear init` takes the run.yaml from that the guides train."""
 COMMAND = rf"(?:{'|'.join(COMMANDS)}) [a-z]"
 
 
@@ -105,7 +108,8 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, comman
     context = known.make_context(name, words, parent=context)  # raises for an option that does not exist
     if name == "train":
         config = context.params["config"]
-        load_config(config and ROOT / config, context.args)
+        folder = STARTER if config == Path("run.yaml") else ROOT
+        load_config(config and folder / config, context.args)
     elif name in ("demo", "score"):
         own = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
         method = ["--credit", context.params["credit"]] if name == "demo" else []
@@ -129,6 +133,29 @@ def test_the_tables_of_the_methods_page_are_made_from_settings_and_measured_cost
     marks = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
     assert len(marks) > 20 and marks == ["costs", *re.findall(r"^## (\w+)$", page, re.MULTILINE)]
     assert page == methods_page(page, costs), "run make pages"
+
+
+def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
+    """Composed as it stands, with a dataset and a model of this machine in place of the hub's."""
+    import datasets
+
+    from gear_rl.runs.tiny_model import save_tiny_model
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
+    code = "\n".join(line[1:] for line in block.splitlines() if not line.startswith("-"))
+    rows = [{"question": f"{n} + 1 = ?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(4)]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, split: datasets.Dataset.from_list(rows))
+    monkeypatch.chdir(tmp_path)
+    small = (
+        "max_steps=1, max_completion_length=4, use_cpu=True, bf16=False, report_to='none', save_strategy='no'"
+    )
+    code = code.replace('"Qwen/Qwen3-0.6B"', repr(save_tiny_model(tmp_path / "model", [])))
+    names: dict[str, Any] = {}
+    exec(code.replace('"runs/gsm8k"', f'"runs/gsm8k", {small}'), names)
+    trainer = names["trainer"]
+    assert trainer.state.global_step == 1 and trainer.credit == gear_rl.Gear()
+    assert trainer.state.log_history[0]["gear/fallback/no_context"] == 0
 
 
 def test_the_trl_script_of_the_examples_trains(tmp_path):

@@ -26,7 +26,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "signals": GROUND,
     "view": GROUND,
     "credit": GROUND | {"signals"},
-    "engines": GROUND | {"signals", "credit"},
+    "engines": GROUND | {"signals", "credit", "methods"},
     "arena": GROUND | {"signals"},
     "data": GROUND | {"arena"},
     "runs": BELOW_RUNS,

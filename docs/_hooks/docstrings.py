@@ -1,5 +1,6 @@
 """Docstrings are plain text with doctests; this turns them into the Markdown that shows them so."""
 
+import ast
 import re
 
 import griffe
@@ -17,6 +18,23 @@ class PlainText(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs) -> None:
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_attribute(self, *, attr: griffe.Attribute, **kwargs) -> None:
+        """A field that is made by ``_setting(default, help)`` shows its default and its help."""
+        if str(attr.value).startswith("_setting("):
+            attr.value, text = _default_and_help(attr.value)
+            attr.docstring = griffe.Docstring(as_markdown(text), parent=attr)
+
+    def on_function(self, *, func: griffe.Function, **kwargs) -> None:
+        """So does the parameter of the same name."""
+        for parameter in func.parameters:
+            if str(parameter.default).startswith("_setting("):
+                parameter.default, _ = _default_and_help(parameter.default)
+
+
+def _default_and_help(call: griffe.Expr | str) -> tuple[str, str]:
+    default, text = ast.parse(str(call), mode="eval").body.args
+    return ast.unparse(default), ast.literal_eval(text)
 
 
 def as_markdown(text: str) -> str:

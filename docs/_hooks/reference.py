@@ -4,13 +4,26 @@ A module that is added or moved needs no line here. Names with an underscore are
 line, whose page is made from its help.
 """
 
+import ast
+import re
 from pathlib import Path
 
 import griffe
+from docstrings import as_markdown
 from mkdocs.structure.files import File
 
 SOURCE = Path(__file__).parents[2] / "src"
 LEFT_OUT = {"cli"}
+SETTINGS = "reference/settings.md"
+GROUPS = {
+    "The teacher": r"teacher_",
+    "What the teacher sees": r"privileged_|max_privileged|success_reward",
+    "Signals and their cost": r"answer_pattern|credit_batch_size|student_pass",
+    "Records": r"record_",
+    "Tools": r"tool_",
+    "Evaluation, folders, failures": r"",
+}
+"""Headings of the page of settings, and how the names under each begin; the first that fits counts."""
 
 
 def on_config(config):
@@ -27,7 +40,28 @@ def on_files(files, config):
     """Add the page of every module."""
     for module in _walk(_package()):
         files.append(File.generated(config, _page(module), content=_text(module)))
+    files.append(File.generated(config, SETTINGS, content=_settings()))
     return files
+
+
+def _settings() -> str:
+    """Every setting that ``GEARConfig`` has beside TRL's, in groups."""
+    package = _package()
+    classes = [package["credit.config.CreditConfig"], package["engines.trl.config.GEARConfig"]]
+    fields = {name: one for cls in classes for name, one in cls.attributes.items()}
+    rows: dict[str, str] = dict.fromkeys(GROUPS, "")
+    for name, field in fields.items():
+        if str(field.value).startswith("_setting("):
+            default, text = map(ast.unparse, ast.parse(str(field.value), mode="eval").body.args)
+            group = next(group for group, begins in GROUPS.items() if re.match(begins, name))
+            meaning = as_markdown(ast.literal_eval(text)).replace("|", "\\|")
+            rows[group] += f"| `{name}` | `{default}` | {meaning} |\n"
+    tables = [f"## {group}\n\n| setting | default | |\n|---|---|---|\n{text}" for group, text in rows.items()]
+    about = (
+        "Keys of a run's file, flags of `gear train` and arguments of `GEARConfig`. Every setting of TRL's "
+        "`GRPOConfig` is one too, and a method has [its own](../methods.md)."
+    )
+    return "\n\n".join(["# Settings", about, *tables])
 
 
 def _package() -> griffe.Module:

@@ -55,6 +55,8 @@ def test_settings_without_a_name_are_those_of_the_default_method(words, method):
         (["--learnin_rate", "1"], "learnin_rate: no such setting; did you mean learning_rate?"),
         (["--learning_rate", "fast"], "learning_rate: 'fast' is not right: Input should be a valid number"),
         (["--max_steps"], "--max_steps: its value is missing"),
+        (["--chat", "true", "max_steps"], "'max_steps': expected --key value"),
+        (["--lora_r", "8", "--lora.r", "4"], "lora_r: lora.r is given too; leave one of them out"),
         (["--model.name", "x"], "model: {'name': 'x'} is not right: Input should be a valid string"),
         (["--reward", "null"], "reward: missing; give it in the file or as --reward VALUE"),
     ],
@@ -186,3 +188,17 @@ def test_a_dry_run_prints_what_would_run():
     assert "learning_rate: 0.0001" in done.stdout
     assert "alpha=0.5" in done.stdout
     assert commands.gear("doctor").returncode == 0
+
+
+def test_the_flags_of_trls_scripts_are_known():
+    words = "--model_name_or_path arena --dataset_name arena --reward_funcs arena math --use_peft --lora_r 8"
+    config = load_config(
+        None, [*words.split(), "--attn_implementation", "sdpa", "--bf16", "--max_steps", "2"]
+    )
+    assert (config.model, config.dataset, config.reward) == ("arena", "arena", ["arena", "math"])
+    assert config.lora == {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05}
+    assert config.trainer == {
+        "model_init_kwargs": {"attn_implementation": "sdpa"},
+        "bf16": True,
+        "max_steps": 2,
+    }

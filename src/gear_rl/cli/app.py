@@ -10,6 +10,7 @@ from gear_rl.cli.console import DEBUG, user_errors
 from gear_rl.cli.demo import demo
 from gear_rl.cli.doctor import doctor
 from gear_rl.cli.export import verl
+from gear_rl.cli.init import init
 from gear_rl.cli.methods import methods
 from gear_rl.cli.model import model
 from gear_rl.cli.report import report
@@ -39,7 +40,7 @@ export.callback(help=_EXPORT)(lambda: None)
 export.command(context_settings=_KEYS_MAY_FOLLOW)(user_errors(verl))
 for _command in (train, demo, score, compare, teacher):
     app.command(context_settings=_KEYS_MAY_FOLLOW)(user_errors(_command))
-for _command in (methods, view, doctor, model, report):
+for _command in (init, methods, view, doctor, model, report):
     app.command()(user_errors(_command))
 app.add_typer(export, name="export")
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,13 +104,20 @@ def run_plan_with_bar(
     with progress_bar(console, "runs ") as progress:
         done = total = 0
 
-        def expect(todo: int, _: int) -> None:
+        def expect(todo: int, whole: int) -> None:
             nonlocal total
+            if not total:
+                kept = f", {whole - todo} more are finished" if whole > todo else ""
+                console.print(f"{todo} runs to do, {jobs} at a time{kept}", highlight=False)
             total = done + todo
 
         def each(cell: dict[str, Any]) -> None:
             nonlocal done
             done += 1
+            if done == 1:
+                left = timedelta(seconds=round(cell["seconds"] * (total - 1) / jobs))
+                about = f"a run takes about {cell['seconds']:.0f} s: {left} left"
+                console.print(about, highlight=False)
             name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
             progress(name, done, total)
             if cell.get("error") is not None:

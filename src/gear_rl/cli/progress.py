@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from transformers.trainer_callback import TrainerCallback
 
+from gear_rl.engines.trl.health import health
+
 SHOWN = {
     "reward": "reward",
     "eval_reward": "held out",
@@ -24,7 +26,8 @@ SHOWN = {
 
 
 class ProgressLine(TrainerCallback):
-    """A bar in a terminal, else one plain line every tenth of the run, with its pace.
+    """A bar in a terminal, else one plain line every tenth of the run, with its pace; with health, a line of it
+    at every log.
 
     >>> import sys
     >>> from types import SimpleNamespace
@@ -35,10 +38,10 @@ class ProgressLine(TrainerCallback):
     train 2/20  reward 0.25  accuracy 0.50  ... s a step, ... left
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, with_health: bool = False) -> None:
         numbers = "[cyan]{task.fields[numbers]}"
         columns = (BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeElapsedColumn(), "·")
-        self.console, self._latest = console, dict[str, Any]()
+        self.console, self._health, self._latest = console, with_health, dict[str, Any]()
         self._bar = Progress(
             "train", *columns, TimeRemainingColumn(), "left", console=console, disable=not console.is_terminal
         )
@@ -68,6 +71,9 @@ class ProgressLine(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         self._latest.update(logs or {})
+        if self._health and state.is_world_process_zero and "frac_reward_zero_std" in (logs or {}):
+            line = f"step {state.global_step}: {health(logs or {})}"
+            self.console.print(line, highlight=False, soft_wrap=True)
         latest = {
             word: self._latest[key]
             for key, word in SHOWN.items()

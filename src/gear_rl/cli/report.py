@@ -1,4 +1,4 @@
-"""``gear report``: the page of a comparison, from its JSON file."""
+"""``gear report``: the page of a run or of a comparison, from what its folder holds."""
 
 import json
 from pathlib import Path
@@ -8,21 +8,38 @@ import typer
 
 from gear_rl.errors import InputError
 
+COMPARISON = "comparison.json"
+
 
 def report(
-    files: Annotated[list[Path], typer.Argument(help="comparison.json of `gear compare`, one or several.")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="The folder of a run or of a comparison, or a comparison.json.")
+    ],
 ) -> None:
-    """Make report.html beside the JSON file of each comparison; `gear compare` writes both."""
+    """Make report.html of a run or of a comparison, as `gear train` and `gear compare` do at their end."""
+    from gear_rl.view.run import save_run_page
+
+    for path in paths:
+        if path.is_dir() and not (path / COMPARISON).exists():
+            try:
+                page = save_run_page(path)
+            except ValueError as error:
+                raise InputError(str(error)) from None
+        else:
+            page = _comparison_page(path / COMPARISON if path.is_dir() else path)
+        typer.echo(f"wrote {page}")
+
+
+def _comparison_page(file: Path) -> Path:
     from jinja2 import TemplateError
 
     from gear_rl.lab.report import save_report
 
-    for file in files:
-        page = file.parent / "report.html"
-        try:
-            save_report(json.loads(file.read_text(encoding="utf-8")), page)
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
-            # A document that somebody edited may lack anything.
-            message = f"{file}: {error}; give the comparison.json of a `gear compare`"
-            raise InputError(message) from None
-        typer.echo(f"wrote {page}")
+    page = file.parent / "report.html"
+    try:
+        save_report(json.loads(file.read_text(encoding="utf-8")), page)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
+        # A document that somebody edited may lack anything.
+        message = f"{file}: {error}; give the comparison.json of a `gear compare`, or a folder"
+        raise InputError(message) from None
+    return page

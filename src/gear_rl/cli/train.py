@@ -15,14 +15,25 @@ def train(
     smoke: Annotated[bool, typer.Option(help="Two steps with a tiny model, on any CPU.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
-    """Train with token credit. Any key of the file may follow as --KEY VALUE, which overrides the file.
+    """Train with token credit. Any key of the file may follow as --KEY VALUE, which overrides the file:
 
-    Keys: model, dataset, dataset_split, dataset_config, held_out, eval_dataset, eval_split, columns,
-    chat, reward, environment, tools, rollout_func, privileged, credit, lora, smoke_rows, and every setting of
-    TRL's GRPOConfig and of GEARConfig (learning_rate, teacher_model_kind, ...).
-    A method's own settings: --credit.alpha 0.5. A value that is a list or a mapping is written as in YAML.
+    \b
+    model      model, lora, model_init_kwargs
+    data       dataset, dataset_config, dataset_split, columns, chat,
+               held_out, eval_dataset, eval_split, smoke_rows
+    reward     reward, environment, tools, rollout_func
+    credit     credit, credit.SETTING (gear methods NAME), privileged,
+               teacher_*, privileged_*, answer_pattern
+    training   output_dir, max_steps, learning_rate, num_generations,
+               max_completion_length, ... (every setting of TRL's GRPOConfig)
+    records    record_file, record_max_mb, report_to, logging_steps
+    folder     resume_from_checkpoint, save_steps, overwrite_output_dir
 
-    gear train --model arena --dataset arena --reward arena --credit gear --max_steps 20
+    The flags of TRL's own scripts (--model_name_or_path, --use_peft) work too.
+    A value that is a list or a mapping is written as in YAML.
+
+    \b
+    gear train --model arena --dataset arena --reward arena --max_steps 20
     """
     from gear_rl.runs.config import build_method, load_config
 
@@ -37,9 +48,10 @@ def train(
     from gear_rl.runs.resolved import how_to_go_on
     from gear_rl.runs.smoke import smoke as smoke_run
     from gear_rl.runs.trainer import train as run
+    from gear_rl.view.run import save_run_page
 
     show_log()
-    with ProgressLine(error_console) as line:
+    with ProgressLine(error_console, with_health=True) as line:
         if smoke:
             facts = smoke_run(chosen, [line], say=lambda text: say(f"smoke: {text}"))
             say(f"smoke: {config or 'the run'} works: {facts}")
@@ -50,4 +62,6 @@ def train(
             if not isinstance(ended, Exception):  # interrupted or terminated
                 ended.add_note(how_to_go_on(chosen))
             raise
-    typer.echo(f"saved {trainer.args.output_dir}")
+    if trainer.is_world_process_zero():
+        page = save_run_page(Path(trainer.args.output_dir))
+        typer.echo(f"saved {trainer.args.output_dir}; open {page}, or: gear view {trainer.args.output_dir}")

@@ -11,7 +11,9 @@ from gear_rl.files import check_output
 
 
 def view(
-    files: Annotated[list[Path], typer.Argument(help="A record file; --html takes several.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="A record file or a run's folder; --html takes several.")
+    ],
     number: Annotated[list[int] | None, typer.Option(help="Which record, from 0; may be repeated.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
     prompts: Annotated[bool, typer.Option("--prompts", help="Show the whole prompts.")] = False,
@@ -23,6 +25,7 @@ def view(
     from gear_rl.view.picture import save_picture
     from gear_rl.view.terminal import choose, rollout_panel
 
+    files = [file / "records.jsonl" if file.is_dir() else file for file in files]
     for file in files:
         if not file.exists():
             raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")

@@ -60,7 +60,10 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{where}: {name} raised {raised(error)}") from error
+            columns = ""
+            if fault is reward_fault and isinstance(error, KeyError | TypeError):  # maybe of a missing column
+                columns = f"; it was given {', '.join(given)}"
+            raise InputError(f"{where}: {name} raised {raised(error)}{columns}") from error
         why = fault(value, given)
         if why is not None:
             raise InputError(f"{where}: {name} gave {why}")

@@ -3,14 +3,11 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import yaml
 
 from gear_rl.arena.task import get_task
 from gear_rl.credit.config import METHOD_SETTINGS
@@ -18,8 +15,9 @@ from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import ORACLE
 from gear_rl.lab.training import Spec, finished, run_cells
+from gear_rl.methods import COMMA, settings_in
 from gear_rl.runs.arena import task_of
-from gear_rl.runs.config import build_method, put
+from gear_rl.runs.config import build_method
 from gear_rl.traits import engine_settings_of
 
 BASELINE = "uniform"
@@ -32,8 +30,6 @@ FACTOR = 2.0
 """Between neighbours of the grid."""
 MOST_STEPS = 3
 """Steps by which the grid is widened on either side before the best rate is left at its edge."""
-_COMMA = re.compile(r",(?![^\[]*\])")
-"""Between two methods or settings, not in the brackets of a list, as in ``clip=[0.5,2]``."""
 
 
 def split_methods(text: str) -> list[str]:
@@ -43,7 +39,7 @@ def split_methods(text: str) -> list[str]:
     ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
     """
     methods: list[str] = []
-    for part in _COMMA.split(text):
+    for part in COMMA.split(text):
         if methods and "=" in part and ":" not in part:
             methods[-1] += f",{part.strip()}"
         elif part.strip():
@@ -65,16 +61,13 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     shown, given, rest = text.partition("=")
     if given and ":" not in shown:
         return shown.strip(), parse_method(rest)[1]
-    name, _, settings = text.partition(":")
-    if "." in name:  # package.module:object
+    if "." in text.partition(":")[0]:  # package.module:object
         return text, {"name": text}
-    credit: dict[str, Any] = dict(ORACLE) if name == CEILING else {"name": name}
-    for part in _COMMA.split(settings) if settings else ():
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"--methods: {part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
-        put(credit, key.strip(), yaml.safe_load(value))
-    return text, credit
+    try:
+        credit = settings_in(text)
+    except ValueError as error:
+        raise InputError(f"--methods: {error}") from None
+    return text, credit | (ORACLE if credit["name"] == CEILING else {})
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,10 @@
 """The catalogue: one file per method, one line per file. Knows no forward pass and no engine."""
 
+import json
+import re
+from typing import Any
+
+from gear_rl.errors import did_you_mean
 from gear_rl.methods.crpo import Crpo
 from gear_rl.methods.distilled_rl import DistilledRl
 from gear_rl.methods.entropy_forks import EntropyForks
@@ -49,6 +54,55 @@ METHODS: dict[str, type[CreditAssigner]] = {
     )
 }
 """Every method by its name; a file of this folder that is missing here fails a test."""
+COMMA = re.compile(r",(?![^\[]*\])")
+"""Between two methods or settings, not in the brackets of a list, as in ``clip=[0.5,2]``."""
+
+
+def settings_in(text: str) -> dict[str, Any]:
+    """The name and the settings in ``name`` or ``name:setting=value,setting=value``.
+
+    A dot leads into a method inside a method. ``ValueError`` for a part without a value.
+
+    >>> settings_in("gear:alpha=0.5,end_rule=turn,clip=[0.5, 2]")
+    {'name': 'gear', 'alpha': 0.5, 'end_rule': 'turn', 'clip': [0.5, 2]}
+    >>> settings_in("shuffled:of.alpha=1")
+    {'name': 'shuffled', 'of': {'alpha': 1}}
+    """
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {"name": name.strip()}
+    for part in COMMA.split(rest) if rest else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
+        *outer, last = key.strip().split(".")
+        inner = settings
+        for step in outer:
+            inner = inner.setdefault(step, {})
+        try:
+            inner[last] = json.loads(value)
+        except ValueError:
+            inner[last] = value.strip()
+    return settings
+
+
+def method_of(text: str) -> CreditAssigner:
+    """The method of the catalogue that ``settings_in`` the text describe.
+
+    >>> method_of("gear:alpha=0.5").alpha
+    0.5
+    >>> method_of("geer")
+    Traceback (most recent call last):
+    ValueError: credit: no method 'geer'; did you mean gear?
+    """
+    settings = settings_in(text)
+    name = settings.pop("name")
+    if name not in METHODS:
+        raise ValueError(f"credit: no method {name!r}; {did_you_mean(name, METHODS)}")
+    try:
+        return METHODS[name](**settings)
+    except TypeError as error:
+        raise ValueError(f"credit: {text!r}: {error}") from None
+
 
 __all__ = [
     "METHODS",
@@ -73,4 +127,6 @@ __all__ = [
     "Shear",
     "Shuffled",
     "Uniform",
+    "method_of",
+    "settings_in",
 ]

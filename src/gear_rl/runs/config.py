@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.methods import METHODS
+from gear_rl.methods import METHODS, settings_in
+from gear_rl.runs.trl_names import NAMES, with_our_names
 from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
@@ -108,12 +109,15 @@ def load_config(
     values = {} if path is None else _read_yaml(Path(path))
     trainer_types = trainer_settings() if types is None else types
     fields = RunConfig.model_fields
-    for key, text in parse_overrides(overrides):
+    hints = {key: field.annotation for key, field in fields.items()} | dict(trainer_types)
+    hints |= {flag: hints.get(ours, list[str]) for flag, ours in NAMES.items()} | {"use_peft": bool}
+    for key, text in parse_overrides(overrides, hints):
         value = parse_word(text)
         hint = fields[key].annotation if key in fields else trainer_types.get(key)
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
         is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
         put(values, key, text if is_text else value)
+    values = with_our_names(values)
     if values.get("resume_from_checkpoint") is True:
         values["resume_from_checkpoint"] = "latest"
     own, trainer = dict[str, Any](), dict[str, Any]()
@@ -136,23 +140,28 @@ def load_config(
     return RunConfig(**own, trainer=trainer)
 
 
-def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
+def parse_overrides(words: Sequence[str], hints: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
     """``--key value`` and ``--key=value`` pairs, with dashes in a key as underscores.
 
-    >>> parse_overrides(["--credit.alpha", "0.5", "--use-vllm=true"])
-    [('credit.alpha', '0.5'), ('use_vllm', 'true')]
+    As in TRL, a key whose type in ``hints`` is bool means true without a value, and one of a list takes several.
+
+    >>> words = ["--credit.alpha", "0.5", "--use-vllm=true", "--bf16", "--reward_funcs", "a:b", "c:d"]
+    >>> parse_overrides(words, {"bf16": bool, "reward_funcs": list[str]})
+    [('credit.alpha', '0.5'), ('use_vllm', 'true'), ('bf16', 'true'), ('reward_funcs', '[a:b, c:d]')]
     """
-    pairs, rest = list[tuple[str, str]](), iter(words)
-    for word in rest:
-        if not word.startswith("--"):
+    pairs, hints = list[tuple[str, list[str]]](), hints or {}
+    for word in words:
+        key, equals, text = word.removeprefix("--").partition("=")
+        if word.startswith("--") and word != "--":
+            pairs.append((key.replace("-", "_"), [text] if equals else []))
+        elif pairs and (not pairs[-1][1] or "list" in str(hints.get(pairs[-1][0]))):
+            pairs[-1][1].append(word)
+        else:
             raise InputError(f"{word!r}: expected --key value; a value with spaces needs quotes")
-        key, equals, text = word[2:].partition("=")
-        if not equals:
-            text = next(rest, "--none")
-            if text.startswith("--") and text != "--":
-                raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
-        pairs.append((key.replace("-", "_"), text))
-    return pairs
+    for key, given in pairs:
+        if not given and "bool" not in str(hints.get(key)):
+            raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
+    return [(key, f"[{', '.join(given)}]" if given[1:] else (given or ["true"])[0]) for key, given in pairs]
 
 
 def trainer_settings() -> dict[str, Any]:
@@ -193,12 +202,15 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 
 
 def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
-    """The method that a name, ``package.module:object`` or ``{name: ..., setting: ...}`` describes.
+    """The method that a name, ``name:setting=value``, ``package.module:object`` or ``{name: ..., setting: ...}``
+    describes.
 
-    >>> build_method({"name": "gear", "alpha": 0.25}).alpha
-    0.25
+    >>> build_method({"name": "gear", "alpha": 0.25}).alpha, build_method("gear:alpha=0.5").alpha
+    (0.25, 0.5)
     """
-    settings: Any = {"name": credit} if isinstance(credit, str) else credit
+    settings: Any = credit
+    if isinstance(credit, str):
+        settings = settings_in(credit) if "=" in credit else {"name": credit}
     if not isinstance(settings, Mapping):
         why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
         raise InputError(f"{where}: {credit!r:.200} {why}")

@@ -38,12 +38,14 @@ def kept_folder() -> Path | None:
 
 
 def resolve_model(name: str, where: str = "model") -> str:
-    """The folder of the short name, ``InputError`` if it was never fetched; any other name as it is.
+    """The folder of the short name; any other name as it is. ``InputError`` for a folder that is not there.
 
     >>> resolve_model("arena"), resolve_model("Qwen/Qwen3-4B")
     ('arena', 'Qwen/Qwen3-4B')
     """
     if name != NAME:
+        if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+            raise InputError(f"{where}: {name} is no folder, and no name on the hub (owner/name)")
         return name
     folder = kept_folder()
     if folder is None:

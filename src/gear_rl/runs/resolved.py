@@ -15,15 +15,15 @@ from gear_rl.files import replace_file
 from gear_rl.runs.config import RunConfig
 from gear_rl.traits import method_settings
 
-RUN_FILE, OUTPUT_DIR = "gear.yaml", "runs/train"
-"""The file's name, and the folder of a run without an ``output_dir``."""
+RUN_FILE, OUTPUT_DIR, RECORDS = "gear.yaml", "runs/train", "records.jsonl"
+"""The file's name, and the defaults of ``output_dir`` and ``record_file``."""
 
 
 def run_folder(config: RunConfig) -> RunFolder:
     """The folder of a run and of its records."""
     path = Path(str(config.trainer.get("output_dir", OUTPUT_DIR))).expanduser()
     try:
-        return RunFolder(path, config.trainer.get("record_file"))
+        return RunFolder(path, config.trainer.get("record_file", RECORDS))
     except ValueError as error:
         raise InputError(str(error)) from None
 

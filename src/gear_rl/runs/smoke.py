@@ -111,8 +111,7 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
         swaps["lora"] = f"r {own['lora']['r']}"
     if calls:
         trainer["max_tool_calling_iterations"] = 2
-    if config.trainer.get("record_file"):
-        trainer["record_file"] = "records.jsonl"
+    trainer["record_file"] = "records.jsonl"
     if dropped:
         swaps["left out"] = ", ".join(dropped)
     sizes = ("max_steps", "num_generations", "max_completion_length", "max_tool_calling_iterations")

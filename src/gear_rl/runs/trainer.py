@@ -21,7 +21,7 @@ from gear_rl.files import check_output
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
+from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
 
 
 def train(
@@ -52,9 +52,9 @@ def train(
             trainer.save_model()
             trainer.save_state()
             trainer.create_model_card(dataset_name=config.dataset)
-    except (FloatingPointError, ValueError) as error:
+    except (FloatingPointError, ImportError, ValueError) as error:
         ours = str(error).startswith(("resume_from_checkpoint", "output_dir", "record_file"))
-        if not (ours or isinstance(error, FloatingPointError)):
+        if not ours and isinstance(error, ValueError):  # an ImportError is a library's that a setting needs
             raise
         raise InputError(str(error)) from None
     return trainer
@@ -136,7 +136,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; the progress bar is off, since the command has its own."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
-    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none", **machine}
+    defaults = {"output_dir": OUTPUT_DIR, "record_file": RECORDS, "logging_steps": 1, "report_to": "none"}
+    defaults |= machine
     settings = defaults | config.trainer | {"disable_tqdm": True}
     if settings.get("teacher_model") is not None:
         settings["teacher_model"] = resolve_model(str(settings["teacher_model"]), "teacher_model")

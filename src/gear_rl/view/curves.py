@@ -1,5 +1,6 @@
 """The curves of a run: the trainer's log over the steps, in small panels."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,11 +28,13 @@ class Panel(NamedTuple):
 
 PANELS = (
     Panel("Reward", "mean reward", {"reward": "reward"}),
+    Panel("Held-out reward", "mean reward", {"eval_reward": "reward"}),
     Panel(
         "Student, teacher",
         "nats per token",
         {"gear/divergence/mean": "divergence", "gear/entropy/mean": "student's entropy"},
     ),
+    Panel("Groups without a spread", "% of groups", {"frac_reward_zero_std": "share"}, factor=100.0),
     Panel("Completion length", "tokens", {"completions/mean_length": "length"}),
     Panel("Tokens in segments", "% of trained tokens", {"gear/segments/token_share": "share"}, factor=100.0),
     Panel("Segments", "per completion", {"gear/segments/per_completion": "segments"}),
@@ -54,14 +57,27 @@ def save_curves(
 
     >>> save_curves([{"step": 1, "loss": 0.5}], "curves.png")
     Traceback (most recent call last):
-    ValueError: nothing to draw: no row of the history has a step and one of reward, gear/divergence/mean, ...
+    ValueError: nothing to draw: no row of the history has a step and one of reward, eval_reward, ...
     """
+    with figure_style():
+        write_figure(_drawn(history, evaluations or {}, title), path)
+
+
+def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
+    """The curves of ``save_curves`` as an SVG element for a page."""
+    content = io.StringIO()
+    with figure_style():
+        _drawn(history, {}, "").savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+    text = content.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _drawn(history: Sequence[Mapping[str, object]], evaluations: Mapping[str, float], title: str) -> Any:
     curves = {key: _curve(history, key, panel.factor) for panel in PANELS for key in panel.curves}
     panels = [panel for panel in PANELS if any(curves[key] for key in panel.curves)]
     if not panels:
         raise ValueError(f"nothing to draw: no row of the history has a step and one of {', '.join(curves)}")
-    with figure_style():
-        write_figure(_figure(panels, curves, evaluations or {}, visible(title)), path)
+    return _figure(panels, curves, evaluations, visible(title))
 
 
 def _curve(history: Sequence[Mapping[str, object]], key: str, factor: float) -> _Points:
@@ -96,7 +112,7 @@ def _figure(
             _draw(axes, curves[key], name, colour)
         if len(panel.curves) > 1:
             axes.legend(frameon=False, fontsize=8, handlelength=1.2)
-        if panel.heading != "Reward":
+        if "eward" not in panel.heading:
             axes.set_ylim(bottom=0.0, top=axes.get_ylim()[1] * 1.05 or 1.0)
     if evaluations:
         axes = places[len(panels)]

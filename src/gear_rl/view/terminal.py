@@ -141,13 +141,14 @@ def choose(records: Iterable[Record]) -> Record:
     Traceback (most recent call last):
     ValueError: no records to choose from; has the run logged a step with completions yet?
     """
-    best = max(records, key=_instructive, default=None)
+    best = max(records, key=instructive, default=None)
     if best is None:
         raise ValueError("no records to choose from; has the run logged a step with completions yet?")
     return best
 
 
-def _instructive(record: Record) -> tuple[bool, bool, float]:
+def instructive(record: Record) -> tuple[bool, bool, float]:
+    """The key of ``choose``; larger is more instructive."""
     opens = any(run.onset for run in runs(record))
     credited = math.isfinite(record.advantage) and record.advantage != 0 and record.fallback is None
     finite = [

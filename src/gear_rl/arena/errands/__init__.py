@@ -10,7 +10,7 @@ from gear_rl.arena.errands.problem import ANSWER_PATTERN, TIERS, generate
 from gear_rl.arena.errands.truth import truth
 from gear_rl.arena.task import TEMPLATE, Budget, Task
 
-__all__ = ["ANSWER_PATTERN", "TASK", "TEMPLATE", "ErrandsEnv", "rows"]
+__all__ = ["ANSWER_PATTERN", "TASK", "TEMPLATE", "ErrandsEnv", "generate", "rows"]
 
 TASK = Task(
     name="errands",

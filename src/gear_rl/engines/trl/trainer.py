@@ -30,9 +30,11 @@ from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epoch
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
+from gear_rl.engines.trl.health import Health, warn_before
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
+from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.control_tokens import control_pattern, defused_message
@@ -47,17 +49,16 @@ logger = logging.getLogger(__name__)
 class GEARTrainer(Evaluating):
     """``GRPOTrainer`` whose advantages are spread over the tokens by ``credit`` (GEAR, arXiv:2605.11853).
 
-    Takes every argument of ``GRPOTrainer``. ``args`` is a ``GEARConfig``; ``credit`` is any ``CreditAssigner``;
-    ``privileged`` is the function of the source "function". A setting of ``METHOD_SETTINGS`` that ``args`` leaves
-    at None takes the method's value (``trainer.args``). An evaluation is TRL's, without credit.
+    Takes every argument of ``GRPOTrainer``. ``args`` is a ``GEARConfig``, ``credit`` a method or its name with
+    settings behind a colon ("gear:alpha=2"); ``privileged`` is the function of the source "function". A method
+    may set ``METHOD_SETTINGS`` that ``args`` leaves at None. An evaluation is TRL's, without credit.
 
     Raises ``ValueError`` before anything is loaded if the dataset has no privileged context for a method that
     needs a teacher, or if the loss would lose the tokens' credit or misread its signs (``docs/engines.md``).
 
     >>> from datasets import Dataset
-    >>> from gear_rl.methods.gear import Gear
     >>> rows = Dataset.from_list([{"prompt": "1 + 1 ="}])
-    >>> GEARTrainer("any/model", len, GEARConfig("out", use_cpu=True), rows, credit=Gear())
+    >>> GEARTrainer("any/model", len, GEARConfig("out", use_cpu=True), rows)
     Traceback (most recent call last):
     ValueError: train_dataset: method 'gear' compares the student with a teacher that sees the ground truth, ...
     """
@@ -73,10 +74,11 @@ class GEARTrainer(Evaluating):
         args: GEARConfig | None = None,
         train_dataset: Any = None,
         *more: Any,
-        credit: CreditAssigner,
+        credit: CreditAssigner | str = "gear",
         privileged: PrivilegedFunction | None = None,
         **options: Any,
     ) -> None:
+        credit = method_of(credit) if isinstance(credit, str) else credit
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self._name = f"GRPO with the credit `{credit!r}` ({credit.source})"  # in the model card
@@ -115,6 +117,9 @@ class GEARTrainer(Evaluating):
         )
         self.held_weights = HeldWeights(self, continues_adapter=continues_adapter)
         self.add_callback(self.held_weights)
+        self.add_callback(Health())
+        if self.accelerator.is_main_process:
+            warn_before(self)
 
     # --- rollouts -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,97 @@
+"""The page of one run: its numbers and curves, four completions coloured by credit, its settings.
+
+Reads what a run leaves in its folder: ``trainer_state.json``, the records, ``gear.yaml``.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from rich.console import Console
+
+from gear_rl.files import replace_file
+from gear_rl.records import Record, read_records
+from gear_rl.view.curves import curves_svg
+from gear_rl.view.terminal import instructive, rollout_panel
+
+NUMBERS = {
+    "reward": "reward",
+    "eval_reward": "held-out reward",
+    "frac_reward_zero_std": "groups without a spread of rewards",
+    "completions/mean_length": "completion length, tokens",
+    "completions/clipped_ratio": "completions cut off",
+    "gear/divergence/mean": "KL(student || teacher), nats a token",
+    "gear/entropy/mean": "student's entropy, nats a token",
+    "gear/segments/token_share": "tokens in segments of two or more",
+    "gear/weight/max": "largest weight",
+    "gear/fallbacks": "completions that kept their GRPO advantage",
+    "gear/teacher/informed": "teacher informed (0.5 is chance)",
+}
+"""What the page's table shows of a trainer's log, and how it calls it."""
+_WIDTH = 110
+"""Characters in a line of a completion."""
+
+
+def save_run_page(folder: Path) -> Path:
+    """Write ``report.html`` into a run's folder and return its path.
+
+    ``ValueError`` where neither it nor a checkpoint in it has a ``trainer_state.json`` with a logged step.
+
+    >>> save_run_page(Path("nowhere"))
+    Traceback (most recent call last):
+    ValueError: nowhere holds no run: there is no trainer_state.json in it, nor in a checkpoint
+    """
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    states += [path for path in (folder / "trainer_state.json",) if path.is_file()]
+    if not states:
+        raise ValueError(f"{folder} holds no run: there is no trainer_state.json in it, nor in a checkpoint")
+    history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
+    records, settings = folder / "records.jsonl", folder / "gear.yaml"
+    pages = Environment(
+        loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    chosen = four(read_records(records)) if records.is_file() else []
+    page = pages.get_template("run.html.j2").render(
+        title=f"{folder.name}: {chosen[0].method}" if chosen else folder.name,
+        numbers=list(_numbers(history)),
+        curves=Markup(curves_svg(history)),
+        completions=[Markup(_html(record)) for record in chosen],
+        settings=settings.read_text(encoding="utf-8") if settings.is_file() else "",
+    )
+    replace_file(folder / "report.html", page.encode())
+    return folder / "report.html"
+
+
+def four(records: Iterable[Record]) -> list[Record]:
+    """The most instructive of the praised and of the blamed completions, in both halves of the run."""
+    best: dict[tuple[int, bool], Record] = {}
+    for record in records:
+        key = record.step, record.advantage > 0
+        best[key] = max(best.get(key, record), record, key=instructive)
+    middle = max((step for step, _ in best), default=0) / 2
+    halves: dict[tuple[bool, bool], Record] = {}
+    for (step, praised), record in best.items():
+        key = step > middle, praised
+        halves[key] = max(halves.get(key, record), record, key=instructive)
+    return [halves[key] for key in sorted(halves)]
+
+
+def _numbers(history: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str, str]]:
+    for key, name in NUMBERS.items():
+        values = [cast(float, row[key]) for row in history if isinstance(row.get(key), int | float)]
+        if values:
+            few = max(1, len(values) // 5)
+            yield name, f"{fmean(values[:few]):.3g}", f"{fmean(values[-few:]):.3g}"
+
+
+def _html(record: Record) -> str:
+    console = Console(
+        file=io.StringIO(), record=True, width=_WIDTH, color_system="truecolor", legacy_windows=False
+    )
+    console.print(rollout_panel(record))
+    return console.export_html(inline_styles=True, code_format="{code}")

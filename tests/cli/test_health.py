@@ -1,0 +1,47 @@
+"""A run says how it goes at each step, warns where it cannot learn, and looks at its rows before it begins."""
+
+import json
+
+import pytest
+
+from gear_rl.runs.config import load_config
+from gear_rl.runs.trainer import make_trainer
+from support.commands import gear
+
+REWARDS = "def none(completions, **columns):\n    return [0.0] * len(completions)\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    assert gear("init", "mine", cwd=tmp_path).returncode == 0
+    (tmp_path / "mine" / "rewards.py").write_text(REWARDS)
+    return tmp_path / "mine"
+
+
+def test_a_run_that_learns_says_how_it_goes(folder):
+    done = gear("train", "--config", "run.yaml", "--max_steps", "3", cwd=folder)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3 and "of groups differ in reward" in lines[0], done.stderr
+    assert "completions scored" in lines[0] and "of tokens in segments" in lines[0]
+    assert "nothing was learned" not in done.stderr and "train_dataset:" not in done.stderr
+
+
+def test_a_run_that_cannot_learn_warns_once(folder):
+    done = gear("train", "--config", "run.yaml", "--max_steps", "5", "--reward", "rewards:none", cwd=folder)
+    assert done.returncode == 0
+    warned = " ".join(done.stderr.split())
+    assert warned.count("nothing was learned in the last 3 logged steps: every completion got reward 0") == 1
+    assert "0% of groups differ in reward, 0 completions scored" in warned
+
+
+def test_rows_that_cannot_be_used_are_named_before_the_first_step(folder, monkeypatch, caplog):
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    rows[3]["prompt"] += " +1" * 3000
+    for row in rows[4:]:
+        row["solution"] += " ; 01" * 3000
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(folder)
+    make_trainer(load_config("run.yaml", ["--held_out", "2"]))
+    assert "eval_dataset: nothing evaluates it; set eval_strategy to steps, and eval_steps" in caplog.text
+    assert "train_dataset: 1 prompts (the first in row" in caplog.text
+    assert "privileged contexts (the first in row" in caplog.text

@@ -1,0 +1,36 @@
+"""`gear init`: what it writes trains as it stands."""
+
+import json
+
+import pytest
+
+from support.commands import gear
+
+
+@pytest.mark.parametrize("like", ["maths", "tools"])
+def test_what_it_writes_trains(like, tmp_path):
+    done = gear("init", "mine", "--like", like, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("now:\n\ncd mine\ngear train --config run.yaml\ngear view runs/first\n")
+    mine = tmp_path / "mine"
+    done = gear("train", "--config", "run.yaml", "--max_steps", "1", cwd=mine)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (mine / "runs/first/records.jsonl").read_text().splitlines()]
+    assert all(record["context"] for record in records)
+    assert len({record["reward"] for record in records}) > 1
+    assert gear("view", "runs/first", cwd=mine).stdout.count("reward") == 1
+    done = gear("report", "runs/first", cwd=mine)
+    assert done.stdout == "wrote runs/first/report.html\n", done.stderr
+    page = (mine / "runs/first/report.html").read_text()
+    # The numbers, the curves, a praised and a blamed completion, the settings.
+    assert "<svg" in page and page.count("teacher saw:") == 2 and "max_steps: 1" in page
+    edited = (mine / "run.yaml").read_text()
+    again = gear("init", "mine", "--like", like, cwd=tmp_path)
+    assert again.returncode == 2 and "exists; name another folder" in again.stderr
+    assert (mine / "run.yaml").read_text() == edited
+
+
+def test_a_kind_that_is_not_there(tmp_path):
+    done = gear("init", "--like", "mats", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "gear: --like: no starter 'mats'; did you mean maths?\n")
+    assert not [*tmp_path.iterdir()]
