@@ -43,29 +43,18 @@ ENVIRONMENT = {
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FLOAT32 = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
-SETTINGS = [
-    "data.seed=1",
-    "data.max_prompt_length=64",
-    "data.max_response_length=32",
+MACHINE = [
     "data.dataloader_num_workers=0",
-    "data.filter_overlong_prompts=False",
     "reward.num_workers=1",
-    f"reward.custom_reward_function.path={HERE}/tasks.py",
-    "algorithm.adv_estimator=grpo",
-    "algorithm.use_kl_in_reward=False",
     # Without flash attention a pass over packed rows has a mask of their whole length squared.
     "actor_rollout_ref.model.use_remove_padding=False",
     "actor_rollout_ref.model.enable_gradient_checkpointing=False",
     "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-    f"{ACTOR}.strategy=fsdp2",
-    f"{ACTOR}.optim.lr=1e-4",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu=32",
-    f"{ACTOR}.use_kl_loss=False",
     f"{ACTOR}.use_torch_compile=False",
     f"{ACTOR}.fsdp_config.use_torch_compile=False",
     f"+{ACTOR}.fsdp_config.mixed_precision={FLOAT32}",
     f"+actor_rollout_ref.ref.fsdp_config.mixed_precision={FLOAT32}",
-    f"{ROLLOUT}.name=vllm",
     f"{ROLLOUT}.dtype=float32",
     f"{ROLLOUT}.load_format=auto",
     f"{ROLLOUT}.tensor_model_parallel_size=1",
@@ -95,7 +84,22 @@ SETTINGS = [
     "+ray_kwargs.ray_init.include_dashboard=False",
     "+ray_kwargs.ray_init.object_store_memory=200000000",
 ]
-"""What every run here has in common: a small model in float32 on CPUs."""
+"""A small model in float32 on CPUs, for any run."""
+SETTINGS = [
+    *MACHINE,
+    "data.seed=1",
+    "data.max_prompt_length=64",
+    "data.max_response_length=32",
+    "data.filter_overlong_prompts=False",
+    f"reward.custom_reward_function.path={HERE}/tasks.py",
+    "algorithm.adv_estimator=grpo",
+    "algorithm.use_kl_in_reward=False",
+    f"{ACTOR}.strategy=fsdp2",
+    f"{ACTOR}.optim.lr=1e-4",
+    f"{ACTOR}.use_kl_loss=False",
+    f"{ROLLOUT}.name=vllm",
+]
+"""What every run here has in common."""
 
 SEEDED = f"{ROLLOUT}.agent.default_agent_loop=seeded"
 """Two runs with this sample the same rollouts, as long as their weights are the same."""
@@ -152,23 +156,28 @@ def train(
     limit: float = 900.0,
 ) -> Run:
     """Run verl's own command to its end; `overrides` come last and so win."""
-    mark = uuid.uuid4().hex
-    # Ray's sockets are in this folder, and the path of a socket has at most 107 characters.
-    ray = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     command = [
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
         *settings(task, steps=steps, ranks=ranks, rollouts=rollouts),
         f"trainer.default_local_dir={folder}/checkpoints",
         *overrides,
-        f"+ray_kwargs.ray_init._temp_dir={ray}",
     ]
+    return run(folder, command, steps=steps, limit=limit)
+
+
+def run(folder: Path, command: list[str], *, steps: int, limit: float = 900.0) -> Run:
+    """Run a command that starts verl, in `folder` and with a Ray of its own, to its end."""
+    mark = uuid.uuid4().hex
+    # Ray's sockets are in this folder, and the path of a socket has at most 107 characters.
+    ray = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "VLLM_", "VERL_"))}
     metrics, log = folder / "metrics.jsonl", folder / "log.txt"
-    own = {MARK: mark, "GEAR_VERL_WATCH": str(folder), "VERL_FILE_LOGGER_PATH": str(metrics)}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {MARK: mark, "GEAR_VERL_WATCH": str(folder), "VERL_FILE_LOGGER_PATH": str(metrics), "PATH": path}
     try:
         with log.open("wb") as out:
             status = subprocess.run(
-                command,
+                [*command, f"+ray_kwargs.ray_init._temp_dir={ray}"],
                 cwd=folder,
                 env=inherited | ENVIRONMENT | own,
                 stdout=out,

@@ -2,11 +2,11 @@
 
 import json
 import logging
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,7 +19,6 @@ from gear_rl.cli.console import (
     progress_bar,
     say,
     show_log,
-    table_of,
 )
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.files import check_output
@@ -105,6 +104,7 @@ def score(
         typer.echo(json.dumps(document, indent=2))
     else:
         out_console.print(score_table(document))
+        out_console.print(verdict(document), highlight=False)
 
 
 def refuse(context: typer.Context, *names: str, why: str) -> None:
@@ -123,29 +123,51 @@ def refuse_words(context: typer.Context) -> None:
 
 
 def score_table(document: dict[str, Any]) -> Table:
-    """The numbers as a table for the terminal; controls are below the methods."""
+    """The numbers as a table for a terminal of 80 columns; floors, controls and the ceiling below the methods."""
     kind = "marked" if "data" in document else "planted"
     methods = sorted(document["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"]))
     partly = any(row["n"] < document["n"] for _, row in methods)
-    cells: list[dict[str, str]] = []
+    table = Table(
+        title=f"{escape(_title(document))}: {document['n']} {kind} faults", box=box.SIMPLE, pad_edge=False
+    )
+    table.add_column("", overflow="fold")
+    for heading in ("AUC", "95 %", "among\ndecisions", "share", "lift", "rank", "onset", *["n"] * partly):
+        table.add_column(heading, justify="right")
+    before = "method"
     for name, row in methods:
-        span = row["auc_interval"]
-        cell = {
-            "": escape(name) + ("" if row["role"] == "method" else f" ({row['role']})"),
-            "AUC": _number(row["auc"], 3),
-            "95 %": "-" if span is None else " to ".join(_number(end, 3) for end in span),
-            "among decisions": _number(row["auc_choices"], 3),
-            "share on the fault": _number(row["share"], 3),
-            "lift": _number(row["lift"], 1),
-            "rank": _number(row["rank"], 1),
-            "nearest onset": _number(row["distance"], 1),
-        }
-        cells.append(cell | ({"n": str(row["n"])} if partly else {}))
-    title = f"{escape(_title(document))}: {document['n']} {kind} faults"
-    table = table_of(title, cells, left=("", "95 %"))
-    for row, (one, other) in zip(table.rows, pairwise(row["role"] for _, row in methods), strict=False):
-        row.end_section = one != other
+        if row["role"] != before:
+            before = row["role"]
+            table.add_section()
+            table.add_row(f"[dim]{before}s[/dim]")
+        ends = row["auc_interval"]
+        cells = [_number(row["auc"], 3), "-" if ends is None else "-".join(f"{end:.2f}" for end in ends)]
+        cells += [_number(row["auc_choices"], 3), _number(row["share"], 3)]
+        cells += [_number(row[key], 1) for key in ("lift", "rank", "distance")]
+        table.add_row(escape(name), *cells, *[str(row["n"])] * partly)
     return table
+
+
+def verdict(document: dict[str, Any]) -> str:
+    """What the table says, in two sentences.
+
+    >>> rows = {"gear": {"role": "method", "auc": 0.95, "auc_interval": [0.94, 0.97]},
+    ...         "entropy": {"role": "control", "auc": 0.88, "auc_interval": [0.84, 0.92]}}
+    >>> print(verdict({"methods": rows}))
+    gear ranks the fault above 95% of the other tokens (chance is 50%). No control comes near: entropy has 88%.
+    """
+    auc = {name: row["auc"] for name, row in document["methods"].items() if row["auc"] is not None}
+    kinds = {name: row["role"] for name, row in document["methods"].items()}
+    ours, controls = ([n for n in auc if kinds[n] in roles] for roles in (("method",), ("floor", "control")))
+    if not ours:
+        return "No method gave credit that can be ranked: every completion fell back."
+    best = max(ours, key=auc.__getitem__)
+    text = f"{best} ranks the fault above {auc[best]:.0%} of the other tokens (chance is 50%)."
+    if not controls:
+        return text
+    control, ends = max(controls, key=auc.__getitem__), document["methods"][best]["auc_interval"]
+    near = auc[control] >= (auc[best] if ends is None else ends[0])
+    reads = f"{control} does as well with {auc[control]:.0%}: finding the fault here does not need the method"
+    return f"{text} {reads if near else f'No control comes near: {control} has {auc[control]:.0%}'}."
 
 
 def _title(document: dict[str, Any]) -> str:
