@@ -49,11 +49,11 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, page: Path) -> None:
+    def open(self, page: Path, place: str = "#record=0", record: int = 0) -> None:
         self.driver.get("about:blank")
         self.driver.get_log("browser")
-        self.driver.get(page.as_uri())
-        self.wait("document.documentElement.dataset.shown === '0'")
+        self.driver.get(page.as_uri() + place)
+        self.wait(f"document.documentElement.dataset.shown === '{record}'")
 
     def js(self, code: str, *values: object) -> Any:
         return self.driver.execute_script(f"return {code}", *values)
@@ -165,3 +165,8 @@ def test_nothing_of_a_record_is_markup_or_code(browser, tmp_path):
     assert browser.js("[window.broken, document.querySelectorAll('img').length]") == [None, 0]
     assert browser.texts(".body .t")[0] == browser.texts(".question")[0] == NASTY
     assert {NASTY: "0.5", "  proto  ": "0.25"}.items() <= browser.numbers().items()
+
+
+def test_the_page_opens_on_an_instructive_completion(browser, tmp_path):
+    dull = replace(MIXED, advantage=0.0, credit=[0.0] * 5, weight=[1.0] * 5)
+    browser.open(made(tmp_path, [dull, AGENT, dull]), place="", record=1)

@@ -24,6 +24,7 @@ from gear_rl.view.terminal import (
     Run,
     credit_unit,
     full_strength,
+    instructive,
     runs,
     shortened,
     strengths,
@@ -38,10 +39,10 @@ _SCRIPTS = ("data.js", "text.js", "strips.js", "list.js", "app.js")
 def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") -> int:
     """Write the records of all files as one self-contained page; returns the number of records.
 
-    The page needs no network and no other file, and its content security policy forbids both. A browser lists the
-    records from a light index and unpacks one when it is shown. ``title`` defaults to the names of the files. The
-    same files give the same bytes. The directory is made. ``ValueError`` as for ``read_records``, or where a file
-    holds no record.
+    The page needs no network and no other file, and its content security policy forbids both. It opens on an
+    instructive record; a browser lists all from a light index and unpacks the one that is shown. ``title``
+    defaults to the names of the files. The same files give the same bytes. The directory is made. ``ValueError``
+    as for ``read_records``, or where a file holds no record.
 
     >>> save_html([], "credit.html")
     Traceback (most recent call last):
@@ -58,9 +59,12 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
     rows: list[dict[str, Any]] = []
     onsets: list[list[float | None]] = []
     blocks: list[str] = []
+    first, best = 0, (False, False, -1.0)
     for name, path in zip(names, paths, strict=True):
         before = len(rows)
         for record in read_records(path):
+            if instructive(record) > best:
+                first, best = len(rows), instructive(record)
             shown, position = join_answers(record)
             boxes = [run for run in runs(shown) if run.bracketed]
             method = methods.setdefault((record.method, name if len(names) > 1 else ""), len(methods))
@@ -73,6 +77,7 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
             raise ValueError(f"{path}: no records in it; has the run logged a step with completions yet?")
     blocks.append(_block("opened", {"words": list(words), "rows": onsets}))
     index = {
+        "first": first,
         "methods": [{"name": visible(method), "file": visible(name)} for method, name in methods],
         "records": {name: [row[name] for row in rows] for name in rows[0]},
     }

@@ -262,5 +262,5 @@ for (const sample of document.querySelectorAll("[data-strength]")) sample.style.
 setUpFilter(changed);
 const linked = /^#record=(\d+)$/.exec(location.hash);
 if (matchMedia("(max-width: 760px)").matches) element("filter").open = false;
-refilter(linked ? Number(linked[1]) : 0);
+refilter(linked ? Number(linked[1]) : INDEX.first);
 show();
