@@ -330,3 +330,12 @@ def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatc
     for seed, outcomes in enumerate((before[:2], before[2:])):
         [file] = (tmp_path / "a").glob(f"before-*-seed{seed}-samples2.json")
         assert json.loads(file.read_text())["accuracies"] == [sum(one) / 64 for one in outcomes]
+
+
+def test_a_quick_comparison_leaves_what_was_given(monkeypatch):
+    def refused(plan, *_, **__):
+        raise InputError(f"{plan.seeds} {plan.rates} {plan.steps} {plan.n_eval} {plan.samples}")
+
+    monkeypatch.setattr("gear_rl.cli.compare.run_plan_with_bar", refused)
+    assert gear("compare", "--quick").stderr == "gear: 3 1 6 24 1\n"
+    assert gear("compare", "--quick", "--seeds", "5", "--samples", "4").stderr == "gear: 5 1 6 24 4\n"

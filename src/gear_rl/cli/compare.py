@@ -22,11 +22,16 @@ from gear_rl.cli.console import (
     show_log,
     table_of,
 )
-from gear_rl.cli.score import TASK_HELP, TIER_HELP, refuse, refuse_words
+from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, refuse, refuse_words
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:
     from gear_rl.lab.compare import Plan
+
+
+QUICK = {"seeds": 3, "rates": 1, "steps": 6, "n_eval": 24, "samples": 1}
+"""The options of ``--quick``; each may still be given."""
+_QUICK_WORDS = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in QUICK.items())
 
 
 def compare(
@@ -41,6 +46,7 @@ def compare(
     config: Annotated[Path | None, typer.Option(help="In place of a task: the file of your own run.")] = None,
     n_eval: Annotated[int | None, typer.Option(help="Held-out problems; 256 if there are so many.")] = None,
     samples: Annotated[int | None, typer.Option(help="Answers to each; 4, of your own run 1.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"A first look: {_QUICK_WORDS}.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; one per core, your own 1.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/compare"),
     as_json: AsJson = False,
@@ -68,6 +74,8 @@ def compare(
     given = {"steps": steps, "n_eval": n_eval, "samples": samples, "rollouts": rollouts}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= {"seeds": seeds, "rates": rates}
+    if quick:
+        options |= {name: value for name, value in QUICK.items() if not is_given(context, name)}
     if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
         from gear_rl.lab.own import plan_of_run
         from gear_rl.runs.config import load_config

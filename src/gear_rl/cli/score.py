@@ -107,11 +107,16 @@ def score(
         out_console.print(verdict(document), highlight=False)
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse(context: typer.Context, *names: str, why: str) -> None:
     """``InputError`` if one of these options was given."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_given(context, name):
             raise InputError(f"--{name.replace('_', '-')}: {why}")
 
 
