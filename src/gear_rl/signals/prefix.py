@@ -2,14 +2,13 @@
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gear_rl.signals.forwards import captured_forward, text_config, unwrapped
-from gear_rl.tensor.lists import int_list
 
 LEAST_SAVED = 0.2
 """Share of a batch's tokens that must be prompts run more than once, from which sharing them pays.
@@ -39,7 +38,8 @@ def shared_prompts(
     first: list[int] = []
     of_row: list[int] = []
     both = torch.cat([prompt_BP, attention_BP.to(prompt_BP.dtype)], 1)
-    for b, key in enumerate(map(int_list, both.cpu())):
+    keys = cast(list[list[int]], both.tolist())  # pyright: ignore[reportUnknownMemberType]
+    for b, key in enumerate(keys):
         place = number.setdefault(tuple(key), len(number))
         if place == len(first):
             first.append(b)
