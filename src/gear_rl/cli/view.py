@@ -25,6 +25,9 @@ def view(
     from gear_rl.view.picture import save_picture
     from gear_rl.view.terminal import choose, rollout_panel
 
+    for file in files:
+        if (file / "comparison.json").exists():
+            raise InputError(f"{file} is a comparison, which keeps no completions; open {file}/report.html")
     files = [file / "records.jsonl" if file.is_dir() else file for file in files]
     for file in files:
         if not file.exists():

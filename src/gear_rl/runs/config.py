@@ -127,7 +127,9 @@ def load_config(
         elif name in trainer_types:
             trainer[name] = checked(name, value, trainer_types[name])
         elif types is None:
-            raise InputError(f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types])}")
+            raise InputError(
+                f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types, *NAMES, 'use_peft'])}"
+            )
         else:
             trainer[name] = value
     dataset = str(own.get("dataset"))
