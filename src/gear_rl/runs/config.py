@@ -161,7 +161,7 @@ def parse_overrides(words: Sequence[str], hints: Mapping[str, Any] | None = None
         else:
             raise InputError(f"{word!r}: expected --key value; a value with spaces needs quotes")
     for key, given in pairs:
-        if not given and "bool" not in str(hints.get(key)):
+        if not given and "bool" not in str(hints.get(key, bool if hints else None)):
             raise InputError(f"--{key}: its value is missing; write --{key} VALUE")
     return [(key, f"[{', '.join(given)}]" if given[1:] else (given or ["true"])[0]) for key, given in pairs]
 
