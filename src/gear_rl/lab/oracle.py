@@ -96,11 +96,11 @@ def by_formula(truth_of: TruthOf) -> Estimate:
         completions = batch.completions
         pairs = zip(map(int_list, completions.ids), batch.rows, strict=True)
         truths = [truth_of(ids, row, engine.tokenizer) for ids, row in pairs]
-        asked = torch.tensor([truth.right_id for truth in truths], device=completions.ids.device)
+        right = torch.tensor([truth.right_id for truth in truths], device=completions.ids.device)
         request = ForwardRequest(
             needs=("student_logprob",),
             step=batch.step,
-            completions=replace(completions, asked=torch.where(asked < 0, completions.ids, asked)),
+            completions=replace(completions, target_ids=torch.where(right < 0, completions.ids, right)),
             student=batch.student,
             teachers=(),
             scored_B=completions.mask.any(-1),

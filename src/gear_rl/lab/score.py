@@ -157,7 +157,7 @@ def remembered(names: Iterable[str]) -> PassesOf:
 
     def answer(request: ForwardRequest, passes: ModelPasses) -> dict[str, Tensor]:
         done, shown = request.completions, (request.student, *request.teachers)
-        tensors = (done.ids, done.attention, done.mask, request.scored_B, done.asked)
+        tensors = (done.ids, done.attention, done.mask, request.scored_B, done.target_ids)
         tensors += tuple(x for one in shown for x in (one.ids_BP, one.attention_BP))
         key = tuple(b"" if x is None else x.cpu().numpy().tobytes() for x in tensors)
         values = known.setdefault(key, {})

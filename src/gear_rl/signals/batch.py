@@ -49,14 +49,14 @@ class Completions:
     """1 on tokens, tool output included; 0 on padding."""
     mask: Bool[Tensor, "B T"]
     """True on tokens that are trained."""
-    asked: Int[Tensor, "B T"] | None = None
+    target_ids: Int[Tensor, "B T"] | None = None
     """Token id to score at each position; None for the sampled one."""
 
     def take(self, rows: Int[Tensor, " N"]) -> "Completions":
         """The same of some rows."""
-        asked = None if self.asked is None else self.asked[rows]
+        target_ids = None if self.target_ids is None else self.target_ids[rows]
         return Completions(
-            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], asked=asked
+            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], target_ids=target_ids
         )
 
 

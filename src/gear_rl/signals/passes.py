@@ -161,7 +161,7 @@ class ModelPasses:
     ) -> TokenSignals:
         """The signals of every completion, in float32; a non-finite value is left in place."""
         completions, mask = request.completions, request.completions.mask
-        asked = completions.ids if completions.asked is None else completions.asked
+        target_ids = completions.ids if completions.target_ids is None else completions.target_ids
         values = {signal.name: torch.zeros_like(mask, dtype=torch.float32) for signal in wanted}
         reads_student, reads_teacher = any(s.student for s in wanted), any(s.teacher for s in wanted)
         head = teacher.head if isinstance(teacher, KeptStates) else None
@@ -177,7 +177,7 @@ class ModelPasses:
                     teacher_ND = teacher(batch, keep)
                 elif teacher is not None and reads_teacher:
                     teacher_ND, head = self._taught(request, teacher, batch, keep, head)
-                token = asked[batch][:, : keep.shape[1]][keep]
+                token = target_ids[batch][:, : keep.shape[1]][keep]
                 row, column = keep.nonzero(as_tuple=True)
                 for name, value in self._statistics(wanted, token, student_ND, teacher_ND, head).items():
                     values[name][batch[row], column] = value
