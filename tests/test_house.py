@@ -10,7 +10,7 @@ import pytest
 import gear_rl
 
 ROOT = Path(gear_rl.__file__).parent
-GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "versions"}
+GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "health", "versions"}
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
@@ -21,6 +21,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "files": set[str](),
     "environments": set[str](),
     "records": {"files"},
+    "health": set[str](),
     "versions": set[str](),
     "methods": GROUND | {"signals"},
     "signals": GROUND,

@@ -42,7 +42,7 @@ def raised(error: BaseException) -> str:
     words = type(error).__name__ + "".join(f": {line}" for line in str(error).splitlines()[:1])
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)] or frames
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     return f"{words} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else words
 
 

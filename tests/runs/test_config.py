@@ -56,7 +56,6 @@ def test_settings_without_a_name_are_those_of_the_default_method(words, method):
         (["--learning_rate", "fast"], "learning_rate: 'fast' is not right: Input should be a valid number"),
         (["--max_steps"], "--max_steps: its value is missing"),
         (["--chat", "true", "max_steps"], "'max_steps': expected --key value"),
-        (["--lora_r", "8", "--lora.r", "4"], "lora_r: lora.r is given too; leave one of them out"),
         (["--model.name", "x"], "model: {'name': 'x'} is not right: Input should be a valid string"),
         (["--reward", "null"], "reward: missing; give it in the file or as --reward VALUE"),
     ],

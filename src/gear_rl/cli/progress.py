@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.engines.trl.health import health
+from gear_rl.health import health
 
 SHOWN = {
     "reward": "reward",

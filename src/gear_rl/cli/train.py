@@ -45,6 +45,7 @@ def train(
         typer.echo(f"# credit: {build_method(chosen.credit)!r}")
         return
     from gear_rl.cli.progress import ProgressLine
+    from gear_rl.health import conclusion
     from gear_rl.runs.resolved import how_to_go_on
     from gear_rl.runs.smoke import smoke as smoke_run
     from gear_rl.runs.trainer import train as run
@@ -64,4 +65,5 @@ def train(
             raise
     if trainer.is_world_process_zero():
         page = save_run_page(Path(trainer.args.output_dir))
+        typer.echo(conclusion(trainer.state.log_history))
         typer.echo(f"saved {trainer.args.output_dir}; open {page}, or: gear view {trainer.args.output_dir}")

@@ -106,18 +106,18 @@ def load_config(
     Traceback (most recent call last):
     gear_rl.errors.InputError: --config: missing.yaml does not exist
     """
-    values = {} if path is None else _read_yaml(Path(path))
+    values = {} if path is None else with_our_names(_read_yaml(Path(path)))
     trainer_types = trainer_settings() if types is None else types
     fields = RunConfig.model_fields
     hints = {key: field.annotation for key, field in fields.items()} | dict(trainer_types)
     hints |= {flag: hints.get(ours, list[str]) for flag, ours in NAMES.items()} | {"use_peft": bool}
     for key, text in parse_overrides(overrides, hints):
-        value = parse_word(text)
+        key, value = NAMES.get(key, key), parse_word(text)
         hint = fields[key].annotation if key in fields else trainer_types.get(key)
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
         is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
         put(values, key, text if is_text else value)
-    values = with_our_names(values)
+    values = with_our_names(values)  # --use_peft
     if values.get("resume_from_checkpoint") is True:
         values["resume_from_checkpoint"] = "latest"
     own, trainer = dict[str, Any](), dict[str, Any]()

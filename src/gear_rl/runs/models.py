@@ -66,7 +66,7 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
     if kept is not None:
         return kept
     if importlib.util.find_spec("gguf") is None:
-        raise InputError("model: needs the package gguf; run: pip install 'gear-rl[trl,lm]'")
+        raise InputError("model: needs the package gguf; run: pip install gguf")
     models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}.") as scratch:
         whole, failed = Path(scratch) / name, ""

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from rich.console import Console
 
 from gear_rl.files import replace_file
+from gear_rl.health import conclusion
 from gear_rl.records import Record, read_records
 from gear_rl.view.curves import curves_svg
 from gear_rl.view.terminal import instructive, rollout_panel
@@ -58,6 +59,7 @@ def save_run_page(folder: Path) -> Path:
     chosen = four(read_records(records)) if records.is_file() else []
     page = pages.get_template("run.html.j2").render(
         title=f"{folder.name}: {chosen[0].method}" if chosen else folder.name,
+        conclusion=conclusion(history),
         numbers=list(_numbers(history)),
         curves=Markup(curves_svg(history)),
         completions=[Markup(_html(record)) for record in chosen],

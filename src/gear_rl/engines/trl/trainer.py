@@ -26,11 +26,11 @@ from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.tools import ToolGuard
+from gear_rl.engines.trl.before import Health, warn_before
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
-from gear_rl.engines.trl.health import Health, warn_before
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
@@ -81,7 +81,7 @@ class GEARTrainer(Evaluating):
         credit = method_of(credit) if isinstance(credit, str) else credit
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
-        self._name = f"GRPO with the credit `{credit!r}` ({credit.source})"  # in the model card
+        self._name = f"GRPO with the credit method `{credit.name}` ({credit.source})"  # in the model card
         continues_adapter = hasattr(model, "peft_config")
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None

@@ -1,16 +1,13 @@
-"""The health of a run, out of its log: a line for each logging step, and why nothing is learned.
-
-Everything comes from the trainer's log, so nothing is computed or gathered for it.
-"""
+"""What a run is warned of: rows that cannot be used, before its first step, and steps that teach nothing."""
 
 import json
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.credit.contexts import needs_context, privileged_context
+from gear_rl.health import nothing_to_learn
 from gear_rl.signals.forwards import max_positions, unwrapped
 
 if TYPE_CHECKING:
@@ -22,52 +19,6 @@ ROWS_TO_MEASURE = 10_000
 """Rows whose texts are measured before a run."""
 STEPS_TO_WARN = 3
 """Logging steps in a row without anything to learn, after which a run warns, once."""
-
-
-def health(logs: Mapping[str, float]) -> str:
-    """The line of a step: groups with a spread of rewards, completions scored and cut off, what credit did.
-
-    >>> health({"frac_reward_zero_std": 0.25, "gear/scored": 24.0, "completions/clipped_ratio": 0.5})
-    '75% of groups differ in reward, 24 completions scored, 50% cut off'
-    >>> health({"frac_reward_zero_std": 1.0, "gear/fallbacks": 8.0, "gear/fallback/long_context": 8.0})
-    '0% of groups differ in reward, 8 fallbacks (8 long_context)'
-    """
-    parts = [f"{1 - logs['frac_reward_zero_std']:.0%} of groups differ in reward"]
-    if "gear/scored" in logs:
-        parts.append(f"{logs['gear/scored']:.0f} completions scored")
-    if logs.get("completions/clipped_ratio"):
-        parts.append(f"{logs['completions/clipped_ratio']:.0%} cut off")
-    if logs.get("gear/fallbacks"):
-        kinds = {
-            key.removeprefix("gear/fallback/"): n for key, n in logs.items() if "/fallback/" in key and n
-        }
-        why = ", ".join(f"{n:.0f} {kind}" for kind, n in kinds.items())
-        parts.append(f"{logs['gear/fallbacks']:.0f} fallbacks ({why})")
-    if "gear/segments/token_share" in logs:
-        parts.append(f"{logs['gear/segments/token_share']:.0%} of tokens in segments")
-    if "gear/teacher/informed" in logs:
-        parts.append(f"teacher informed {logs['gear/teacher/informed']:.2f}")
-    return ", ".join(parts)
-
-
-def nothing_to_learn(logs: Mapping[str, float]) -> str | None:
-    """The likeliest reason why a step could not change the model; None where it could.
-
-    >>> nothing_to_learn({"frac_reward_zero_std": 1.0, "reward": 0.0, "grad_norm": 0.0})
-    'every completion got reward 0: the prompts are too hard, or the reward does not see the answer'
-    >>> nothing_to_learn({"frac_reward_zero_std": 0.5, "reward": 0.5, "grad_norm": 0.2})
-    """
-    if logs.get("grad_norm") != 0:
-        return None
-    if logs.get("completions/clipped_ratio") == 1:
-        return "every completion was cut off, so none is trained: raise max_completion_length"
-    if logs["frac_reward_zero_std"] < 1:
-        return "rewards differ, but the gradient is 0: is any sampled token trained?"
-    if logs.get("reward_std") or logs["reward"] not in (0, 1):
-        return "the completions of a prompt all got one reward: raise temperature, or take a finer reward"
-    if logs["reward"] == 1:
-        return "every completion got reward 1: the prompts are too easy"
-    return "every completion got reward 0: the prompts are too hard, or the reward does not see the answer"
 
 
 class Health(TrainerCallback):

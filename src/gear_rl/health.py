@@ -1,0 +1,91 @@
+"""What a run says about itself, out of the numbers that a trainer logs. Knows no trainer."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, cast
+
+FEW_STEPS = 10
+"""Logged steps below which a conclusion says that they are few."""
+
+
+def health(logs: Mapping[str, float]) -> str:
+    """The line of a step: groups with a spread of rewards, completions scored and cut off, what credit did.
+
+    >>> health({"frac_reward_zero_std": 0.25, "gear/scored": 24.0, "completions/clipped_ratio": 0.5})
+    '75% of groups differ in reward, 24 completions scored, 50% cut off'
+    >>> health({"frac_reward_zero_std": 1.0, "gear/fallbacks": 8.0, "gear/fallback/long_context": 8.0})
+    '0% of groups differ in reward, 8 fallbacks (8 long_context)'
+    """
+    parts = [f"{1 - logs['frac_reward_zero_std']:.0%} of groups differ in reward"]
+    if "gear/scored" in logs:
+        parts.append(f"{logs['gear/scored']:.0f} completions scored")
+    if logs.get("completions/clipped_ratio"):
+        parts.append(f"{logs['completions/clipped_ratio']:.0%} cut off")
+    if logs.get("gear/fallbacks"):
+        kinds = {
+            key.removeprefix("gear/fallback/"): n for key, n in logs.items() if "/fallback/" in key and n
+        }
+        why = ", ".join(f"{n:.0f} {kind}" for kind, n in kinds.items())
+        parts.append(f"{logs['gear/fallbacks']:.0f} fallbacks ({why})")
+    if "gear/segments/token_share" in logs:
+        parts.append(f"{logs['gear/segments/token_share']:.0%} of tokens in segments")
+    if "gear/teacher/informed" in logs:
+        parts.append(f"teacher informed {logs['gear/teacher/informed']:.2f}")
+    return ", ".join(parts)
+
+
+def nothing_to_learn(logs: Mapping[str, float]) -> str | None:
+    """The likeliest reason why a step could not change the model; None where it could.
+
+    >>> nothing_to_learn({"frac_reward_zero_std": 1.0, "reward": 0.0, "grad_norm": 0.0})
+    'every completion got reward 0: the prompts are too hard, or the reward does not see the answer'
+    >>> nothing_to_learn({"frac_reward_zero_std": 0.5, "reward": 0.5, "grad_norm": 0.2})
+    """
+    if logs.get("grad_norm") != 0:
+        return None
+    if logs.get("completions/clipped_ratio") == 1:
+        return "every completion was cut off, so none is trained: raise max_completion_length"
+    if logs["frac_reward_zero_std"] < 1:
+        return "rewards differ, but the gradient is 0: is any sampled token trained?"
+    if logs.get("reward_std") or logs["reward"] not in (0, 1):
+        return "the completions of a prompt all got one reward: raise temperature, or take a finer reward"
+    if logs["reward"] == 1:
+        return "every completion got reward 1: the prompts are too easy"
+    return "every completion got reward 0: the prompts are too hard, or the reward does not see the answer"
+
+
+def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
+    """What a whole log says, in a few sentences: what was learned, and what stood in the way.
+
+    >>> logs = [{"reward": 0.1, "frac_reward_zero_std": 0.9, "completions/clipped_ratio": 0.75}] * 3
+    >>> print(conclusion(logs))
+    The reward went from 0.10 to 0.10 in 3 logged steps, which are few. 75% of completions were cut off: raise
+    max_completion_length. In 90% of groups all rewards were equal, which teaches nothing: easier or harder
+    prompts, more generations, or a finer reward.
+    """
+
+    def mean(key: str) -> float | None:
+        values = [cast(float, row[key]) for row in history if isinstance(row.get(key), int | float)]
+        return fmean(values) if values else None
+
+    rewards = [cast(float, row["reward"]) for row in history if "reward" in row]
+    if not rewards:
+        return "No step was logged."
+    few = max(1, len(rewards) // 5)
+    first, last = fmean(rewards[:few]), fmean(rewards[-few:])
+    said = f"The reward went from {first:.2f} to {last:.2f} in {len(rewards)} logged steps"
+    said += ", which are few. " if len(rewards) < FEW_STEPS else ". "
+    cut, even = mean("completions/clipped_ratio") or 0.0, mean("frac_reward_zero_std") or 0.0
+    if cut >= 0.3:
+        said += f"{cut:.0%} of completions were cut off: raise max_completion_length. "
+    if even >= 0.7:
+        said += (
+            f"In {even:.0%} of groups all rewards were equal, which teaches nothing: easier or harder prompts, "
+            "more generations, or a finer reward. "
+        )
+    informed, share = mean("gear/teacher/informed"), mean("gear/segments/token_share")
+    if informed is not None and informed < 0.6:
+        said += "The teacher hardly reads its context: `gear teacher` measures it without training. "
+    if share is not None and share < 0.1:
+        said += f"Only {share:.0%} of tokens are in segments: the credit is token by token. "
+    return said.strip()
