@@ -15,7 +15,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gear_rl.signals.score import Scorer
 from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
@@ -28,6 +27,7 @@ from gear_rl.runs.arena import arena_config, rewards_for
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
+from gear_rl.signals.passes import ModelPasses
 from gear_rl.traits import engine_settings_of
 from gear_rl.versions import versions
 
@@ -232,18 +232,18 @@ def _time_parts(trainer: Any, clock: _Clock) -> None:
 
 def _passes_timed(clock: _Clock) -> ExitStack:
     """While it is open, times the passes of the credit in all trainers: GRPO has none."""
-    student, teacher = (clock.timed(part, Scorer._hidden) for part in ("student", "teacher"))
+    student, teacher = (clock.timed(part, ModelPasses._hidden) for part in ("student", "teacher"))
 
     def hidden(self: Any, request: Any, prompts: Any, batch: Any, keep: Any) -> Any:
         own = student if prompts is request.student else teacher
         return own(self, request, prompts, batch, keep)
 
     stack = ExitStack()
-    stack.enter_context(patch.object(Scorer, "_hidden", hidden))
+    stack.enter_context(patch.object(ModelPasses, "_hidden", hidden))
     places = (
         (LateCredit, "waiting", "credit"),
         (LateCredit, "_assign", "credit"),
-        (Scorer, "_statistics", "head"),
+        (ModelPasses, "_statistics", "head"),
     )
     for owner, name, part in places:
         stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))

@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -116,14 +115,6 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, comman
         load_config(None, [*own, *method, *context.args])
 
 
-def test_every_make_target_of_a_page_is_in_the_makefile():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for page in PAGES:
-        for _, _, body in FENCED.findall(page.read_text(encoding="utf-8")):
-            for target in re.findall(r"^make ([a-z-]+)", body, re.MULTILINE):
-                assert target in targets, f"{page.name}: make {target}"
-
-
 def test_the_tables_of_the_methods_page_are_made_from_settings_and_measured_costs():
     """A new method comes onto the page before a release, not with its code."""
     from benchmarks.methods_page import methods_page
@@ -156,23 +147,6 @@ def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
     trainer = names["trainer"]
     assert trainer.state.global_step == 1 and trainer.credit == gear_rl.Gear()
     assert trainer.state.log_history[0]["gear/fallback/no_context"] == 0
-
-
-def test_the_trl_script_of_the_examples_trains(tmp_path):
-    main = runpy.run_path(str(ROOT / "examples" / "trl_math.py"))["main"]
-    trainer = main(output_dir=str(tmp_path), max_steps=1)
-    assert trainer.state.global_step == 1
-    assert (tmp_path / "records.jsonl").exists()
-
-
-def test_the_example_method_gives_what_its_docstring_says():
-    module = runpy.run_path(str(ROOT / "examples" / "add_a_method.py"))
-    import torch
-
-    seen = gear_rl.TokenSignals(
-        mask=torch.tensor([[True, True, True, False]]), student_entropy=torch.tensor([[0.1, 1.5, 0.7, 9.0]])
-    )
-    assert module["Uncertain"]()(torch.tensor([2.0]), seen).advantage.tolist() == [[0.0, 3.0, 3.0, 0.0]]
 
 
 def rows_of_equations() -> list[tuple[str, str, str]]:

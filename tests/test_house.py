@@ -1,7 +1,6 @@
 """The architecture: imports point down, and the core needs torch alone."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
@@ -69,23 +68,6 @@ def test_imports_point_down(path: Path):
     )
 
 
-PURE = ("lab/statistics.py", "lab/verdict.py", "lab/informed.py", "lab/localisation.py")
-"""Numbers in, numbers out: no model, no file, no trainer."""
-
-
-@pytest.mark.parametrize("name", PURE)
-def test_verdicts_need_numbers_alone(name: str):
-    used = imports_of(ROOT / name) - {f"gear_rl.{one.replace('/', '.').removesuffix('.py')}" for one in PURE}
-    foreign = {module.split(".")[0] for module in used} - set(sys.stdlib_module_names)
-    assert foreign <= {"numpy", "scipy"}, f"{name} imports {foreign}"
-    assert not used & {"pathlib", "os", "subprocess"}
-
-
-def test_typer_is_imported_in_the_command_line_alone():
-    users = {package_of(path) for path in FILES if "typer" in imports_of(path)}
-    assert users == {"cli"}
-
-
 def test_shapes_are_checked_at_run_time_wherever_they_are_written(pytestconfig: pytest.Config):
     """The list in pyproject.toml has every module that writes shapes, and nothing that writes none."""
     *checked, _ = pytestconfig.getoption("jaxtyping_packages").split(",")
@@ -126,25 +108,3 @@ def test_only_one_file_shifts_by_one():
     for path in FILES:
         if package_of(path) not in ("tensor", "credit"):
             assert "[:, :-1]" not in path.read_text(encoding="utf-8"), path.relative_to(ROOT)
-
-
-@pytest.mark.parametrize(
-    ("code", "heavy"),
-    [
-        ("import gear_rl.cli.app", {"torch", "transformers"}),
-        (
-            "import gear_rl; [getattr(gear_rl, name) for name in ('Gear', 'TokenSignals')]",
-            {"trl", "transformers", "datasets", "typer", "pydantic"},
-        ),
-    ],
-)
-def test_what_is_not_needed_is_not_imported(code: str, heavy: set[str]):
-    code += f"; import sys; sys.exit(not {heavy}.isdisjoint(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_front_door_opens_every_name():
-    for name in gear_rl.__all__:
-        assert getattr(gear_rl, name) is not None
-    with pytest.raises(AttributeError, match="Gaer"):
-        _ = gear_rl.Gaer

@@ -89,24 +89,11 @@ def test_a_resumed_run_drops_the_records_that_it_makes_again(tmp_path, caplog):
     assert caplog.messages == [f"record_file: {file} is missing; records begin at step 3"]
 
 
-def test_a_damaged_line_ends_the_recording_of_a_resumed_run_and_nothing_is_replaced(tmp_path, caplog):
-    file = tmp_path / "r.jsonl"
-    RecordWriter(file).write([record(0), record(1)])
-    damaged = b"{" + file.read_bytes()
-    file.write_bytes(damaged)
-    RecordWriter(file, resume_step=2).write([record(2)])
-    assert file.read_bytes() == damaged
-    [message] = caplog.messages
-    assert "line 1: not JSON" in message and "nothing more is recorded" in message
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "not JSON"),
-        ("[" * 100_000, r"not JSON \(maximum recursion"),
         ("[1]", "not a credit record, it lacks advantage, credit"),
-        ('{"step": NaN}', r"not JSON \(NaN is"),
         ('{"step": 1, "step": 2}', r"not JSON \(the key 'step' stands twice"),
         (json.dumps(asdict(record(format=FORMAT + 1))), rf"format {FORMAT + 1}, but this version"),
     ],
@@ -121,17 +108,13 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     ("changed", "message"),
     [
         ({"tokens": ["a"]}, "ids has 3 entries for 1 tokens"),
-        ({"turn": []}, "turn has 0 entries for 3 tokens"),
         ({"signals": {"d": [1.0]}}, "d has 1 entries for 3 tokens"),
-        ({"step": "1"}, "step is str"),
-        ({"signals": []}, "signals is list"),
         ({"truncated": None}, "truncated is NoneType"),
         ({"tokens": [1] * 3}, "tokens is list"),
         ({"ids": [None] * 3}, "ids is list"),
         ({"credit": ["x"] * 3}, "credit is list"),
         ({"signals": {"d": 3}}, "signals is dict"),
         ({"reward": 10**400}, "reward is int"),
-        ({"tools": {"calls": "1"}}, "tools is dict"),
     ],
 )
 def test_a_field_of_another_type_or_length_is_named(tmp_path, changed, message):

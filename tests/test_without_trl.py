@@ -23,30 +23,6 @@ importlib.util.find_spec = find_spec
 """Before anything else: TRL is not there, and neither is accelerate, which only TRL's trainer needs of us."""
 
 USES = {
-    "an agent's model and its chat template": """
-from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
-from gear_rl.arena.task import get_task
-model, tokenizer = load(task="errands")
-row = get_task("errands").rows("easy", num=1)[0]
-text = tokenizer.apply_chat_template(
-    row["prompt"], add_generation_prompt=True, tokenize=False, **CHAT_TEMPLATE_KWARGS
-)
-assert row["prompt"][0]["content"] in text and text.endswith("</think>\\n\\n"), text
-""",
-    "rewards": """
-import pytest
-from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.errors import InputError
-assert load_reward("arena", "arena/chain/easy")(["ans 45"], answer=["45"]) == [1.0]
-assert load_reward("tool_calls")(["none"], calls=[[]]) == [1.0]
-with pytest.raises(InputError, match="TRL, which is not installed"):
-    load_reward("accuracy_reward")
-""",
-    "datasets": """
-from gear_rl.data.rows import load_splits
-train, test = load_splits("arena/errands/easy", chat=True, held_out=4)
-assert (len(train), len(test)) == (4096, 4) and "reference" in train.column_names
-""",
     "an export for verl": """
 import tempfile
 from pathlib import Path

@@ -8,9 +8,5 @@ _beartype: Any = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def checker(function: Any) -> Any:
-    """Check every call, except of functions inside functions.
-
-    Those would be compiled anew at every call of the outer one, a millisecond each: a third of the time of
-    the property tests. None has a tensor's shape in its signature, and pyright reads their types.
-    """
+    """Check every call, except of functions inside functions, which would be compiled at each call."""
     return function if "<locals>" in getattr(function, "__qualname__", "") else _beartype(function)

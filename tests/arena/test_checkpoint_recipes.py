@@ -10,7 +10,6 @@ import torch
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from tools.arena.__main__ import RECIPES
-from tools.arena.check import check
 from tools.arena.recipe import build
 
 
@@ -31,13 +30,3 @@ def test_a_toy_checkpoint_repeats_itself_to_the_byte(name: str, tmp_path: Path) 
     # The shipped tokenizer is the one that seed 0 makes: the checkpoint is not older than the code.
     assert made["tokenizer.json"] == _digest(get_task(name).checkpoint)["tokenizer.json"]
     assert load(tmp_path / "a")[0].config.vocab_size >= len(load(tmp_path / "a")[1])
-
-
-@pytest.mark.parametrize("name", ["codebook", "errands"])
-def test_the_shipped_student_errs_as_it_was_taught(name: str) -> None:
-    task = get_task(name)
-    facts = check(task, task.checkpoint, ["easy"], n=16)
-    assert facts["beliefs"]["correlation"] > 0.95 and facts["beliefs"]["mean_gap"] < 0.07
-    assert 0.2 < facts["beliefs"]["wrong_on_top"] < 0.6
-    assert facts["easy"]["alone"] < 0.75 < facts["easy"]["trace"]
-    assert facts["easy"]["shuffled"] < 0.75

@@ -1,6 +1,5 @@
 """The task "codebook": one planted fault, a reward that counts what stands there, and the truth by hand."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -8,14 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.arena.codebook import problem as codebook
-from gear_rl.arena.codebook.problem import BELIEFS, RIGHT
 from gear_rl.arena.codebook.truth import truth
-from gear_rl.arena.codes import Belief
-from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.model import EOS, PAD, load
 
 ANSWER = "Ka 12 Bo 34 Mi 56 Fe 78"
-WORDS = ("Ka", "Bo", "Mi", "Fe", "Ha", "12", "34", "56", "78", "99", "1", "345", "so", "codes")
 
 
 @pytest.mark.parametrize(
@@ -26,9 +21,7 @@ WORDS = ("Ka", "Bo", "Mi", "Fe", "Ha", "12", "34", "56", "78", "99", "1", "345",
         ("codes Fe 78 Ka 12", 2),  # the order is free, what is left out is wrong
         ("codes Ka 99 Ka 12", 0),  # what is written first counts
         ("codes Ka 12 Ka 99", 1),
-        ("codes Ha 12 Ka 12", 1),  # a symbol that was not to be looked up
         ("codes Ka hm 12 Bo: 34 Mi  56", 0),  # the code comes right after its symbol
-        ("codes Ka 123 Bo 3 xKa 12", 0),
         ("codes Ka \u0661\u0662", 0),
         ("", 0),
     ],
@@ -38,43 +31,6 @@ def test_the_reward_is_the_share_that_is_right(completion: str, right: int) -> N
     assert codebook.codebook_reward([completion], [ANSWER]) == [right / 4]
     assert codebook.codebook_reward([completion], [f"all {ANSWER}"]) == [float(right == 4)]
     assert codebook.exact_reward([completion], [ANSWER]) == [float(right == 4)]
-
-
-@given(words=st.lists(st.sampled_from(WORDS), max_size=13))
-def test_decisions_are_those_of_a_walk_over_the_words(words: list[str]) -> None:
-    given_codes, taken = dict(zip(("Ka", "Bo", "Mi", "Fe"), ("12", "34", "56", "78"), strict=True)), []
-    open_symbols = [*given_codes]
-    for symbol, code in itertools.pairwise(words):
-        if symbol in open_symbols and len(code) == 2 and code.isdigit():
-            open_symbols.remove(symbol)
-            taken.append(([*given_codes].index(symbol), code, code == given_codes[symbol]))
-    text = " ".join(words)
-    found = [(d.index, text[d.start : d.end], d.right) for d in codebook.decisions(text, ANSWER)]
-    assert found == taken
-
-
-@pytest.mark.parametrize(
-    ("right", "beliefs", "most"), [(RIGHT, BELIEFS, 25), (errands.RIGHT, errands.BELIEFS, 19)]
-)
-def test_the_table_of_beliefs(right: dict[str, str], beliefs: dict[str, Belief], most: int) -> None:
-    assert len(set(right.values())) == len(right)
-    shares = [belief[right[name]] for name, belief in beliefs.items()]
-    assert (min(shares), max(shares)) == pytest.approx((0.15, 0.9))
-    assert sum(shares) / len(shares) == pytest.approx(0.525)
-    for name, belief in beliefs.items():
-        first, *others = belief.values()
-        assert next(iter(belief)) == right[name]
-        assert others == pytest.approx([share * (1 - first) for share in (0.8, 0.1, 0.1)])
-    # 0.8 of the mistakes are one code: it leads where 0.8 (1 - p) > p.
-    assert sum(share < 4 / 9 for share in shares) == most
-
-
-def test_the_shuffled_reference_has_other_symbols() -> None:
-    problem = codebook.generate(3, "words")
-    shuffled = str(problem.reference("shuffled", seed=7))
-    assert shuffled != problem.reference("shuffled", seed=8)
-    assert len(shuffled.split()) == len(problem.solve()[0].split())
-    assert not set(problem.symbols) & set(shuffled.split())
 
 
 ROW = {"answer": "Ka 12 Bo 34 Mi 56"}
@@ -100,18 +56,6 @@ def test_truth_by_hand() -> None:
     assert facts.lost == ((), (0,), (), (), (1,), (), (), (2,), (), ())
     assert (facts.num_decisions, facts.exact) == (3, False)
     assert truth(ids, {"answer": f"all {ROW['answer']}"}, TOKENIZER).exact
-
-
-def test_a_decision_belongs_to_its_symbol_and_is_taken_once() -> None:
-    facts = truth(_ids("codes Mi 56 Ka 99 Ka 12 Fe 12"), ROW, TOKENIZER)
-    assert facts.decision == (-1, -1, 2, -1, 0, -1, -1, -1, -1)
-    taken = [r for d, r in zip(facts.decision, facts.right, strict=True) if d >= 0]
-    assert taken == [True, False]
-    assert facts.num_decisions == 3, "one that is not taken is still one"
-    digits = [TOKENIZER.convert_tokens_to_ids(char) for char in "\u012012"]  # a space is this letter in bytes
-    facts = truth([*_ids("codes Ka"), *digits, *_ids(" Bo 34")], ROW, TOKENIZER)
-    assert facts.decision == (-1, -1, -1, 0, 0, -1, 1), "a code in two tokens is one decision"
-    assert facts.right == (False, True, False, True, True, True, True)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gear_rl.arena import chain, model
-from gear_rl.arena.model import prompt_text
+from gear_rl.arena import model
 from gear_rl.arena.task import TEMPLATE, Reference, get_task
 from gear_rl.credit.contexts import render
 
@@ -22,19 +21,6 @@ def _tokens(text: str) -> list[str]:
 def test_one_decision_is_one_token() -> None:
     assert _tokens("37 +8 = 45 ; ans 45") == ["37", " +8 = ", "45", " ; ans ", "45"]
     assert _tokens("37 +8 skip x3") == ["37", " +8", " skip", " x3"]
-
-
-def test_prompt_ids_are_those_of_trl() -> None:
-    from trl.data_utils import maybe_apply_chat_template
-
-    row = chain.rows("default", num=1)[0]
-    theirs = TOKENIZER.apply_chat_template(
-        row["prompt"], add_generation_prompt=True, return_dict=False, **model.CHAT_TEMPLATE_KWARGS
-    )
-    text = maybe_apply_chat_template(
-        {"prompt": row["prompt"], "chat_template_kwargs": model.CHAT_TEMPLATE_KWARGS}, TOKENIZER
-    )["prompt"]
-    assert TOKENIZER(prompt_text(TOKENIZER, row))["input_ids"] == theirs == TOKENIZER(text)["input_ids"]
 
 
 @pytest.mark.parametrize("name", ["qwen3.jinja", "qwen3_training.jinja"])

@@ -1,10 +1,6 @@
 """The catalogue: what holds for every task, and another one as an object and a line."""
 
 import json
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,24 +8,16 @@ import pytest
 from gear_rl.arena import model
 from gear_rl.arena.task import (
     HELD_OUT,
-    TASKS,
-    Budget,
     Completion,
     Problem,
     Reference,
     Task,
     all_tasks,
-    dataset_task,
     get_task,
 )
 from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import plan_of
-from gear_rl.lab.score import arena_material
-from gear_rl.runs.arena import arena_config, task_of
 from gear_rl.runs.config import load_config
-from gear_rl.runs.trainer import load_environment
 
 every_task = pytest.mark.parametrize("task", all_tasks(), ids=lambda task: task.name)
 
@@ -98,73 +86,6 @@ def test_the_fault_is_the_first_wrong_token(task: Task) -> None:
 )
 def test_the_held_out_problems_are_the_published_ones(task: str, sha256: str) -> None:
     assert get_task(task).fingerprint("default", 1024) == sha256
-
-
-def test_the_catalogue_waits_for_no_torch() -> None:
-    code = "import sys, gear_rl.arena.task as t; t.all_tasks(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@dataclass(frozen=True)
-class Number:
-    """A problem: to repeat a number."""
-
-    answer: str
-
-    @property
-    def text(self) -> str:
-        return f"say {self.answer}"
-
-    def solve(self) -> Completion:
-        return (self.answer,)
-
-    def plant(self, seed: int) -> Completion:
-        return (self.answer[::-1],)
-
-    def reference(self, kind: Reference, seed: int) -> str | None:
-        return self.answer
-
-
-ECHO = Task(
-    name="echo",
-    summary="to repeat",
-    budgets={"default": Budget(steps=7, learning_rate=1e-3, max_completion_tokens=5)},
-    generate=lambda seed, tier: Number(f"{seed:05d}"),
-    checkpoint=Path("nowhere"),
-    answer_pattern=r"\d\d",
-    fault="digit",
-    reward=lambda completions, answer, **_: [*map(float, map(str.__eq__, completions, answer))],
-    rewards=("arena", "math"),
-)
-
-
-def test_another_task_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "echo", f"{__name__}:ECHO")
-    echo = get_task("echo")
-    assert dataset_task("arena/echo") == ("echo", "default")
-    assert [*load_rows("arena/echo", chat=True, limit=2)] == echo.rows("default", num=2)
-    with pytest.raises(InputError, match="the arena's echo has no tier 'hard'"):
-        load_rows("arena/echo/hard", chat=True)
-    assert load_reward("arena", "arena/echo")(["12", "12"], answer=["12", "13"]) == [1.0, 0.0]
-
-    config = arena_config("echo", "default", "gear", seed=0, steps=2, output_dir="runs")
-    assert (config.dataset, config.reward, config.environment) == ("arena/echo/default", "arena", None)
-    assert config.trainer["max_completion_length"] == 5 and config.trainer["learning_rate"] == 1e-3
-    several = arena_config("echo", "default", {"name": "crpo"}, seed=0, steps=2, output_dir="runs")
-    assert several.reward == ["arena", "math"]
-    with pytest.raises(InputError, match="environment: 'arena' needs the dataset arena/errands"):
-        load_environment(config.model_copy(update={"environment": "arena"}))
-
-    assert plan_of([], task="echo", tier="default", seeds=1, n_eval=7).steps == 7
-    with pytest.raises(InputError, match="--n-eval: 769; there are 768 held-out problems to report on"):
-        plan_of([], task="echo", tier="default", seeds=1, n_eval=769)
-    assert arena_material("echo", "default", 4).about()["fault"] == "digit"
-    with pytest.raises(InputError, match="--task: no task 'ecko'; did you mean echo"):
-        task_of("ecko")
-    with pytest.raises(InputError, match="--tier: the task has no tier 'hrad'; did you mean hard"):
-        task_of("errands", "hrad")
-    with pytest.raises(FileNotFoundError, match="no checkpoint in nowhere"):
-        model.load(task="echo")
 
 
 def test_a_dataset_of_an_agent_brings_its_environment() -> None:

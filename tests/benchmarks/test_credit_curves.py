@@ -5,7 +5,6 @@ import json
 import pytest
 
 from benchmarks import curves
-from gear_rl.arena.codebook.problem import TIERS
 from support.commands import benchmark
 
 GAINS = {"uniform": 0.0, "oracle": 0.2, "gear": 0.15, "shuffled": -0.05}
@@ -32,8 +31,6 @@ def asked(monkeypatch):
 
     def run(plan, folder, *, jobs, console):
         plans.append((plan, folder))
-        if len(plans) == 3 and folder.parts[-4] == "broken":
-            raise KeyboardInterrupt
         return list(trained(plan, plan.reported())), {}
 
     monkeypatch.setattr(curves, "run_plan_with_bar", run)
@@ -57,22 +54,3 @@ def test_every_comparison_has_the_same_budget_of_rollouts(asked, tmp_path):
     gains = {v["method"]: v["difference"] for v in found["points"][0]["verdicts"]}
     assert gains == {"uniform": None, "oracle": pytest.approx(0.2), "gear": pytest.approx(0.15)}
     assert "cells" not in found["points"][0] and found["points"][0]["use"] == "choosing"
-
-
-def test_what_is_done_is_written_when_it_is_interrupted(asked, tmp_path):
-    file, plots = tmp_path / "curves.json", tmp_path / "plots"
-    words = ("--methods", "gear,shuffled", "--runs", str(tmp_path / "broken" / "x"), "--out", str(file))
-    assert benchmark("curves", *words, "--plots", str(plots)).returncode != 0  # after two comparisons
-    found = json.loads(file.read_text())
-    assert [p["decisions"] for p in found["points"]] == [4, 12]
-    assert {path.name for path in plots.iterdir()} == {"curves_decisions.png", "curves_rollouts.png"}
-    found["points"][0]["verdicts"].pop()  # a comparison may lack a method
-    table = curves.curves_cells(found)
-    assert table.columns == ("", "GRPO", "oracle", "gear", "shuffled")
-    assert [row[0] for row in table.rows] == ["4 decisions, 16 rollouts", "12 decisions, 16 rollouts"]
-    assert table.rows[0][1] == "0.610" and table.rows[1][4].startswith("-0.050 (")
-    assert [row[4][:6] for row in table.rows] == ["-", "-0.050"]
-
-
-def test_the_tiers_have_the_decisions_that_are_said():
-    assert {TIERS[tier].symbols: tier for tier in curves.DECISIONS.values()} == curves.DECISIONS

@@ -1,7 +1,6 @@
 """python -m benchmarks step: two trainers take turns, and the parts of their steps add up."""
 
 import json
-import threading
 
 import pytest
 from rich.console import Console
@@ -58,51 +57,6 @@ def test_a_part_inside_another_is_counted_once(monkeypatch):
     inner = clock.timed("teacher", lambda: None)
     clock.timed("credit", inner)()
     assert clock.parts["teacher"] == 4.0 and clock.parts["credit"] == 2.0
-
-
-def test_a_trainer_that_fails_lets_the_other_end_and_is_reported(monkeypatch):
-    def broken(*args):
-        raise KeyError("no reward today")
-
-    monkeypatch.setattr("gear_rl.engines.trl.late.LateCredit._assign", broken)
-    before = threading.active_count()
-    with untouched(None), pytest.raises(KeyError, match="no reward today"):
-        bench.bench_step(
-            "gear", task="chain", tier="easy", steps=2, repeats=1, rollouts=8, console=Console(quiet=True)
-        )
-    assert threading.active_count() == before
-
-
-def test_a_run_of_the_users_is_measured_with_its_own_rollouts(tmp_path, monkeypatch):
-    file, seen = tmp_path / "mine.yaml", []
-    file.write_text(
-        "model: arena\ndataset: arena/chain/easy\nreward: arena\nper_device_train_batch_size: 4\n"
-        "gradient_accumulation_steps: 2\nnum_generations: 4\nmax_completion_length: 24\nlearning_rate: 1.0e-4\n"
-        f"record_file: {tmp_path / 'records.jsonl'}\n"
-    )
-    make = bench.make_trainer
-    monkeypatch.setattr(bench, "make_trainer", lambda config: seen.append(config) or make(config))
-    words = [
-        "--method",
-        "gear:alpha=2.0",
-        "--student-pass",
-        "own",
-        "--steps",
-        "2",
-        "--repeats",
-        "1",
-        "--json",
-    ]
-    done = benchmark("step", "--config", str(file), *words, "--out", str(tmp_path / "step.json"))
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)
-    assert json.loads((tmp_path / "step.json").read_text()) == measured
-    assert measured["shares_of_grpo_step"]["student"]["gear"] > 0, "a pass of its own"
-    assert (measured["task"], measured["tier"]) == ("arena/chain/easy", "arena")
-    assert measured["rollouts_per_step"] == 8 and measured["shares_of_grpo_step"]["teacher"]["gear"] > 0
-    assert [config.credit for config in seen] == ["uniform", {"name": "gear", "alpha": 2.0}]
-    assert {config.trainer["learning_rate"] for config in seen} == {1e-4}
-    assert not (tmp_path / "records.jsonl").exists()
 
 
 def test_methods_divides_every_method_by_grpo(tmp_path):

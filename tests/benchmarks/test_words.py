@@ -2,17 +2,12 @@
 
 import json
 import re
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from benchmarks import words as experiment
-from engines import tiny
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.data.word_problems import word_problems
-from gear_rl.errors import InputError
 from gear_rl.lab.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
 
@@ -53,23 +48,6 @@ def test_a_line_marks_the_first_wrong_digit_and_the_results(tmp_path):
     assert isinstance(one, Marked) and one.other == ROW["solution"] and len(one.decisions) == 2
 
 
-def test_completions_that_are_kept_are_not_sampled_again(monkeypatch, tmp_path):
-    task = experiment.Words(model="arena", data="word-problems/bare", split="test", n=2, runs=tmp_path)
-    task.file.write_text(json.dumps({"model": "arena"} | kept(WRONG, WRONG)))
-    shown = []
-    monkeypatch.setattr(
-        experiment, "_scored", lambda task, methods, rows, column: shown.append((column, rows))
-    )
-    monkeypatch.setattr(experiment, "wrong_completions", lambda task: pytest.fail("sampled again"))
-    monkeypatch.setattr(experiment, "falsified_context", lambda task: {"n": task.n})
-    found = experiment.words(task, {})
-    assert [column for column, _ in shown] == ["solution", "answer"] and len(shown[0][1]) == 1
-    assert found["use"] == "reporting" and found["sampled"] == 2 and "rows" not in found
-    assert found["falsified"] == {"n": 2}
-    with pytest.raises(InputError, match=r"--runs: .* has completions of arena; give another folder"):
-        experiment.words(replace(task, model="runs/new"), {})
-
-
 @pytest.mark.parametrize(
     ("written", "right", "place"),
     [
@@ -93,29 +71,3 @@ def test_one_digit_of_one_result_is_falsified():
         [place] = [i for i, (a, b) in enumerate(zip(right, shown, strict=True)) if a != b]
         assert shown[place].isdigit() and any(a <= place < z for a, z in experiment.results(right))
         assert not re.search(r"= 0\d", shown) and shown == experiment.falsified(right, seed)
-
-
-def copies(text):
-    """What stands after the longest end of the text that it has before."""
-    ends = (text[text.find(text[k:]) + len(text) - k :] for k in range(len(text)))
-    return next(filter(None, ends), "?")
-
-
-def test_a_teacher_that_copies_follows_a_false_digit(monkeypatch, tmp_path):
-    tokenizer = tiny.tokenizer()
-
-    class Model:
-        def eval(self):
-            return self
-
-        def __call__(self, input_ids, logits_to_keep):
-            logits = torch.full((1, logits_to_keep, len(tokenizer)), -50.0)
-            logits[..., tokenizer(copies(tokenizer.decode(input_ids[0])))["input_ids"][0]] = 50.0
-            return SimpleNamespace(logits=logits)
-
-    monkeypatch.setattr(experiment, "load_causal_lm", lambda name, options: Model())
-    monkeypatch.setattr(experiment, "load_tokenizer", lambda name: tokenizer)
-    task = experiment.Words(model="m", data="word-problems/bare", split="test", n=12, runs=tmp_path)
-    found = experiment.falsified_context(task)
-    assert [found[name] for name in ("n", "follows", "p_false", "p_right")] == [12, 1, 1, 0]
-    assert found["p_right_unaided"] < 1

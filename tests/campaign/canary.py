@@ -28,23 +28,11 @@ from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.credit.contexts import needs_context
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
-from support.commands import gear
 
 _WORD = re.compile(r"QZ[0-9a-f]{12}")
 _PROMPTS, _SIBLINGS = 64, 4
 _ROLLOUTS = _PROMPTS * _SIBLINGS
 """Of one step."""
-
-
-class Talkative:
-    """Shows the student all that it is given."""
-
-    def reset(self, **row: Any) -> str:
-        return f" {row}"
-
-    def look(self) -> str:
-        """Look around."""
-        return "nothing"
 
 
 class Knowing:
@@ -64,7 +52,6 @@ class Knowing:
         return "nothing"
 
 
-_TOOLS = {"max_tool_calling_iterations": 1}
 _SET_UPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "splice": ({"teacher_prompt": "splice"}, {}),
     "a student's pass of its own": ({"student_pass": "own"}, {}),
@@ -79,27 +66,21 @@ _SET_UPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"privileged": lambda row, rollout: row["privileged_context"]},
     ),
     "evaluation": ({"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": _PROMPTS}, {}),
-    "reset shows its row": (_TOOLS, {"environment_factory": Talkative}),
-    "reset shows another column": (
-        {**_TOOLS, "privileged_column": "gold"},
-        {"environment_factory": Talkative},
-    ),
-    "an environment's own": (_TOOLS, {"environment_factory": Knowing}),
+    "an environment's own": ({"max_tool_calling_iterations": 1}, {"environment_factory": Knowing}),
 }
 """The settings and the trainer's arguments that differ from a plain run with GEAR."""
 _METHODS = [name for name, cls in METHODS.items() if needs_context(cls())]
-COMMAND = "gear train"
 
 
 def canary(scratch: Path, rollouts: int, seed: int) -> dict[str, Any]:
     """At least so many rollouts, divided among all set-ups."""
-    model, names = tiny.save(scratch / "model"), [*_SET_UPS, *_METHODS, COMMAND]
+    model, names = tiny.save(scratch / "model"), [*_SET_UPS, *_METHODS]
     steps = -(-rollouts // (_ROLLOUTS * len(names)))
     counts, faults = Counter[str](), list[str]()
     for name in names:
         folder, report = scratch / name.replace(" ", "_"), scratch / "report.json"
         report.unlink(missing_ok=True)
-        work = partial(_commanded if name == COMMAND else partial(_trained, name), model, folder, steps)
+        work = partial(_trained, name, model, folder, steps)
         draws = random.Random(f"{seed} {name}")
         code, said = forked(partial(_watched, work, report, draws), folder.with_suffix(".log"))
         if code:
@@ -147,16 +128,6 @@ def _trained(name: str, model: str, folder: Path, steps: int, draws: random.Rand
     trainer = GEARTrainer(model, tiny.vowels, settings, rows, credit=credit, **options)
     trainer.train()
     trainer.save_model()
-
-
-def _commanded(model: str, folder: Path, steps: int, draws: random.Random) -> None:
-    """``gear train``, with the rows in a file beside the run's folder."""
-    rows = folder.with_suffix(".jsonl")
-    rows.write_text("".join(json.dumps(row) + "\n" for row in _rows(draws)))
-    given = {"model": model, "dataset": str(rows), "reward": "engines.tiny:vowels"}
-    done = gear("train", *(f"--{k}={json.dumps(v)}" for k, v in (given | _settings(folder, steps)).items()))
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
 
 
 def _watched(work: Callable[[random.Random], None], report: Path, draws: random.Random) -> None:

@@ -6,22 +6,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from gear_rl.cli import console as module
-from gear_rl.cli.console import progress_bar
 from gear_rl.cli.progress import ProgressLine
-
-
-def test_a_long_command_prints_a_line_now_and_then_unless_a_terminal_shows_a_bar(monkeypatch):
-    seconds = iter(range(0, 1000, 10))
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(seconds)))
-    piped = Console(file=io.StringIO())
-    with progress_bar(piped, "scoring ") as advance:
-        for done in range(8):
-            advance("gear:alpha=2", done, 8)
-    assert piped.file.getvalue().splitlines() == [
-        "scoring gear:alpha=2: 2 of 8",
-        "scoring gear:alpha=2: 5 of 8",
-    ]
 
 
 def test_an_evaluation_before_the_first_step_does_not_count_in_the_pace(monkeypatch):

@@ -3,8 +3,6 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
 from support.commands import gear
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -20,14 +18,3 @@ def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
     for folder, task in zip(folders, ("chain/hard", "errands/default"), strict=True):
         page = (folder / "report.html").read_text(encoding="utf-8")
         assert f"Does it help? {task}" in page and "</html>" in page
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"format": 0}'])
-def test_a_file_that_is_no_comparison_is_one_line(text, tmp_path):
-    file = tmp_path / "comparison.json"
-    if text is not None:
-        file.write_text(text)
-    done = gear("report", str(file))
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert str(file) in done.stderr and "give the comparison.json of a `gear compare`" in done.stderr
-    assert not (tmp_path / "report.html").exists()

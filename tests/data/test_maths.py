@@ -13,14 +13,10 @@ pytest.importorskip("math_verify")
         (r"\boxed{0.5}", r"\frac{1}{2}", 1.0),
         (r"\boxed{70\%}", "0.7", 1.0),
         (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
-        (r"\boxed{(1,3)}", "(1,2)", 0.0),
-        (r"\boxed{\text{Friday}}", "Friday", 1.0),
-        ("42", r"so we get \boxed{42}", 1.0),
         ("72", "48 / 2 = <<48/2=24>>24 clips.\n48 + 24 = 72.\n#### 72", 1.0),
         ("24", "48 / 2 = <<48/2=24>>24 clips.\n48 + 24 = 72.\n#### 72", 0.0),
         # Hedging earns nothing: two boxes are a set, of a bare list the first number counts.
         (r"\boxed{3} or \boxed{4}", "4", 0.0),
-        ("answers: 1 2 3 42", "42", 0.0),
         # Nothing of the model's text is evaluated.
         ("__import__('os')._exit(1)", "3", 0.0),
         ("<think>it is 7</think> 8", "7", 0.0),

@@ -1,7 +1,5 @@
 """From characters to tokens, by hand."""
 
-from types import SimpleNamespace
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -34,8 +32,3 @@ def test_a_token_overlaps_every_character_that_it_writes_a_part_of(made):
     assert spans == [range(1), range(1, 2), range(first_byte, first_byte + 3), spans[3]]
     assert len(spans[3]) == 1 and spans[3].start == first_byte + 3
     assert token_span(tokenizer, text, 1, 4) == range(1, spans[3].stop)
-
-
-def test_no_token_overlaps_nothing_and_a_tokenizer_without_offsets_gives_none():
-    assert token_span(byte_level(), "aa", 1, 1) is None
-    assert token_span(SimpleNamespace(is_fast=False), "aa", 0, 1) is None

@@ -2,11 +2,7 @@
 
 import re
 
-import pytest
-
-from gear_rl.data.rows import load_rows
 from gear_rl.data.word_problems import reward, word_problems
-from gear_rl.errors import InputError
 
 
 def test_every_step_is_right_and_follows_from_the_problem():
@@ -27,10 +23,3 @@ def test_the_parts_share_no_prompt_and_a_part_is_the_same_every_time():
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
     assert word_problems("test", 7) == test[:7]
     assert len({row["prompt"] for row in train}) == 700
-
-
-def test_it_is_a_dataset_by_name():
-    [row] = load_rows("word-problems/prices", chat=True, limit=1)
-    assert row["template"] == "prices" and row["prompt"][0]["role"] == "user"
-    with pytest.raises(InputError, match="dataset: 'sums' is no kind of word problems; choose from changes"):
-        load_rows("word-problems/sums", chat=True, limit=1)

@@ -1,9 +1,6 @@
 """gear score: where credit lands, on planted faults and on a user's marked ones."""
 
 import json
-import shutil
-import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from engines import tiny
 from gear_rl.arena.model import load, prompt_text
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
-from gear_rl.errors import InputError
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.score import ENTROPY_ONSETS, UNINFORMED, arena_material, records_of, score
 from gear_rl.runs.config import RunConfig
@@ -81,14 +77,9 @@ def test_a_line_is_read_also_from_other_columns(tmp_path):
     ("change", "reason"),
     [
         ({"fault": {"start": 2, "end": 2}}, 'fault: {"start": 2, "end": 2} marks nothing of 25 characters'),
-        ({"fault": {"start": 20, "end": 26}}, "marks nothing of 25 characters"),
-        ({"fault": {"text": ""}}, "marks nothing"),
-        ({"fault": None}, "fault: null marks nothing"),
         ({"fault": {"text": "aa"}, "completion": "aaa"}, "fault: 'aa' stands 2 times"),
         ({"decisions": [{"text": "77"}]}, "decisions: '77' stands 0 times"),
         ({"solution": " "}, "no privileged context for the teacher; fill one of privileged_context"),
-        ({"prompt": ""}, "prompt is empty"),
-        ({"correct": " "}, "correct: is not the text of one assistant turn"),
         ({"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool calls"),
     ],
 )
@@ -97,23 +88,6 @@ def test_a_line_of_no_use_is_set_aside_and_the_others_stay(tmp_path, change, rea
     assert [one.line for one in marked] == [1, 4]
     [(line, why)] = aside
     assert line == 3 and reason in why
-
-
-CHAT = GOOD | {"prompt": [{"role": "user", "content": "x"}]}
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"promt": "x", "completion": "y", "fault": {}}], "line 1: prompt: missing; did you mean promt"),
-        (['{"prompt": '], "line 1: "),
-        ([""], "has no line; write one JSON object per line"),
-        ([GOOD, CHAT], "prompt is text in some lines and messages in others; leave out --chat"),
-    ],
-)
-def test_a_file_that_is_not_of_the_format_stops_with_its_line(tmp_path, rows, message):
-    with pytest.raises(InputError, match=message):
-        read(tmp_path, *rows, chat=False)
 
 
 # --- the numbers ---------------------------------------------------------------------------------------------
@@ -182,10 +156,10 @@ def test_a_users_own_completions(tiny_model, tmp_path):
     """A model of two thousand weights and five lines, of which two cannot be used."""
     written(tmp_path, *ROWS)
     words = ["--data", "mine.jsonl", "--model", tiny_model, "--methods", "gear,rlsd,rlcsd"]
-    words += ["--max-tokens", "900", "--json", "--report", "report.html"]
+    words += ["--max-tokens", "900", "--json"]
     done = gear("score", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found, page = json.loads(done.stdout), (tmp_path / "report.html").read_text(encoding="utf-8")
+    found = json.loads(done.stdout)
     assert (found["data"], found["model"], found["n"]) == ("mine.jsonl", Path(tiny_model).name, 3)
     assert found["other_completion"] == {"answer": 2, "correct": 1}
     assert [line["line"] for line in found["set_aside"]] == [2, 4]
@@ -194,12 +168,9 @@ def test_a_users_own_completions(tiny_model, tmp_path):
     assert "2 of 5 lines are set aside" in done.stderr
     assert all(row["n"] == 3 for name, row in found["methods"].items() if name != "rlcsd")
     assert found["methods"]["oracle"]["auc"] == 1.0 and found["methods"]["uniform"]["auc"] == 0.5
-    assert "a span that was marked" in page and "Where credit lands: mine.jsonl" in page
     # A group of two has no other failure to contrast with, so RLCSD leaves its completions as they are.
-    row, table = found["methods"]["rlcsd"], score_table(found)
+    row = found["methods"]["rlcsd"]
     assert (row["n"], row["auc"], row["left_out"]["fallback"]) == (0, None, 3)
-    assert table.columns[-1].header == "n"
-    assert [*table.columns[1].cells][[*table.columns[0].cells].index("rlcsd")] == "-"
 
 
 def test_the_engine_sees_the_completion_the_fault_and_a_negative_advantage(tiny_model, tmp_path, quiet):
@@ -227,61 +198,6 @@ def test_the_engine_sees_the_completion_the_fault_and_a_negative_advantage(tiny_
         assert one.signals["divergence"] != other.signals["divergence"]
 
 
-def test_among_decisions_there_is_a_second_auc_and_without_another_context_no_control(
-    tiny_model, tmp_path, quiet
-):
-    """Settings of `gear train` may follow: here a prompt as text, columns and the teacher's template."""
-    row = {"question": "1 plus 1", "gold": "2", "completion": "2 and 1 plus 1 is 3", "fault": {"text": "3"}}
-    decided = row | {"decisions": [{"start": 0, "end": 1}, {"text": "is 3"}]}
-    words = ["--columns.prompt", "question", "--chat", "false", "--privileged_column", "gold"]
-    words += ["--teacher_prompt_template", "{privileged_context} {prompt}"]
-    material = marked_material(written(tmp_path, decided, row), tiny_model, words=words)
-    config = material.config({"name": "gear"}, str(tmp_path))
-    assert config.trainer["teacher_prompt_template"] == "{privileged_context} {prompt}"
-    [case, _], [record, _] = records_of({"name": "gear"}, material)
-    assert record.prompt == "1 plus 1" and case.row == {"prompt": "1 plus 1", "privileged_context": "2"}
-    rows = score({"uniform": {"name": "uniform"}}, material)[0]["methods"]
-    oracle = rows["oracle"]
-    assert (oracle["n"], oracle["with_choices"], oracle["auc_choices"]) == (2, 1, 1.0)
-    assert rows["uniform"]["auc_choices"] == 0.5
-    assert (rows[UNINFORMED]["n"], rows[UNINFORMED]["auc"]) == (0, None)
-
-
-def test_two_models_are_never_loaded_at_once(tiny_model, tmp_path, quiet):
-    models: list[weakref.ref] = []
-    material = marked_material(written(tmp_path, ROWS[0]), tiny_model)
-
-    def watched(trainer, informed):
-        models.append(weakref.ref(trainer.model))
-        return material.cases(trainer, informed)
-
-    records_of({"name": "gear"}, replace(material, cases=watched))
-    assert models[0]() is None
-
-
-def test_prompts_that_the_model_cannot_take_are_set_aside(tiny_model, tmp_path, quiet):
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model, folder)
-    template = folder / "chat_template.jinja"
-    refusal = "{% if messages[0].role == 'judge' %}{{ raise_exception('no judges here') }}{% endif %}"
-    template.write_text(refusal + template.read_text(encoding="utf-8"), encoding="utf-8")
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 300}))
-    judge = ROWS[0] | {"prompt": [{"role": "judge", "content": "x"}, {"role": "user", "content": "y"}]}
-    nobody = ROWS[0] | {"prompt": [{"role": "assistant", "content": "x"}]}
-    # 240 tokens, which fit alone, but not behind a prompt.
-    half = ROWS[4] | {"completion": LONG[: len(LONG) // 2], "fault": {"start": 0, "end": 5}}
-    file = written(tmp_path, judge, ROWS[0], half, ROWS[0] | {"correct": LONG}, nobody)
-    material = marked_material(file, str(folder))
-    chosen, _ = records_of({"name": "uniform"}, material)
-    assert len(chosen) == 1
-    reasons = [line["reason"] for line in material.about()["set_aside"]]
-    assert reasons[0] == "prompt: cannot be shown to the teacher (no judges here)"
-    assert reasons[1].startswith("completion: ") and reasons[1].endswith("but the model has 300 places")
-    assert reasons[2].startswith("correct: ") and reasons[2].endswith("but the model has 300 places")
-    assert "no user or system message" in reasons[3]
-
-
 MARKED = ["--data", "mine.jsonl", "--model", "arena"]
 
 
@@ -289,15 +205,9 @@ MARKED = ["--data", "mine.jsonl", "--model", "arena"]
     ("words", "message"),
     [
         (["--tier", "harder"], "no tier 'harder'; did you mean hard?"),
-        (["--n", "0"], "--n: 0 is not possible"),
-        (["--tsak", "chain"], "--tsak: no such option; did you mean --task"),
-        (["--model", "arena"], "--model: goes with --data"),
         (["--data", "mine.jsonl", "--tier", "easy"], "--tier: is for the arena's tasks"),
         (["--data", "mine.jsonl"], "--model: missing"),
-        (["--data", "x.jsonl", "--model", "arena"], "--data: x.jsonl does not exist"),
         ([*MARKED, "--credit.alpha", "1"], "--credit.alpha: not possible"),
-        ([*MARKED, "--aplha", "1"], "aplha: no such setting"),
-        ([*MARKED, "--max-tokens", "0"], "--max-tokens: 0"),
         ([*MARKED, "--methods", "crpo"], "gear: --methods: crpo: style: no reward function 1"),
     ],
 )

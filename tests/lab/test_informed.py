@@ -2,19 +2,15 @@
 
 import logging
 import random
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gear_rl.credit.informed import PROMPTS_TO_JUDGE, TeacherCheck, likelier, stands_out
-from gear_rl.lab.informed import Scored, as_dict, sentences, verdict
+from gear_rl.credit.informed import PROMPTS_TO_JUDGE, likelier, stands_out
+from gear_rl.lab.informed import Scored, sentences, verdict
 from gear_rl.lab.teacher import examine, teacher_config
-from gear_rl.methods import Gear, Uniform
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import make_trainer
-from support.commands import gear
 
 
 def completions(
@@ -55,11 +51,6 @@ def test_a_context_that_is_read_stands_out_or_changes_how_likely_completions_are
     assert verdict(completions(out, likelier=more, reward=False)).word == word
 
 
-def test_chance_is_seldom_called_informed():
-    words = [verdict(completions(0.5, seed=seed, reward=False)).word for seed in range(20)]
-    assert "informed" not in words
-
-
 def test_the_reward_decides_where_prompts_have_both():
     assert verdict(completions(0.5, right=0.3, wrong=-0.3)).word == "informed"
     assert verdict(completions(0.9)).word == "weak", "it reads, and does not know which completion is right"
@@ -68,18 +59,6 @@ def test_the_reward_decides_where_prompts_have_both():
     # An informed teacher makes wrong completions less likely: the gain's sign alone decides nothing.
     wrong = verdict(completions(0.9, wrong=-0.8, rewards=(0.0, 0.0, 0.0)))
     assert wrong.word == "informed" and wrong.gain < -0.7 and wrong.knows.prompts == 0
-
-
-def test_few_prompts_do_not_decide():
-    few = completions(0.9, prompts=3)
-    wrong = completions(0.9, prompts=29, rewards=(0.0, 0.0), seed=1)
-    found = verdict(few + [replace(one, prompt=one.prompt + 3) for one in wrong])
-    assert found.word == "informed" and found.knows.prompts == 3
-    assert "too few to decide" in sentences(found)[3]
-    two = verdict(completions(1.0, prompts=2, reward=False))
-    assert two.word == "not informed"
-    assert as_dict(two)["reads"] == {"share": 1.0, "interval": None, "prompts": 2}
-    assert "in 100 % (too few for an interval) of" in sentences(two)[1]
 
 
 # --- the comparisons, and the check of a training --------------------------------------------------------------
@@ -102,53 +81,6 @@ def test_a_copying_teacher_is_found_by_what_it_makes_likelier_and_not_by_distanc
     assert stands_out(own, second, third).mean() < 0.2
     assert likelier(own, second, third).mean() > 0.95
     assert likelier(*-torch.rand(3, 4000, 30)).mean() == pytest.approx(0.5, abs=0.03)
-
-
-def checked(monkeypatch, out, more=0.5, *, steps=40, method=None, prompts=4):
-    """A check over some steps whose comparisons give ``out`` and ``more``, and the shares that it logged."""
-    import gear_rl.credit.informed as module
-
-    monkeypatch.setattr(module, "context_logprob", lambda batch, *_: torch.zeros(len(batch.group), 1))
-    monkeypatch.setattr(module, "stands_out", lambda own, *_: torch.full((len(own),), out))
-    monkeypatch.setattr(module, "likelier", lambda own, *_: torch.full((len(own),), more))
-    logged = []
-    engine = SimpleNamespace(
-        rank=0,
-        gather=lambda x: x,
-        gather_objects=lambda items: items,
-        log=lambda shares: logged.append((shares["gear/teacher/informed"], shares["gear/teacher/likelier"])),
-    )
-    check = TeacherCheck(every=2)
-    for step in range(steps):
-        completions = SimpleNamespace(mask=torch.ones(2 * prompts, 3, dtype=torch.bool))
-        group = [b // 2 for b in range(2 * prompts)]
-        contexts = [f"{step} {g}" for g in group]
-        batch = SimpleNamespace(step=step, group=group, first=0, completions=completions, contexts=contexts)
-        check(SimpleNamespace(batch=batch, method=method or Gear()), engine, None)
-    return check, logged
-
-
-def test_a_run_warns_once_and_only_when_enough_was_seen(unchecked, monkeypatch, caplog):
-    with caplog.at_level(logging.WARNING, logger="gear_rl"):
-        _, logged = checked(monkeypatch, 0.5, steps=2 * PROMPTS_TO_JUDGE // 4 - 1)
-        assert logged == [(0.5, 0.5)] * 5 and not caplog.records
-        check, _ = checked(monkeypatch, 0.5)
-    assert len(check.values) == 80, "one completion of each of four prompts, every second step"
-    [warning] = caplog.records
-    assert "does not seem to read" in warning.message and "in 50 % of the comparisons" in warning.message
-
-
-def test_no_warning_for_an_informed_teacher_nor_for_a_method_without_one(unchecked, monkeypatch, caplog):
-    with caplog.at_level(logging.WARNING, logger="gear_rl"):
-        for shares in ((1.0, 0.5), (0.5, 1.0), (0.0, 0.0)):
-            assert checked(monkeypatch, *shares)[1] == [shares] * 20
-        assert checked(monkeypatch, 0.0, method=Uniform())[1] == []
-    assert not caplog.records
-
-
-def test_a_step_with_one_prompt_takes_other_contexts_from_earlier_ones(unchecked, monkeypatch):
-    check, logged = checked(monkeypatch, 1.0, steps=8, prompts=1)
-    assert len(logged) == 2 and len(check.pool) == 4
 
 
 # --- real models -----------------------------------------------------------------------------------------------
@@ -177,16 +109,3 @@ def test_a_training_warns_where_the_teacher_reads_nothing(tmp_path, caplog, colu
         trainer.train()
     assert len(trainer.teacher_check.values) == PROMPTS_TO_JUDGE
     assert any("does not seem to read" in record.message for record in caplog.records) == warns
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--n", "2"], "--n: 2; give 3 or more"),
-        (["--credit", "uniform"], "credit: 'uniform' has no teacher"),
-        (["--privileged_column", "nothing"], "train_dataset: method 'gear' compares the student with a"),
-    ],
-)
-def test_what_cannot_be_examined_is_one_line(words, message):
-    done = gear("teacher", "--model", "arena", "--data", "arena/chain/easy", *words)
-    assert done.returncode == 2 and message in done.stderr, done.stderr

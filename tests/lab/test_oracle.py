@@ -64,8 +64,6 @@ def test_every_token_gets_its_own_and_the_advantage_is_not_read() -> None:
         credit = Oracle()(torch.tensor([advantage]), signals)
         assert credit.advantage.tolist() == [[0.5, -0.25, 0.0]]
         assert credit.segment_id.tolist() == [[0, 1, -1]]
-    with pytest.raises(ValueError, match="branches: 0; give 1 or more"):
-        Oracle(branches=0)
 
 
 # --- by branches, of a policy of three tokens ------------------------------------------------------------------
@@ -198,16 +196,6 @@ def test_a_tools_answer_is_worth_nothing() -> None:
     assert estimate[0, 1] == 0.0 and estimate[0, 0] != 0.0
 
 
-def test_siblings_that_leave_alike_are_run_once_and_other_rows_by_themselves() -> None:
-    """Two rows may have one prompt and other answers."""
-    once, alone = estimated([(0, 2, 1)], 8, seed=1)
-    twice, both = estimated([(0, 2, 1)] * 2, 8, seed=1)
-    assert len(both) == len(alone) > 0 and torch.equal(twice, once.expand(2, -1))
-    _, begun = estimated([(0, 2, 1)] * 3, 8, seed=1, group=[1, 1, 2])
-    first, second = ({one.branch for one in begun if one.row["number"] == number} for number in (1, 2))
-    assert first and second and not first & second
-
-
 # --- by branches, through TRL's loop ---------------------------------------------------------------------------
 
 
@@ -257,15 +245,6 @@ def test_branches_agree_with_the_formula_of_a_task(name, temperature, within, tr
             trainer.credit = credit
             worth = estimate_of(trainer, None)(batch, engine)
             seen[count] = worth[batch.completions.mask]
-            if count == "few":
-                # A branch is one rollout wherever it starts, so the sum is known to the last digit.
-                seed = trainer.args.seed, batch.step
-                noise = SharedNoise(vocabulary=trainer.model.config.vocab_size, seed=seed)
-                starts = begun_of(trainer, batch.rows, [()] * len(batch.rows))
-                starts = [replace(one, branch=group) for one, group in zip(starts, batch.group, strict=True)]
-                of_prompt = torch.tensor(Continuations(trainer)(starts, noise))
-                same = (torch.tensor(batch.rewards) - worth.sum(-1) - of_prompt).abs() < 1e-5
-                assert same.float().mean() > 0.9, "but for ties within the last digits"
         exact = by_formula(get_task(name).truth_of("easy"))(batch, engine)
         seen["exact"] = exact[batch.completions.mask]
         return exact
@@ -294,18 +273,6 @@ def test_agents_continue_as_in_trls_loop(engine, trainer_of) -> None:
     assert 0.0 < sum(theirs) < len(rows), "some succeed and some do not"
     assert trainer.rollouts.messages is messages, "the batch under way is as it was"
     assert trainer.tool_guard.answers == failed
-
-
-def test_an_environment_that_does_not_repeat_itself_is_an_error(trainer_of) -> None:
-    trainer = trainer_of("errands")
-    [row] = get_task("errands").rows("easy", num=1, first_seed=0)
-    trainer.solve([row], greedy=True)
-    [written] = trainer.rollouts.ids
-    other = trainer.processing_class(" no", add_special_tokens=False)["input_ids"][-1]
-    turn = written.index(trainer.processing_class.eos_token_id)
-    changed = [*written[: turn + 4], other, *written[turn + 5 :]]
-    with pytest.raises(ValueError, match="an environment that repeats itself"):
-        Continuations(trainer)(begun_of(trainer, [row], [changed]), greedy_of(trainer))
 
 
 def test_padding_and_neighbours_change_nothing(trainer_of) -> None:

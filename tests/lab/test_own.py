@@ -1,16 +1,14 @@
 """gear compare on the user's own run: its settings, its data, its reward, its held-out rows."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from gear_rl.errors import InputError
 from gear_rl.lab.compare import compared
 from gear_rl.lab.own import plan_of_run
-from gear_rl.lab.training import OwnTask, cell_trainer, run_cell
+from gear_rl.lab.training import OwnTask, run_cell
 from gear_rl.runs.config import load_config
 from support.commands import untouched
 
@@ -75,29 +73,6 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert found["title"] == "Does it help? arena/chain on rows.jsonl, for reporting"
 
 
-def test_the_ceiling_of_a_run_branches_and_leaves_the_batch_as_it_is(folder, tmp_path_factory):
-    """Branching rollouts, judged by the run's own reward: digits are worth something, all else is not."""
-    plan = plan_with(["oracle"])
-    assert plan.ceiling == "oracle"
-    [_, spec] = plan.reported()
-    trainer = cell_trainer(spec, str(tmp_path_factory.mktemp("scratch")))
-    estimate, seen = trainer.credit.estimate, []
-
-    def kept(batch, engine):
-        logged = dict(trainer.rollouts.logged)
-        seen.append((batch, estimate(batch, engine)))
-        assert trainer.rollouts.messages == batch.messages and trainer.rollouts.logged == logged
-        return seen[-1][1]
-
-    trainer.credit = replace(trainer.credit, estimate=kept)
-    trainer.train()
-    [[batch, worth]] = seen
-    # Advantages of a completion add up to its reward less that of the prompt, which siblings share.
-    of_prompt = torch.tensor(batch.rewards) - worth.sum(-1)
-    assert set(batch.group) == {0} and worth.any() and worth.sum(-1).std() > 0.01
-    assert torch.allclose(of_prompt, of_prompt[:1], atol=1e-5) and 0.0 < of_prompt[0] < 1.2
-
-
 def test_a_rollout_with_the_reward_of_a_success_is_right():
     rewards = [0.5, 0.49, None, 0.75]
     trainer = SimpleNamespace(solve=lambda rows, *, seed: [rewards[row] for row in rows])
@@ -107,16 +82,9 @@ def test_a_rollout_with_the_reward_of_a_success_is_right():
 @pytest.mark.parametrize(
     ("more", "methods", "message"),
     [
-        ({"held_out": 5}, [], "held_out: 5 rows; a comparison needs 8 at least"),
         ({"max_steps": 0}, [], "--steps: missing"),
-        ({"resume_from_checkpoint": "latest"}, [], "resume_from_checkpoint: a comparison begins"),
         ({"reward": "rewards:digit"}, [], "did you mean digits?"),
         ({"columns": {"unused": "answer"}}, ["gear"], "gear: train_dataset: method 'gear' compares"),
-        (
-            {"environment": "arena", "dataset": "arena/errands/easy"},
-            ["oracle"],
-            "--methods: 'oracle' continues",
-        ),
         ({"top_p": 0.9}, ["oracle"], "top_p: 0.9; 'oracle' samples from the whole vocabulary"),
     ],
 )

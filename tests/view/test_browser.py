@@ -1,5 +1,4 @@
 """The viewer's page in Chromium; skipped without selenium, chromium or chromedriver."""
-# ruff: noqa: RUF001  the page writes real minus signs
 
 import json
 import re
@@ -42,7 +41,6 @@ AGENT = Record(
     weight=[0.5, 1.5, 1.5, 1.5, 1.0, 0.0, 0.0, 1.0], signals={"divergence": [0, 1, 0, 0, 0, 0, 0, 0.5]},
     tools={"calls": 2, "raised": 1}, truncated=True,
 )  # fmt: skip
-TWIN = replace(MIXED, method="rlsd", step=7, segment=[0, 1, 2, 3, -1], weight=[1.0, 0.5, 1.0, 1.0, 0.0])
 
 
 class Browser:
@@ -114,43 +112,6 @@ def test_tokens_have_the_terminals_colours_and_lines_below_for_the_sign(browser,
         assert shown == pytest.approx([*bytes.fromhex(shade(strength, 4.0)[1:])], abs=1)
     assert browser.js(style, "borderBottomStyle") == ["dotted", "dotted", "dotted", "solid", "none"]
     assert browser.texts(".body .box") == [" = 4⏎"] and browser.texts(".body") == ["7-3 = 4⏎\nso no"]
-
-
-def test_pointer_and_keyboard_show_the_numbers_of_a_token(browser, tmp_path):
-    browser.open(made(tmp_path, [MIXED]))
-    browser.hover(0)
-    browser.press(RIGHT)
-    onset = {"segment": "1 ▾ onset", "weight": "4", "advantage": "−8 blame", "KL": "2", "entropy": "0.25"}
-    assert browser.numbers() == onset | {"teacher logprob": "−2"}
-    [spoken] = browser.texts("#spoken")
-    assert "KL 2" in spoken and "advantage −8 blame" in spoken
-    browser.hover(3)
-    other = {"segment": "70000", "weight": "−1", "advantage": "+2 praise", "KL": "0.5", "entropy": "0"}
-    assert browser.numbers() == other | {"teacher logprob": "−4"}
-
-
-def test_keys_walk_through_records_and_show_two_methods_side_by_side(browser, tmp_path):
-    browser.open(made(tmp_path, [MIXED, AGENT], [TWIN]))
-    browser.press("c")
-    browser.wait("state.sides.length === 2")
-    assert browser.texts("article h2") == ["gear0.jsonl", "rlsd1.jsonl"]
-    browser.press("c", "j")
-    browser.wait("document.documentElement.dataset.shown === '1'")
-    assert browser.texts("#place") == ["2 of 3"] and browser.texts(".question")[0] == "who?"
-    assert browser.texts(".label") == ["turn 1", "tool", "turn 2"]
-    browser.hover(6)
-    assert "token 8 of 8, id 8" in browser.texts(".which")[0], "counted in the completion, not in the layout"
-    browser.press("?", "k", ESCAPE)
-    assert browser.texts("#place") == ["2 of 3"], "keys do nothing behind a dialog"
-    browser.js(
-        "((field) => {field.value = '0'; field.dispatchEvent(new Event('input', {bubbles: true}))})"
-        "(document.getElementById('reward-to'))"
-    )
-    assert browser.js("list.order") == [0, 2]
-    browser.press("o")
-    browser.wait("document.querySelector('#onsets tbody').rows.length === 1")
-    assert browser.texts("#onsets tbody tr > *") == [" =", "1", "100.0%", "2", "1"]
-    browser.press(ESCAPE)
 
 
 def test_nothing_of_a_record_is_markup_or_code(browser, tmp_path):

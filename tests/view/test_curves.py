@@ -29,16 +29,3 @@ def test_nothing_to_draw_says_what_is_missing(history, tmp_path: Path):
     with pytest.raises(ValueError, match=r"nothing to draw.*step.*reward.*gear/divergence/mean"):
         save_curves(history, tmp_path / "c.png", {"before": 0.1})
     assert not list(tmp_path.iterdir())
-
-
-def test_rows_may_come_in_any_order_and_the_later_of_a_step_counts(tmp_path: Path):
-    rows = [{"step": n, "reward": n / 10, "gear/weight/max": 2.0} for n in (1, 2, 3)]
-    save_curves(rows, tmp_path / "a.svg")
-    save_curves([{"step": 3, "reward": 0.9}, rows[2], rows[0], rows[1]], tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_titles_are_not_mathematics(tmp_path: Path):
-    save_curves([{"step": 1, **ALL}], tmp_path / "c.svg", {"$x$ <": 0.2, "日": 1.0}, "cost $x_1$ \x1b日")
-    drawn = (tmp_path / "c.svg").read_text()
-    assert "cost $x_1$ ␛日" in drawn and "$x$ &lt; 20%" in drawn

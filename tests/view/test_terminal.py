@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gear_rl.records import Record
-from gear_rl.view.terminal import choose, credit_text, rollout_panel, runs, shade, strengths
+from gear_rl.view.terminal import credit_text, rollout_panel, runs, shade, strengths
 
 
 def make(
@@ -96,25 +96,6 @@ def test_model_text_is_no_command_of_the_terminal(record: Record, field: str):
     assert "\x1b[2J" not in coloured and "\x1b]" not in coloured and "\x9b" not in coloured
 
 
-def test_turns_and_answers_have_lines_of_their_own():
-    tokens = ["<tool_call>", "\n{look}\n", "<|im_end|>", "\n<|im_start|>user\n<tool_response>\n",
-              "a <b>\x1b", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-              "do", "ne"]  # fmt: skip
-    record = make(
-        tokens, [2.0, 2.0, 0.5, 0, 0, 0, 0.5, 0.5], [0, 0, 1, -1, -1, -1, 2, 3], mask=[1, 1, 1, 0, 0, 0, 1, 1],
-        turn=[0, 0, 0, -1, -1, -1, 1, 1], tools={"calls": 2, "raised": 1}, context="sibling", truncated=True,
-    )  # fmt: skip
-    lines = credit_text(record).plain.split("\n")
-    assert lines == [
-        " turn 1  ⟦<tool_call>⏎{look}⏎⟧⟨2.0⟩<|im_end|>⏎",
-        " answer  «a <b>␛⏎»",
-        " turn 2  done",
-    ]
-    shown = printed(rollout_panel(record))
-    for part in (*lines, "2 tool calls, failed: 1 raised", "teacher saw: sibling", "cut off"):
-        assert part in shown
-
-
 def test_each_token_has_the_colour_of_its_own_credit(record: Record):
     text = credit_text(record)
     assert look(text, "7-3") == (shade(-0.8, 2.0), False, False)
@@ -131,22 +112,3 @@ def test_each_token_has_the_colour_of_its_own_credit(record: Record):
 def test_at_zero_advantage_signed_credit_is_written():
     record = replace(make(["a", "b", "c"], [1.0] * 3, [0, 1, 2], 0.0), credit=[0.0, 0.0, -0.5])
     assert credit_text(record).plain == "abc⟨-0.5⟩" and strengths(record) == [0.0, 0.0, -1.0]
-
-
-def test_whole_prompts_are_shown_on_request(record):
-    prompt = "<|im_start|>user\n" + "long " * 200 + "[bold]?\x1b<|im_end|>"
-    both = replace(record, prompt=prompt, teacher_prompt=prompt + "it is -1")
-    out = printed(rollout_panel(both, prompts=True))
-    assert out.count("<|im_start|>user") == 2 and out.count("[bold]?␛<|im_end|>") == 2
-    assert "it is -1" in out and "it is -1" not in printed(rollout_panel(both))
-
-
-def test_choose_takes_a_segment_before_a_spread_and_the_widest_of_these():
-    tokenwise = make(list("abc"), [0.1, 0.1, 2.8], [0, 1, 2])
-    narrow = make(list("abc"), [0.8, 1.1, 1.1], [0, 1, 1])
-    wide = make(list("abc"), [0.4, 1.3, 1.3], [0, 1, 1], 0.7)
-    silent = make(list("abc"), [0.0, 9.0, 9.0], [0, 1, 1], 0.0)
-    fallen = make(list("abc"), [0.0, 9.0, 9.0], [0, 1, 1], fallback="non_finite")
-    assert choose([silent, narrow, fallen, wide, tokenwise]) is wide
-    assert choose([silent, tokenwise, fallen]) is tokenwise
-    assert choose(iter([silent])) is silent
