@@ -22,11 +22,6 @@ class Mute(Desk):
         return None
 
 
-class Undocumented(Desk):
-    def search(self, place: str) -> str:
-        return ""
-
-
 def below_best(row, rollout):
     return f"It is {row['number']}." if rollout.reward < 0.9 else None
 
@@ -51,9 +46,3 @@ async def silent(completions, **columns):
 
 def broken(completions, **columns):
     return [float(columns["anwser"][0])] * len(completions)
-
-
-def rolled(prompts, trainer):
-    ids = trainer.processing_class(["12 ok", "no", "3", "45"] * 8)["input_ids"][: len(prompts)]
-    shown = [trainer.processing_class(prompt[0]["content"])["input_ids"] for prompt in prompts]
-    return {"prompt_ids": shown, "completion_ids": ids, "logprobs": None}
