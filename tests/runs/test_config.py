@@ -50,7 +50,6 @@ def test_settings_without_a_name_are_those_of_the_default_method(words, method):
     [
         (["--modle", "x"], "modle: no such setting; did you mean model?"),
         (["--learnin_rate", "1"], "learnin_rate: no such setting; did you mean learning_rate?"),
-        (["--lora_r", "8", "--lora.r", "4"], "lora_r: lora.r is given too; leave one of them out"),
         (["--reward", "null"], "reward: missing; give it in the file or as --reward VALUE"),
     ],
 )
