@@ -17,7 +17,7 @@ from engines import probing, running, tiny
 from gear_rl import Gear, GEARTrainer, Shuffled, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo, Sdpg
+from gear_rl.methods import Gigpo, Igpo, MtGrpo, Sdpg
 from gear_rl.signals.passes import ModelPasses
 
 
@@ -81,14 +81,12 @@ def main(model: str, folder: Path) -> None:
         method.name: credit_beside_siblings(
             method, advantage_B[own], probing.part(signals, own), TRLEngine(trainer)
         ).advantage
-        for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Crpo(), Shuffled(of=Gigpo()))
+        for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Shuffled(of=Gigpo()))
     }
     torch.save(credits, folder / f"credits-{rank}.pt")
-    trainer.reward_funcs[:] = [lambda prompts, **_: [float(p[0]["content"].split()[0]) for p in prompts]]
-    found["solved"] = trainer.solve(list(tiny.rows(11)))
     (folder / f"{rank}.json").write_text(json.dumps(found))
     resume(model, folder / "resuming")
-    resume_sharded(model, folder)
+    resume_sharded(model, folder / "sharded")
 
 
 def trained(model: str, folder: Path, resume=None, **changes) -> GEARTrainer:
@@ -121,21 +119,20 @@ def resume(model: str, folder: Path, **changes) -> None:
 
 
 def resume_sharded(model: str, folder: Path) -> None:
-    """For each kind of sharded checkpoint. What trains later in this process is sharded too."""
+    """What trains later in this process is sharded too."""
     os.environ |= {
         "ACCELERATE_TORCH_DEVICE": "cpu",
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
         "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
         "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+        "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
     }
     # torch shards on CPUs too, but accelerate on accelerators alone: several CPUs (MULTI_CPU) always get DDP.
     PartialState._prepare_backend = lambda self, *_, **__: ("gloo", DistributedType.MULTI_XPU)
-    for kind, reshards in (("SHARDED_STATE_DICT", "true"), ("FULL_STATE_DICT", "false")):
-        os.environ |= {"FSDP_STATE_DICT_TYPE": kind, "FSDP_RESHARD_AFTER_FORWARD": reshards}
-        AcceleratorState._reset_state(reset_partial_state=True)
-        (folder / kind).mkdir(exist_ok=True)
-        resume(model, folder / kind / "resuming", use_cpu=False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    folder.mkdir(exist_ok=True)
+    resume(model, folder / "resuming", use_cpu=False)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,9 @@ def torn() -> tuple[torch.Tensor, TokenSignals]:
         turn_id=turn_id,
         group_B=torch.arange(12) // 4,
         reward_B=torch.randint(0, 3, (12,), generator=g).float(),
-        rewards_BR=torch.rand(12, 2, generator=g),
         turn_reward=per_turn(torch.rand(12, 11, generator=g)),
         anchor_id=torch.where(mask, per_turn(torch.randint(0, 2, (12, 11), generator=g)), -1),
         answer_confidence=per_turn(torch.rand(12, 11, generator=g)),
-        sentence_id=torch.where(mask, torch.arange(11) // 2, -1),
         token_id=torch.where(mask, torch.randint(150_000, (12, 11), generator=g), -1),
     )
 

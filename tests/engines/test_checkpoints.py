@@ -1,7 +1,5 @@
 """Folders of checkpoints and of runs, without a training: which one is taken, and which process may write."""
 
-import errno
-import fcntl
 import logging
 import os
 import re
@@ -16,18 +14,15 @@ from accelerate import Accelerator
 from peft import LoraConfig
 
 from engines import tiny
-from gear_rl import Gear, GEARConfig, Uniform
+from gear_rl import Gear, GEARConfig
 from gear_rl.engines.folder import UNFINISHED, RunFolder, checkpoints_in
 from gear_rl.engines.trl.checkpoints import (
     MANIFEST,
-    MAY_CHANGE,
     BrokenCheckpointError,
     Checkpoints,
     checked,
     differences,
     fingerprint,
-    may_change,
-    move_into_place,
     newest_whole,
     rotate,
     seal,
@@ -50,7 +45,7 @@ def flip(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
-DAMAGES = {"deleted": None, "emptied": lambda _: b"", "cut": lambda content: content[:-2], "flipped": flip}
+DAMAGES = {"deleted": None, "cut": lambda content: content[:-2], "flipped": flip}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -92,7 +87,6 @@ def test_latest_is_the_newest_whole_one_of_the_folders_run(tmp_path, caplog):
     checkpoint(tmp_path, 7, run="another")
     checkpoint(tmp_path, 8, run, resumable=False)
     (tmp_path / "checkpoint-99999").mkdir()
-    (tmp_path / "checkpoint-x").mkdir()
     with pytest.raises(ValueError, match="holds no whole checkpoint of this run") as error:
         begun(tmp_path, True)
     for why in (
@@ -110,13 +104,11 @@ def test_latest_is_the_newest_whole_one_of_the_folders_run(tmp_path, caplog):
 def test_a_named_checkpoint_is_whole_and_not_mixed_with_another_run(tmp_path):
     a, b = checkpoint(tmp_path / "a", 2), tmp_path / "b"
     assert begun(tmp_path / "new", str(a))[0].run == "mine"
-    begun(b)
     checkpoint(b, 1)
     with pytest.raises(ValueError, match=r"output_dir: .*b holds another run than .*-2 \(checkpoint-1"):
         begun(b, str(a))
     (a / "model.safetensors").unlink()
-    message = re.escape(f"resume_from_checkpoint: {a} is no whole checkpoint: model.safetensors is missing")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"is no whole checkpoint: model\.safetensors is missing"):
         begun(tmp_path / "a", str(a))
 
 
@@ -153,10 +145,8 @@ def test_a_new_run_replaces_nothing_unless_that_is_meant(tmp_path):
     ("changes", "words"),
     [
         ({"credit": Gear(alpha=0.5)}, "credit.alpha 4.0 is now 0.5"),
-        ({"credit": Uniform()}, "credit 'gear' is now 'uniform'"),
         ({"rows": 8}, "train_dataset '6 rows of .*' is now '8 rows of"),
         ({"learning_rate": 0.1, "seed": 7}, "learning_rate 1e-06 is now 0.1.* seed 42 is now 7"),
-        ({"per_device_train_batch_size": 16}, "per_device_train_batch_size 8 is now 16"),
         ({"teacher_model_kind": "ema"}, "teacher_model_kind None is now 'ema'"),
         ({"rewards": ["close"]}, r"reward_funcs \['exact'\] is now \['close'\]"),
         ({"r": 4}, "lora.default.r 2 is now 4"),
@@ -173,20 +163,6 @@ def test_what_a_resumed_run_must_share(changes, words):
         return fingerprint(args, credit or Gear(), tiny.rows(rows), rewards, model)
 
     assert re.search(words, differences(configuration(), configuration(**changes)))
-
-
-def test_every_setting_that_may_change_is_one():
-    known = set(GEARConfig.__dataclass_fields__)
-    assert MAY_CHANGE - known <= {"local_rank", "debug", "vllm_enable_sleep_mode"}
-    assert not any(may_change(name) for name in ("credit", "seed", "train_dataset", "processes", "model"))
-
-
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
-    checkpoint(tmp_path, 3, run="former")
-    aside = checkpoint(tmp_path / UNFINISHED, 3)
-    move_into_place(aside, tmp_path / "checkpoint-3")
-    assert checked(tmp_path / "checkpoint-3").run == "mine"
-    assert os.listdir(tmp_path) == ["checkpoint-3"]
 
 
 HOLDER = """
@@ -214,45 +190,15 @@ def test_the_lock_names_its_process_and_dies_with_it(tmp_path):
         pass
 
 
-def test_a_file_system_without_locks_is_logged_and_leaves_nothing_behind(tmp_path, monkeypatch, caplog):
-    def refuse(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with caplog.at_level(logging.WARNING), RunFolder(tmp_path).held(), RunFolder(tmp_path).held():
-        # A lock that is only a file would be here still after a kill, and refuse every later run.
-        assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
-    assert f"output_dir: {tmp_path} cannot be locked" in caplog.text
-
-
-def test_leftovers_are_what_a_new_run_would_lose(tmp_path):
-    folder, records = RunFolder(tmp_path, "records.jsonl"), tmp_path / "records.jsonl"
-    records.touch()
-    assert folder.leftovers() == [], "a run that was killed at once left nothing to lose"
-    records.write_text("{}\n")
-    checkpoint(tmp_path, 10)
-    checkpoint(tmp_path, 9)
-    (tmp_path / "trainer_state.json").touch()
-    (tmp_path / "mine.txt").touch()
-    names = ["checkpoint-9", "checkpoint-10", "trainer_state.json"]
-    assert folder.leftovers() == [*names, str(records)]
-    assert RunFolder(tmp_path).leftovers() == names
-    folder.clear()
-    assert folder.leftovers() == [] and (tmp_path / "mine.txt").exists()
-
-
 def test_records_are_in_the_folder_unless_they_are_named_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path in (Path("runs/a"), tmp_path / "runs" / "a"):
-        assert RunFolder(path, "more/r.jsonl").records == path / "more" / "r.jsonl"
-        message = r"^record_file: runs/a/r.jsonl is relative to .*a; write r.jsonl$"
-        with pytest.raises(ValueError, match=message):
-            RunFolder(path, "runs/a/r.jsonl")
-    assert RunFolder(Path(), "runs/a/r.jsonl").records == Path("runs/a/r.jsonl")
+    assert RunFolder(Path("runs/a"), "more/r.jsonl").records == Path("runs/a/more/r.jsonl")
+    with pytest.raises(ValueError, match=r"^record_file: runs/a/r.jsonl is relative to .*a; write r.jsonl$"):
+        RunFolder(Path("runs/a"), "runs/a/r.jsonl")
     other, link = tmp_path / "other.jsonl", tmp_path / "a" / "link.jsonl"
     link.parent.mkdir()
     link.symlink_to(other)
-    for name in (str(other), "../other.jsonl", "link.jsonl"):
+    for name in (str(other), "link.jsonl"):
         folder = RunFolder(tmp_path / "a", name)
         other.unlink(missing_ok=True)
         folder.check_records()
@@ -268,13 +214,9 @@ def test_records_are_in_the_folder_unless_they_are_named_elsewhere(tmp_path, mon
     ("keep", "best", "left"),
     [
         (None, None, [1, 2, 3, 4]),
-        (0, None, [1, 2, 3, 4]),
-        (1, None, [4]),
         (2, None, [3, 4]),
         (1, 1, [1, 4]),
-        (2, 1, [1, 4]),
         (3, 1, [1, 3, 4]),
-        (1, 4, [4]),
     ],
 )
 def test_the_oldest_of_this_run_go_but_not_the_newest_nor_the_best(tmp_path, keep, best, left):
@@ -282,7 +224,6 @@ def test_the_oldest_of_this_run_go_but_not_the_newest_nor_the_best(tmp_path, kee
         checkpoint(tmp_path, step)
     checkpoint(tmp_path, 99, run="another")
     (tmp_path / "checkpoint-98").mkdir()
-    (tmp_path / "checkpoint-1-keep").mkdir()
     rotate(tmp_path, "mine", keep, best and os.path.relpath(tmp_path / f"checkpoint-{best}"))
     assert [int(path.name[11:]) for path in reversed(checkpoints_in(tmp_path))] == [*left, 98, 99]
-    assert (tmp_path / "checkpoint-1-keep").is_dir() and not (tmp_path / UNFINISHED).exists()
+    assert not (tmp_path / UNFINISHED).exists()

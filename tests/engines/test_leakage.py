@@ -108,7 +108,5 @@ def test_control_tokens_in_a_spliced_hint_stay_text(tiny_model, tmp_path, monkey
     hint = "<|im_end|>\n<|im_start|>assistant\n"
     trainer, watch = train(tmp_path, tiny_model, [hint] * 16, monkeypatch, teacher_prompt="splice")
     control = trainer.processing_class.convert_tokens_to_ids("<|im_start|>")
-    counts = [
-        (t.count(control), s.count(control)) for t, s in zip(watch.teacher, watch.generated_from, strict=True)
-    ]
-    assert all(teacher == student == 2 for teacher, student in counts)
+    assert len(watch.teacher) == len(watch.generated_from) > 0
+    assert {ids.count(control) for ids in (*watch.teacher, *watch.generated_from)} == {2}

@@ -1,6 +1,5 @@
 """What a method's paper sets in the engine: the same from every entry, unless the user sets the key."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.score import arena_material
 from gear_rl.lab.training import cell_trainer
-from gear_rl.methods import METHODS, Gear, Opsd, Rlcsd, Rlsd, Sdpo, Shuffled, Uniform
+from gear_rl.methods import METHODS, Rlcsd, Rlsd, Uniform
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.traits import engine_settings_of
@@ -49,25 +48,14 @@ def seen(args: GEARConfig) -> dict[str, Any]:
     return {name: getattr(args, name) for name in DEFAULTS}
 
 
-def resolved(credit, **changes) -> GEARConfig:
-    """The settings of a trainer."""
-    return checked_arguments(GEARConfig("out", use_cpu=True, **changes), credit, None, tiny.rows(4), {})
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_the_methods_own_settings_are_the_published_ones(name):
     assert DEFAULTS | engine_settings_of(METHODS[name]()) == DEFAULTS | PUBLISHED.get(name, {})
 
 
-@pytest.mark.parametrize(
-    ("text", "credit", "settings"),
-    [
-        ("rlcsd", {"name": "rlcsd"}, PUBLISHED["rlcsd"]),
-        ("shuffled:of={name: rlsd}", {"name": "shuffled", "of": {"name": "rlsd"}}, PUBLISHED["rlsd"]),
-    ],
-)
-def test_every_command_has_the_same(text, credit, settings, tmp_path):
-    wanted = DEFAULTS | settings
+def test_every_command_has_the_same(tmp_path):
+    text, credit = "shuffled:of.name=rlsd", {"name": "shuffled", "of": {"name": "rlsd"}}
+    wanted = DEFAULTS | PUBLISHED["rlsd"]
     out = {"output_dir": str(tmp_path), "max_steps": 1, "save_strategy": "no"}
     batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     with untouched(None):
@@ -85,56 +73,12 @@ def test_every_command_has_the_same(text, credit, settings, tmp_path):
 @pytest.mark.parametrize(
     ("credit", "given", "wanted"),
     [
-        (Gear(), {}, PUBLISHED["gear"]),
         (Uniform(), {}, {}),
         (Rlsd(), {"teacher_model_kind": "live"}, {"teacher_model_kind": "live"}),  # the general default
         (Rlsd(), {"teacher_sync_steps": 3}, {"teacher_model_kind": "sync", "teacher_sync_steps": 3}),
-        (
-            Rlcsd(),
-            {"teacher_contrast": "none", "privileged_sources": ["row"]},
-            {"teacher_model_kind": "sync", "teacher_contrast": "none", "privileged_sources": ["row"]},
-        ),
-        (
-            Sdpo(),
-            {"success_reward": 1.0, "teacher_update_rate": 0.5},
-            PUBLISHED["sdpo"] | {"success_reward": 1.0, "teacher_update_rate": 0.5},
-        ),
+        (Rlcsd(), {"teacher_contrast": "none"}, PUBLISHED["rlcsd"] | {"teacher_contrast": "none"}),
     ],
 )
 def test_the_users_key_wins_over_the_methods_setting(credit, given, wanted):
-    assert seen(resolved(credit, **given)) == DEFAULTS | wanted
-
-
-def test_one_args_object_serves_two_methods():
-    args = GEARConfig("out", use_cpu=True)
-    found = [checked_arguments(args, m, None, None, {}) for m in (Rlcsd(), Gear(), Shuffled(of=Opsd()))]
-    assert [own.teacher_model_kind for own in found] == ["sync", "base", "base"]
-    assert all(getattr(args, name) is None for name in DEFAULTS), "the user's object stays as it was"
-    found[0].privileged_sources.append("row")
-    assert Rlcsd.engine_settings["privileged_sources"] == ["sibling"], "and so does the class"
-
-
-SET = "rlsd sets teacher_model_kind=sync, teacher_sync_steps=10 (the default of this method)"
-
-
-@pytest.mark.parametrize(
-    ("credit", "given", "logged"),
-    [
-        (Rlsd(), {}, [SET]),
-        (Rlsd(), {"teacher_sync_steps": 10}, [SET.replace(", teacher_sync_steps=10", "")]),
-        (Rlsd(), {"teacher_sync_steps": 10, "teacher_model_kind": "live"}, []),
-        (Gear(), {"teacher_model_kind": "live"}, []),
-        (Uniform(), {}, []),
-    ],
-)
-def test_what_was_applied_is_logged_once(caplog, credit, given, logged):
-    with caplog.at_level(logging.INFO, logger="gear_rl"):
-        resolved(credit, **given)
-    assert [text for text in caplog.messages if "the default of this method" in text] == logged
-
-
-@pytest.mark.parametrize("sources", [None, ["sibling", "row"]])
-def test_a_column_that_the_methods_sources_do_not_read_is_reported(caplog, sources):
-    resolved(Sdpo(), privileged_column="answer", privileged_sources=sources)
-    found = [text for text in caplog.messages if "'answer' is not read, since privileged_sources is" in text]
-    assert len(found) == (sources is None)
+    args = GEARConfig("out", use_cpu=True, **given)
+    assert seen(checked_arguments(args, credit, None, tiny.rows(4), {})) == DEFAULTS | wanted

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from engines import probing
+from engines.running import same
 from gear_rl import Shuffled
 from gear_rl.engines.trl.checkpoints import checked
-from gear_rl.methods import Crpo, Gigpo, Igpo, MtGrpo
+from gear_rl.methods import Gigpo, Igpo, MtGrpo
 from gear_rl.records import read_records
 
 TESTS = Path(__file__).parents[1]
@@ -39,10 +40,6 @@ def weights(folder: Path, name: str, rank: int) -> dict[str, torch.Tensor]:
     return torch.load(folder / f"{name}-{rank}.pt", weights_only=True)
 
 
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def found_by(folder: Path, name: str) -> list:
     """What each process has written of a run."""
     return [json.loads((folder / f"{rank}.json").read_text())[name] for rank in (0, 1)]
@@ -59,10 +56,10 @@ def same_records(first: Path, second: Path, count: int) -> None:
 
 def test_both_processes_end_with_the_same_weights_and_uniform_is_grpo_bit_for_bit(finished):
     for name in ("grpo", "uniform", "gear", "late", "sdpg"):
-        assert equal(weights(finished, name, 0), weights(finished, name, 1)), name
+        assert same(weights(finished, name, 0), weights(finished, name, 1)), name
     grpo = weights(finished, "grpo", 0)
-    assert equal(weights(finished, "uniform", 0), grpo)
-    assert not any(equal(weights(finished, name, 0), grpo) for name in ("gear", "sdpg"))
+    assert same(weights(finished, "uniform", 0), grpo)
+    assert not any(same(weights(finished, name, 0), grpo) for name in ("gear", "sdpg"))
 
 
 def test_metrics_are_of_all_processes_which_run_as_many_forwards(finished):
@@ -80,10 +77,6 @@ def test_credit_in_the_loss_is_that_of_a_pass_before_it(finished):
         own, late = weights(finished, "gear", rank), weights(finished, "late", rank)
         for name, value in own.items():
             torch.testing.assert_close(late[name], value, atol=1e-4, rtol=1e-3)
-        histories = (found_by(finished, name)[rank]["history"] for name in ("gear", "late"))
-        for one, other in zip(*histories, strict=True):
-            assert one["gear/scored"] == other["gear/scored"]
-            assert one["gear/divergence/mean"] == pytest.approx(other["gear/divergence/mean"], rel=1e-3)
     same_records(finished / "gear.jsonl", finished / "late.jsonl", 48)
 
 
@@ -97,15 +90,6 @@ def test_one_process_may_have_nothing_to_distil(finished):
     assert any(entry["gear/fallback/no_context"] > 0 for entry in first)
 
 
-def test_one_file_holds_the_records_of_both(finished):
-    records = list(read_records(finished / "gear.jsonl"))
-    groups = [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
-    assert [record.group for record in records] == groups * 3
-    history = found_by(finished, "gear")[0]["history"]
-    first = [record.reward for record in records if record.step == 0]
-    assert sum(first) / len(first) == pytest.approx(history[0]["reward"])
-
-
 def test_siblings_are_found_on_the_other_process(finished):
     records = list(read_records(finished / "sibling.jsonl"))
     assert [record.reward for record in records] == [1.0] + [0.0] * 15
@@ -114,14 +98,10 @@ def test_siblings_are_found_on_the_other_process(finished):
     assert records[0].fallback == "no_context"
 
 
-def test_the_processes_share_the_solving_and_agree(finished):
-    assert found_by(finished, "solved") == [[float(i) for i in range(11)]] * 2
-
-
 def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(finished):
     ranks = [torch.load(finished / f"credits-{rank}.pt", weights_only=True) for rank in (0, 1)]
     advantage_B, signals = probing.torn()
-    for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Crpo(), Shuffled(of=Gigpo())):
+    for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Shuffled(of=Gigpo())):
         whole = method(advantage_B, signals).advantage
         first, second = (found[method.name] for found in ranks)
         assert first.shape == (6, 7) and second.shape == (6, 11)
@@ -131,29 +111,25 @@ def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(fi
         assert not torch.allclose(first, apart), "else nothing is shown"
 
 
-PARTS = {
-    "resuming": [],
-    "SHARDED_STATE_DICT": ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__1_0.distcp"],
-    "FULL_STATE_DICT": ["pytorch_model_fsdp.bin", "optimizer.bin"],
-}
+SHARDS = {"pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__1_0.distcp"}
 
 
-@pytest.mark.parametrize("kind", PARTS)
-def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished, kind):
-    """Also weights that FSDP shards."""
-    folder = finished if kind == "resuming" else finished / kind
+@pytest.mark.parametrize("sharded", [False, True])
+def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished, sharded):
+    folder = finished / "sharded" if sharded else finished
     for rank in (0, 1):
-        assert equal(weights(folder, "resumed", rank), weights(folder, "whole", 0)), rank
+        assert same(weights(folder, "resumed", rank), weights(folder, "whole", 0)), rank
         refused = json.loads((folder / f"refused-{rank}.json").read_text())
         assert "checkpoint-3 was made with another configuration: beta 0.0 is now 0.1" in refused
     checkpoint = folder / "resuming" / "checkpoint-3"
     found = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
     assert found == {*checked(checkpoint).files, "manifest.json"}
-    assert found > {*PARTS[kind], "teacher.safetensors", "rollouts-1.pt", "rng_state_1.pth"}
+    assert (found >= SHARDS) is sharded
+    assert found > {"teacher.safetensors", "rollouts-1.pt", "rng_state_1.pth"}
 
 
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-def test_weights_sharded_by_fsdp_get_the_credit_of_whole_ones(finished, kind):
-    same_records(*(folder / "resuming" / "records.jsonl" for folder in (finished, finished / kind)), count=32)
+def test_weights_sharded_by_fsdp_get_the_credit_of_whole_ones(finished):
+    sharded = finished / "sharded"
+    same_records(*(folder / "resuming" / "records.jsonl" for folder in (finished, sharded)), count=32)
     for name, value in weights(finished, "whole", 0).items():
-        torch.testing.assert_close(weights(finished / kind, "whole", 0)[name], value, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(weights(sharded, "whole", 0)[name], value, atol=1e-3, rtol=1e-3)

@@ -13,7 +13,6 @@ from engines import tiny
 from engines.running import trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.errors import InputError
 from gear_rl.lab.replay import replay
 from gear_rl.methods import Gear
 from gear_rl.runs.config import RunConfig
@@ -76,21 +75,6 @@ def test_an_adapters_folder_is_trained_on_and_its_teacher_is_what_the_run_began_
             assert name not in before or torch.equal(weights, before[name]), name
 
 
-def test_an_adapter_and_lora_settings_do_not_go_together(adapter):
-    config = RunConfig(model=adapter, dataset="arena/chain/easy", reward="arena", lora={"r": 2})
-    with pytest.raises(InputError, match=r"lora: .* is an adapter already"):
-        make_trainer(config)
-
-
-def test_an_adapter_without_its_base_says_which(tmp_path, adapter):
-    folder = Path(shutil.copytree(adapter, tmp_path / "moved"))
-    file = folder / "adapter_config.json"
-    base = load_causal_lm(adapter, {}).peft_config["default"].base_model_name_or_path
-    file.write_text(file.read_text().replace(base, "/nowhere/at/all"))
-    with pytest.raises(ValueError, match="is an adapter of /nowhere/at/all, which cannot be loaded"):
-        load_causal_lm(str(folder), {})
-
-
 def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):
     """The adapter's model as teacher scores what it scores as a student that is shown the teacher's prompt."""
     student, plain = logprobs(of(tiny_model, tmp_path))
@@ -102,15 +86,6 @@ def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):
     tiny.tokenizer().save_pretrained(whole)
     _, expected = logprobs(of(str(whole), tmp_path))
     assert torch.allclose(other, expected, atol=1e-4)
-
-
-def test_it_trains_beside_the_student_and_keeps_no_copy(tmp_path, tiny_model, adapter):
-    trainer = of(tiny_model, tmp_path, teacher_model=adapter, max_steps=1)
-    before = {n: p.clone() for n, p in trainer.held_weights.teacher_model.named_parameters()}
-    trainer.train()
-    assert all(torch.equal(p, before[n]) for n, p in trainer.held_weights.teacher_model.named_parameters())
-    assert trainer.held_weights.teacher.state_dict() == {}
-    assert trainer.state.log_history[0]["gear/divergence/mean"] > 0
 
 
 def test_another_vocabulary_is_refused(tmp_path, tiny_model):

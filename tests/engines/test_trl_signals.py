@@ -1,6 +1,5 @@
 """What the TRL engine collects of a batch for the credit step, and how it runs the passes."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,25 +145,6 @@ def test_a_weight_of_0_is_no_reward_and_an_infinite_one_stays():
     assert rollouts.rewards == [1.0, inf] and rollouts.rewards_each.tolist() == [[1.0, 0.0], [inf, 0.0]]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_groups_are_numbered_over_all_processes(rank):
-    rollouts = Rollouts()
-    rollouts.rows, rollouts.ids, rollouts.messages = [{}] * 4, [[2]] * 4, [""] * 4
-    rollouts.prompts, rollouts.rewards = [""] * 4, [0.0, 1.0, None, 3.0, 4.0, 5.0, 6.0, 7.0]
-    rollouts.rewards_each = torch.arange(8.0)[:, None]
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(process_index=rank), eos_token_ids=[2], num_generations=2,
-        state=SimpleNamespace(global_step=5), environments=None, tools=[],
-    )  # fmt: skip
-    ones = torch.ones(4, 3).long()
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    batch = rollouts.batch(trainer, {**dict.fromkeys(names, ones), "advantages": torch.zeros(4)})
-    assert list(batch.group) == [2 * rank, 2 * rank, 2 * rank + 1, 2 * rank + 1]
-    assert (batch.step, batch.first, batch.num_rollouts) == (5, 4 * rank, 8)
-    assert batch.rewards == rollouts.rewards[4 * rank : 4 * rank + 4]
-    assert batch.rewards_BR[:, 0].tolist() == [4 * rank + b for b in range(4)]
-
-
 @pytest.mark.parametrize(
     ("logs", "environment", "expected"),
     [
@@ -210,29 +190,3 @@ def test_passes_take_temperature_batch_size_seed_and_pattern_of_the_settings(tin
     )
     for name, value in own.items():
         assert torch.equal(getattr(signals, name), value), name
-
-
-@pytest.mark.parametrize(
-    ("needs", "forwards"),
-    [
-        ((), 0),
-        (("student_logprob", "student_entropy"), 2),  # eight rows, four at a time
-        (("student_logprob", "reference_logprob"), 4),
-        (("student_entropy", "divergence", "js_divergence", "teacher_entropy"), 4),
-        (("answer_confidence",), 4),  # fifteen turns
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
-)
-def test_no_pass_is_run_that_no_signal_needs(desk, needs, forwards, monkeypatch):
-    # A pass that shares prompts is two forwards: of the prompts, and of what follows them.
-    for module in ("prefix", "passes"):
-        monkeypatch.setattr(f"gear_rl.signals.{module}.shared_prompts", lambda *_, **__: None)
-    _ = desk.padding_moves  # measured once for a model, by two forwards of its own
-    count = []
-    handle = desk.model.base_model.register_forward_hook(lambda *_: count.append(1))
-    _, mask, signals = seen_by_a_method(desk, *needs)
-    handle.remove()
-    assert len(count) == forwards
-    for name in needs:
-        value = getattr(signals, name)
-        assert not value.requires_grad and value.dtype == torch.float32 and (value[~mask] == 0).all()

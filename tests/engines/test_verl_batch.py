@@ -5,8 +5,7 @@ import torch
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import for_loss, step
-from gear_rl.engines.verl import batch as verl_batch
-from gear_rl.engines.verl.batch import SAMPLED, SEEN, log_prob_gap, messages_of, rollout_batch
+from gear_rl.engines.verl.batch import SAMPLED, SEEN, messages_of, rollout_batch
 from gear_rl.methods import METHODS
 from support.batches import Letters, PlacesEngine
 
@@ -73,7 +72,7 @@ def credited(name, second):
     return batch, step(batch, method, engine, config), engine.records
 
 
-@pytest.mark.parametrize("name", ["uniform", "gear", "rlsd", "serl", "gigpo", "mt_grpo", "igpo"])
+@pytest.mark.parametrize("name", ["uniform", "gear", "serl", "gigpo", "mt_grpo"])
 def test_a_token_that_verl_rejects_is_inside_its_turn_and_changes_no_other(name):
     before, expected, _ = credited(name, WHOLE)
     batch, result, records = credited(name, [1, 0, 1, 0, 1, 1])
@@ -96,19 +95,6 @@ def test_a_completion_that_verl_rejects_is_not_scored_and_has_no_credit(name):
     assert [message["role"] for message in batch.messages[1]] == ["assistant", "tool", "assistant"]
 
 
-def test_a_gap_beyond_rounding_is_logged_once(caplog):
-    verl_batch._warn_of_gap.cache_clear()
-    ours = torch.zeros(1, 2)
-
-    def gap_of(theirs):
-        return log_prob_gap({"old_log_probs": [torch.tensor(theirs)]}, ours, ours == 0)
-
-    assert gap_of([0.0, -0.25]) == 0.25 and not caplog.records
-    assert gap_of([-3.0, 0.0]) == gap_of([0.0, -3.0]) == 3.0
-    [record] = caplog.records
-    assert "one of them is wrong" in record.getMessage()
-
-
 def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     extra = [{"reward_extra_info": {"feedback": f"row {b}", "turn_rewards": [0.5]}} for b in range(4)]
     batch = batch_of(extra_fields=extra)
@@ -117,7 +103,6 @@ def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     seen = {
         "prompt": [{"role": "user", "content": "ab, you have 3"}],
         "messages": [{"role": "assistant", "tool_calls": [{}]}, failed],
-        "tools": [{"type": "function"}],
         "tool_counts": {"calls": 1, "raised": 1},
         "privileged_context": "pay 3",
     }
@@ -125,7 +110,6 @@ def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     assert batch.prompts[0] == seen["prompt"] and batch.messages[0] == seen["messages"]
     assert batch.tool_counts == [{"calls": 1, "raised": 1}] * 4
     assert batch.environments[0].privileged_context() == "pay 3"
-    assert batch.environments[0].turn_rewards() is None
     assert batch.call_failed(0, failed) and not batch.call_failed(0, {**failed, "failure": None})
 
 

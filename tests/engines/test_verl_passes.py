@@ -9,10 +9,8 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.engines.verl.passes import (
     PADDING,
     VerlEngine,
-    placed,
     placed_by_group,
     request_of_rows,
-    rows_of_request,
 )
 from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
 from gear_rl.types import is_per_row
@@ -100,20 +98,6 @@ def test_workers_see_their_rows_and_signals_come_back_to_them():
         for name, value in request.inputs.items():
             cut = ... if is_per_row(name) else slice(width)
             assert torch.equal(seen.inputs[name][place][cut], value[row][cut]), name
-
-
-def test_a_row_does_not_carry_the_batch_along():
-    short, long = (len(pickle.dumps(row)) for row in rows_of_request(request_of([10, 4000]), [0, 1]))
-    assert short < 5_000 < long
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_ranks_have_about_as_much_to_score(parts):
-    scored, lengths = [b % 5 > 1 for b in range(12)], [1 + b * 7 % 9 for b in range(12)]
-    order = placed(scored, lengths, parts)
-    assert sorted(order) == list(range(12))
-    runs = torch.tensor(scored)[order].view(parts, -1).sum(-1)
-    assert runs.max() - runs.min() <= 1
 
 
 def test_groups_stay_whole_or_the_error_names_the_batch_size():

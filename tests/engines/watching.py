@@ -16,11 +16,7 @@ def kept_ids(ids: Any, attention: Any) -> list[list[int]]:
 
 
 class Watch:
-    """What went into `generate`, what came out of it, and what the teacher was scored with.
-
-    ``told`` has what else the ground truth is read for: the term that a teacher distils, and the answers whose
-    confidence is measured.
-    """
+    """What `generate` took and gave, what scored the teacher, and (``told``) what else reads the truth."""
 
     def __init__(self, patch: pytest.MonkeyPatch, model: Any) -> None:
         self.generated_from: list[list[int]] = []

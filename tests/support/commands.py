@@ -1,11 +1,7 @@
-"""The command line without a new process: a second and a half of imports is paid once, not in every test.
-
-What only a process of its own can show (exit codes of the shell, the time to import) has tests with one.
-"""
+"""The command line without a new process: a second and a half of imports is paid once, not in every test."""
 
 import io
 import logging
-import os
 import sys
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -20,19 +16,7 @@ from benchmarks.app import PROGRAM
 from benchmarks.app import app as benchmarks_app
 from gear_rl.cli.app import app as gear_app
 
-
-def _command(app: typer.Typer) -> Any:
-    """The command, with contexts of the class in the annotations, which the tests' type checker needs."""
-    command: Any = typer.main.get_command(app)
-    left = [command]
-    while left:
-        for sub in getattr(left.pop(), "commands", {}).values():
-            sub.context_class = typer.Context
-            left.append(sub)
-    return command
-
-
-GEAR, BENCHMARKS = _command(gear_app), _command(benchmarks_app)
+GEAR, BENCHMARKS = typer.main.get_command(gear_app), typer.main.get_command(benchmarks_app)
 
 
 @dataclass(frozen=True)
@@ -67,22 +51,18 @@ def _run(command: Any, program: str, words: tuple[str, ...], cwd: Path | None) -
 @contextmanager
 def untouched(cwd: Path | None):
     """Folder, module path, the user's modules, our log and the warnings are as before afterwards."""
-    folder, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
-    log = logging.getLogger("gear_rl")
-    before = log.level, list(log.handlers), log.propagate
-    try:
-        with warnings.catch_warnings():
-            if cwd is not None:
-                os.chdir(cwd)
+    modules, log = set(sys.modules), logging.getLogger("gear_rl")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd or Path.cwd())
+        patch.setattr(sys, "path", list(sys.path))
+        kept = {"level": log.level, "propagate": log.propagate, "handlers": [*log.handlers]}
+        for name, value in kept.items():
+            patch.setattr(log, name, value)
+        try:
             yield
-    finally:
-        os.chdir(folder)
-        sys.path[:] = path
-        for name in set(sys.modules) - modules:
-            if name.partition(".")[0] == "gear_rl":
-                continue  # loaded twice it would have two catalogues of tasks
-            file = getattr(sys.modules[name], "__file__", None)
-            if cwd is not None and file is not None and Path(file).is_relative_to(cwd):
-                del sys.modules[name]  # the next test's module may bear the same name
-        log.level, log.propagate = before[0], before[2]
-        log.handlers[:] = before[1]
+        finally:
+            for name in set(sys.modules) - modules:
+                file = getattr(sys.modules[name], "__file__", None)
+                own = name.partition(".")[0] == "gear_rl"  # twice it would have two catalogues of tasks
+                if not own and cwd is not None and file is not None and Path(file).is_relative_to(cwd):
+                    del sys.modules[name]  # the next test's module may bear the same name
