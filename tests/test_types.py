@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -81,15 +80,10 @@ def test_falling_back_by_hand():
     ("given", "message"),
     [
         ({"beta": -0.1}, r"beta: -0.1 must be 0 \(forward KL\) to 1"),
-        ({"beta": math.nan}, "beta: nan"),
         ({"top_k": 0}, "top_k: 0; give 1 or more, or None"),
         ({"top_k_of": "both"}, "top_k_of: 'both' is not one of student, teacher"),
-        ({"temperature": 0.0}, "temperature: 0.0 must be a finite number above 0"),
-        ({"ratio_clip": math.inf}, "ratio_clip: inf must be a finite number above 0"),
-        ({"max_nats": -1.0}, "max_nats: -1.0 must be a finite number above 0"),
         ({"anchor": "l2"}, "anchor: 'l2' is not one of none, urkl, ufkl, rkl, fkl"),
         ({"anchor_weight": -1.0}, "anchor_weight: -1.0 must be a finite number, 0 or more"),
-        ({"anchor_weight": math.nan}, "anchor_weight: nan"),
     ],
 )
 def test_a_term_outside_its_range_is_named(given, message):

@@ -45,18 +45,6 @@ def test_two_completions_by_hand():
     }
 
 
-def test_nothing_scored_leaves_the_means_out():
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    credit = Credit(advantage=torch.zeros(2, 3), segment_id=torch.zeros(2, 3, dtype=torch.long))
-    none_B = torch.zeros(2, dtype=torch.bool)
-    sums, largest = measured(
-        credit, TokenSignals(mask=mask), torch.zeros(2), none_B, dict.fromkeys(FALLBACKS, none_B)
-    )
-    found = finished({name: value.item() for name, value in sums.items()}, largest.item(), seconds=0.0)
-    assert found["gear/scored"] == 0.0
-    assert not [name for name in found if "/mean" in name or "segments" in name or "weight" in name]
-
-
 TOKEN_ONLY = Gear(onset_rule="never")
 
 

@@ -8,7 +8,6 @@ import torch
 
 import gear_rl.credit.step as credit_step
 from engines.probing import Probe
-from gear_rl import Shuffled
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
 from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
@@ -137,20 +136,6 @@ def test_a_completion_that_falls_back_has_no_part_in_what_the_others_get(monkeyp
     assert logged["gear/fallbacks"] == (why != "no reward")
 
 
-def test_an_environments_values_for_other_turns_than_there_are(monkeypatch):
-    """MT-GRPO by hand, with three siblings in the first group: the second's turn rewards do not fit."""
-    poisoning(monkeypatch, 1, "turn_reward")
-    batch, result, _ = passed(MtGrpo())
-    first = torch.tensor([1.0, 0.0, 0.0])  # the fourth rollout's call failed
-    both = first + torch.tensor([3.0, 0.75, 1.5])
-    first, both = ((x - x.mean()) / (x.std() + 1e-4) for x in (first, both))
-    for i, b in enumerate([0, 2, 3]):
-        turn = result.signals.turn_id[b]
-        expected = torch.where(turn == 0, batch.advantage_B[b] + first[i], batch.advantage_B[b])
-        expected = both[i].expand(7) if int(turn.max()) == 0 else expected
-        torch.testing.assert_close(result.credit.advantage[b], torch.where(MASK[b], expected, 0.0))
-
-
 def test_where_no_completion_has_a_token_nothing_happens():
     empty = torch.zeros_like(MASK)
     for method in (Igpo(), Gigpo(), MtGrpo(), Sdpg(), Opsd()):
@@ -172,18 +157,6 @@ def test_only_an_additive_method_is_shown_completions_without_an_advantage(addit
     assert logged["gear/scored"] == (8.0 if additive else 4.0)
 
 
-@pytest.mark.parametrize("of", [Gigpo(), Sdpg(weight=0.5)], ids=lambda m: m.name)
-def test_a_placebo_of_what_adds_or_distils(of):
-    """The second group has no spread: a method that does not add would leave it alone."""
-    batch = rollouts(rewards=[*REWARDS[:4], *[1.0] * 4])
-    (_, found, _), (_, twin, logged) = passed(of, batch), passed(Shuffled(of=of), batch)
-    key = "distill_weight" if of.name == "sdpg" else "advantage"
-    one, other = getattr(found.credit, key), getattr(twin.credit, key)
-    torch.testing.assert_close(one.sort().values, other.sort().values)
-    assert torch.equal(found.credit.advantage, twin.credit.advantage) == (of.name == "sdpg")
-    assert logged["gear/fallbacks"] == 0.0 and logged["gear/scored"] == 8.0
-
-
 def test_a_method_that_distils_must_say_what():
     @dataclasses.dataclass(frozen=True)
     class Distils(Probe):
@@ -201,14 +174,6 @@ def test_the_first_tokens_of_a_turn_are_not_distilled():
     assert result.credit.distill_weight.tolist() == [
         [0.5 * int(t) for t in row.ljust(7, "0")] for row in kept
     ]
-
-
-def test_only_a_contrasted_signal_needs_a_wrong_context():
-    """No rollout of the second group failed, so it has no wrong context."""
-    batch = rollouts(rewards=[1.0, 0.0, 0.25, 1.0, 2.0, 1.0, 1.5, 1.0])
-    for method, missing in ((Opsd(), 0.0), (Igpo(), 0.0), (Rlcsd(), 4.0)):
-        _, _, logged = passed(method, batch, teacher_contrast="sibling")
-        assert logged["gear/fallback/no_context"] == missing, method.name
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -16,16 +16,12 @@ PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 ANY = torch.ones(1)
 """Advantages where their signs are not read."""
 
-LITERAL: dict[str, Any] = {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0}
-"""GEAR to the letter of what the paper says; docs/decisions/0008 says why the defaults are others."""
-
-
 NATS = ("student_entropy", "teacher_entropy", "student_varentropy", "forward_divergence", "js_divergence")
 
 
 def literal(**settings: Any) -> Gear:
-    """GEAR to the letter, but for these settings."""
-    return Gear(**(LITERAL | settings))
+    """GEAR to the letter of the paper, but for these settings; docs/decisions/0008 has the defaults' reasons."""
+    return Gear(**({"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0} | settings))
 
 
 def completion(divergence=None, entropy=None, *, turn_id=None, student=None, teacher=None):

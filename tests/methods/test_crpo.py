@@ -28,10 +28,8 @@ ROOT = math.sqrt(1 / 3)
     [
         (Crpo(), (ROOT - 1) / 2, -ROOT),
         (Crpo(task_share=0.25), ROOT / 4 - 3 / 4, -ROOT / 2),
-        (Crpo(task_share=1.0), ROOT, -2 * ROOT),
         (Crpo(task_share=0.0), -1.0, 0.0),
         (Crpo(style=(1, 2)), (ROOT - 24 / math.sqrt(657)) / 2, (-2 * ROOT - 3 / math.sqrt(657)) / 2),
-        (Crpo(task=(2, 0)), (19 / math.sqrt(273) - 1) / 2, -11 / math.sqrt(273) / 2),
         (Crpo(epsilon=30.0, task_share=0.0), -0.5, 0.0),
     ],
 )

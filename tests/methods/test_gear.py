@@ -72,7 +72,6 @@ def test_the_defaults_by_hand():
     ("advantage", "settings", "height"),
     [
         (-1.0, {}, [0.125, 0, 0.25, 0, 1, 0, 0.75, 0]),
-        (1.0, {}, [0.125, 0, 0.25, 0, 1, 0, 0.75, 0]),
         # in a failure the tokens that the teacher finds less likely, in a success those it finds more likely
         (-1.0, {"departures": "with_reward"}, [0, 0, 0.25, 0, 1, 0, 0.75, 0]),
         (1.0, {"departures": "with_reward"}, [1, 0, 0, 0, 0, 0, 0, 0]),
@@ -111,9 +110,6 @@ TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
         # the 0.99 quantile of five tokens lies 0.96 of the way from 3 to 5
         ("robust", ROW, [1 / 4.92, 1, 3 / 4.92, 1 / 4.92, 2 / 4.92]),
         ("none", ROW, [1, 5, 3, 1, 2]),
-        # none is negative but by rounding; by min-max it would lift all the others
-        ("minmax", BELOW_0, [0, 1, 0, 1 / 2, 0]),
-        ("robust", BELOW_0, [0, 1, 0, 2 / 3.92, 0]),
         ("none", BELOW_0, [0, 4, 0, 2, 0]),
     ],
 )
@@ -122,77 +118,13 @@ def test_divergence_norm(norm, divergence, z):
     assert weights(gear, completion(divergence)) == pytest.approx([1 + x for x in z], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("norm", "level"),
-    [
-        ("minmax", 1 / 4),
-        ("max", 2 / 5),
-        ("log1p_minmax", math.log(1.5) / math.log(3)),
-        ("robust", 2 / 4.92),
-        ("log_vocab", 2 / math.log(8)),
-        ("none", 2.0),
-    ],
-)
-def test_entropy_norm(norm, level):
-    """Token 2 of 1, 1, 2, 3, 5 nats closes the segment if its level reaches the threshold, else token 3 does."""
-    signals = completion([9, 0, 0, 0, 0], [1, 1, 2, 3, 5])
-    at_most = literal(entropy_norm=norm, vocab_size=8, end_threshold=level - 1e-3)
-    above = dataclasses.replace(at_most, end_threshold=level + 1e-3)
-    assert ids(at_most, signals) == [0, 0, 1, 2, 3]
-    assert ids(above, signals) == [0, 0, 0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("estimator", "d"),
-    [
-        ("full", [7, 0, 0, 0]),
-        # log-ratios 0, 1, -1, 2
-        ("k3", [0, math.e - 2, 1 / math.e, math.e**2 - 3]),
-        ("abs_k1", [0, 1, 1, 2]),
-    ],
-)
-def test_estimator(estimator, d):
-    signals = completion([7, 0, 0, 0], student=[-3, -3, -3, -3], teacher=[-3, -2, -4, -1])
-    gear = dataclasses.replace(TOKEN_ONLY, estimator=estimator, divergence_norm="none")
-    assert weights(gear, signals) == pytest.approx([1 + x for x in d], rel=1e-5)
-
-
-SIX = TokenSignals(
-    mask=torch.ones(1, 6, dtype=torch.bool),
-    divergence=torch.tensor([[0.0, 4, 0, 0, 1, 0]]),
-    forward_divergence=torch.tensor([[1.0, 0, 0, 5, 1, 1]]),
-    js_divergence=torch.tensor([[0, 0, 0.25, 0, 0, 0.5]]),
-    student_entropy=torch.zeros(1, 6),
-)
-
-
-@pytest.mark.parametrize(
-    ("divergence", "segment_id", "raw"),
-    [
-        # z = 0, 1, 0, 0, 1/4, 0: an onset at 1, open to the end
-        ("reverse", [0, 1, 1, 1, 1, 1], [1, 2, 2, 2, 2, 2]),
-        # z = 1/5, 0, 0, 1, 1/5, 1/5: an onset at 3
-        ("forward", [0, 1, 2, 3, 3, 3], [1.2, 1, 1, 2, 2, 2]),
-        # z = 0, 0, 1/2, 0, 0, 1: peaks at 2 and 5
-        ("jsd", [0, 1, 2, 2, 2, 3], [1, 1, 1.5, 1.5, 1.5, 2]),
-    ],
-)
-@pytest.mark.parametrize("advantage", [2.0, -0.5])
-def test_divergence(divergence, segment_id, raw, advantage):
-    gear = literal(divergence=divergence)
-    credit = gear(torch.tensor([advantage]), SIX)
-    assert credit.segment_id[0].tolist() == segment_id
-    assert credit.advantage[0].tolist() == pytest.approx([advantage * w * 6 / sum(raw) for w in raw])
-
-
 @pytest.mark.parametrize("rule", ["peak", "threshold", "quantile", "local_max", "never"])
 @pytest.mark.parametrize("norm", ["minmax", "max", "log1p_minmax", "robust", "none"])
-@pytest.mark.parametrize("settings", [{}, {"weight_function": "exp", "renormalise": "geomean"}], ids=repr)
 @pytest.mark.parametrize(
     ("floor", "below", "at"),
     [(0.0, [3e-6, 9e-6, 0, 5e-6, 9e-6], 1.1e-5), (0.01, [3e-3, 9.9e-3, 0, 5e-3, 9e-3], 0.01)],
 )
-def test_rounding_has_no_pattern(norm, rule, settings, floor, below, at):
+def test_rounding_has_no_pattern(norm, rule, floor, below, at):
     """Below the floor, and below 1e-5 nats in any case, every weight is 1 and nothing opens."""
     gear = literal(
         divergence_norm=norm,
@@ -200,7 +132,6 @@ def test_rounding_has_no_pattern(norm, rule, settings, floor, below, at):
         onset_threshold=0.0,
         onset_floor_nats=floor,
         alpha=3.0,
-        **settings,
     )
     quiet, loud = completion(below, [0] * 5), completion([*below[:4], at], [0] * 5)
     assert weights(gear, quiet, -0.7) == [1.0] * 5 and ids(gear, quiet) == [0, 1, 2, 3, 4]
@@ -209,34 +140,11 @@ def test_rounding_has_no_pattern(norm, rule, settings, floor, below, at):
     assert any(onsets(gear, loud)) == (rule != "never")
 
 
-def test_what_does_not_count_lifts_no_noise():
-    """Two nats that speak for the token, in a failure; all that counts is rounding."""
-    signals = completion(
-        [5e-6, 2.0, 0, 9e-6], [0] * 4, student=[-1, -2, -1, -1], teacher=[-1.1, -1, -1, -1.1]
-    )
-    gear = literal(departures="with_reward", onset_floor_nats=0.0)
-    assert weights(gear, signals, -1.0) == [1.0] * 4 and not any(onsets(gear, signals, -1.0))
-    assert onsets(gear, signals) == [0, 1, 0, 0]
-
-
 @pytest.mark.parametrize("rest", [0.0, 2.0])
 def test_a_divergence_that_is_no_number_is_not_taken_for_noise(rest):
     """So that the engine sees it and the completion falls back."""
     credit = literal()(ONE, completion([rest, math.nan, rest], [0] * 3))
     assert credit.advantage.isnan().any()
-
-
-@pytest.mark.parametrize(
-    ("settings", "signals"),
-    [
-        ({"estimator": "k3", "onset_rule": "never"}, completion(student=[-500, -1], teacher=[-1, -500])),
-        ({"divergence_norm": "none", "weight_function": "exp"}, completion([0.0, 100.0], [0.0, 0.0])),
-        ({"divergence_norm": "none", "sign_mode": "aware"}, completion([0.0, 100.0], [0.0, 0.0])),
-    ],
-)
-def test_hundreds_of_nats_stay_finite(settings, signals):
-    """exp(alpha d) overflows float32 from 89 nats; the renormalised weight is a ratio that does not."""
-    assert literal(**settings)(torch.tensor([-1.0]), signals).advantage.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -249,11 +157,8 @@ def test_hundreds_of_nats_stay_finite(settings, signals):
         ({"onset_rule": "threshold", "onset_threshold": 0.5}, [0, 1, 1, 1, 0, 0, 0, 1, 1]),
         # sorted: 0 0 0 1/4 1/2 3/4 3/4 3/4 1; the middle is 1/2
         ({"onset_rule": "quantile", "onset_threshold": 0.5}, [0, 1, 1, 1, 0, 0, 0, 1, 1]),
-        ({"onset_rule": "quantile", "onset_threshold": 1.0}, [0, 0, 0, 0, 0, 0, 0, 1, 0]),
         ({"onset_rule": "local_max"}, [0, 1, 0, 1, 0, 1, 0, 1, 0]),
         ({"onset_rule": "never"}, [0, 0, 0, 0, 0, 0, 0, 0, 0]),
-        # nats 0, 3, 3, 3, 0, 1, 0, 4, 2: the floor is one of nats, whatever the scale
-        ({"onset_rule": "local_max", "onset_floor_nats": 1.0}, [0, 1, 0, 1, 0, 1, 0, 1, 0]),
         ({"onset_rule": "local_max", "onset_floor_nats": 1.1}, [0, 1, 0, 1, 0, 0, 0, 1, 0]),
         ({"onset_rule": "threshold", "onset_threshold": 0.0, "onset_floor_nats": 0.0}, [1] * 9),
     ],
@@ -266,10 +171,8 @@ def test_onset_rule(settings, onset):
 @pytest.mark.parametrize(
     ("settings", "onset"),
     [
-        ({}, [0, 1, 0, 1, 0, 0]),
         # student minus teacher 0, -1/2, 3, 0, 1, 0, of which nothing below 0 counts: levels 0, 0, 1, 0, 1/3, 0
         ({"onset_signal": "log_ratio"}, [0, 0, 1, 0, 0, 0]),
-        ({"onset_signal": "log_ratio", "onset_threshold": 0.33}, [0, 0, 1, 0, 1, 0]),
         # were the half nat below 0 to count, the tokens of level 0 would rise to 1/7
         (
             {
@@ -283,9 +186,6 @@ def test_onset_rule(settings, onset):
         # levels 0, 0, 0, 1, 0, 1/4
         ({"onset_signal": "entropy"}, [0, 0, 0, 1, 0, 0]),
         ({"onset_signal": "entropy", "onset_threshold": 0.25}, [0, 0, 0, 1, 0, 1]),
-        # the floor is one of the signal that is searched
-        ({"onset_signal": "log_ratio", "onset_floor_nats": 3.1}, [0, 0, 0, 0, 0, 0]),
-        ({"onset_signal": "entropy", "onset_threshold": 0.25, "onset_floor_nats": 0.6}, [0, 0, 0, 1, 0, 0]),
         # the scale is the divergence's: nats
         ({"onset_signal": "entropy", "divergence_norm": "none", "onset_threshold": 2.1}, [0, 0, 0, 0, 0, 0]),
     ],
@@ -299,8 +199,8 @@ def test_onset_signal(settings, onset):
 
 
 # one onset, at 1
-ENDS = dataclasses.replace(
-    SIX,
+ENDS = TokenSignals(
+    mask=torch.ones(1, 6, dtype=torch.bool),
     student_entropy=torch.tensor([[0.0, 0, 0, 1, 2, 0]]),
     teacher_entropy=torch.tensor([[0, 3, 0, 0, 3, 1.4]]),
     student_varentropy=torch.tensor([[1.0, 0, 4, 0, 0, 2]]),
@@ -319,18 +219,12 @@ ENDS = dataclasses.replace(
         ({"end_rule": "entropy_drop"}, [0, 1, 2, 3, 4, 5]),
         # the teacher at 4; at the onset itself nothing ends
         ({"end_signal": "teacher_entropy"}, [0, 1, 1, 1, 2, 3]),
-        # levels 1/4, 0, 1, 0, 0, 1/2
-        ({"end_signal": "student_varentropy"}, [0, 1, 2, 3, 4, 5]),
-        ({"end_signal": "student_varentropy", "end_threshold": 1.1}, [0, 1, 1, 1, 1, 1]),
-        # certain at once by the teacher: below 1/2 at 2; not below it by the varentropy, but at 3
-        ({"end_signal": "teacher_entropy", "end_rule": "entropy_drop"}, [0, 1, 2, 3, 4, 5]),
+        # levels 1/4, 0, 1, 0, 0, 1/2: at once not below 1/2, but at 3
         ({"end_signal": "student_varentropy", "end_rule": "entropy_drop"}, [0, 1, 1, 2, 3, 4]),
         # the text: a sentence begins at 2, a line at 3
         ({"end_rule": "sentence"}, [0, 1, 2, 3, 4, 5]),
         ({"end_rule": "line"}, [0, 1, 1, 2, 3, 4]),
-        ({"end_rule": "line", "max_segment_tokens": 1}, [0, 1, 2, 3, 4, 5]),
         ({"end_rule": "turn"}, [0, 1, 1, 1, 1, 1]),
-        ({"end_rule": "turn", "max_segment_tokens": 3}, [0, 1, 1, 1, 2, 3]),
         ({"end_rule": "fixed_length", "max_segment_tokens": 2}, [0, 1, 1, 2, 3, 4]),
     ],
 )
@@ -357,23 +251,15 @@ RAW, ONE_MEAN = [1 + z for z in Z], [w * 5 / 7 for w in (1, 2, 2, 1, 1)]
     ("settings", "advantage", "expected"),
     [
         ({"weight_function": "linear"}, 1.0, [1, 3, 2, 1, 1.5]),
-        ({"weight_function": "linear"}, -3.0, [1, 3, 2, 1, 1.5]),
         ({"weight_function": "exp"}, 1.0, GROW),
-        ({"weight_function": "exp"}, -3.0, GROW),
         ({"sign_mode": "aware"}, 3.0, SHRINK),
         ({"sign_mode": "aware"}, -3.0, GROW),
-        ({"sign_mode": "neg_only"}, 3.0, [1, 1, 1, 1, 1]),
-        ({"sign_mode": "neg_only"}, -3.0, [1, 3, 2, 1, 1.5]),
-        ({"sign_mode": "neg_only", "weight_function": "exp"}, -3.0, GROW),
         ({"clip": (0.5, 1.75)}, 1.0, [1, 1.75, 1.75, 1, 1.5]),
-        ({"clip": (0.5, 1.75), "sign_mode": "aware"}, 1.0, [1, 0.5, 0.5, 1, math.exp(-0.5)]),
         # raw weights 1, 2, 3/2, 1, 5/4: sum 27/4, product 15/4
         ({"alpha": 1.0, "renormalise": "mean"}, 1.0, [x / (6.75 / 5) for x in RAW]),
         ({"alpha": 1.0, "renormalise": "geomean"}, 1.0, [x / 3.75**0.2 for x in RAW]),
         # the clip comes first: 1, 3/2, 3/2, 1, 5/4 sum to 25/4
         ({"alpha": 1.0, "renormalise": "mean", "clip": (0.5, 1.5)}, 1.0, [0.8, 1.2, 1.2, 0.8, 1]),
-        # an onset at 1, a fork at 3: its segment shares its weight; with "one" no other token has any
-        ({"alpha": 1.0, "onset_rule": "peak"}, 1.0, [1, 2, 2, 1, 1.25]),
         ({"alpha": 1.0, "onset_rule": "peak", "aligned": "one"}, 1.0, [1, 2, 2, 1, 1]),
         ({"alpha": 1.0, "onset_rule": "peak", "aligned": "one", "renormalise": "mean"}, 1.0, ONE_MEAN),
     ],
@@ -392,16 +278,8 @@ PAIR = ("student_logprob", "teacher_logprob")
     ("settings", "needs"),
     [
         ({}, ("divergence", "student_entropy")),
-        ({"end_rule": "turn"}, ("divergence",)),
         ({"onset_rule": "never"}, ("divergence",)),
-        ({"aftermath": 0.5}, ("divergence", *PAIR, "student_entropy")),
-        ({"departures": "with_reward", "onset_rule": "never"}, ("divergence", *PAIR)),
         ({"estimator": "k3"}, (*PAIR, "student_entropy")),
-        ({"divergence": "forward"}, ("forward_divergence", "student_entropy")),
-        ({"divergence": "jsd", "onset_rule": "never"}, ("js_divergence",)),
-        ({"end_signal": "teacher_entropy"}, ("divergence", "teacher_entropy")),
-        ({"end_signal": "teacher_entropy", "end_rule": "turn"}, ("divergence",)),
-        ({"onset_signal": "entropy", "end_rule": "line"}, ("divergence", "line_id", "student_entropy")),
         ({"onset_signal": "log_ratio", "onset_rule": "never"}, ("divergence",)),
         (
             {"divergence": "jsd", "onset_signal": "log_ratio", "end_rule": "sentence"},
@@ -579,16 +457,3 @@ def test_alpha_zero_and_a_teacher_that_agrees_are_grpo_bit_for_bit(gear, advanta
         teacher_logprob=signals.student_logprob,
     )
     assert torch.equal(gear(advantage_B, agreed).advantage, grpo)
-
-
-@pytest.mark.parametrize("nats", [0.5, 3.0])
-@pytest.mark.parametrize("renormalise", ["mean", "none", "geomean"])
-def test_a_flat_signal_is_grpo_exactly(nats, renormalise):
-    signals = TokenSignals(
-        mask=torch.tensor([[1, 1, 1, 0, 1], [1, 1, 0, 0, 0]]).bool(),
-        divergence=torch.full((2, 5), nats),
-        student_entropy=torch.full((2, 5), 1.3),
-    )
-    advantage_B = torch.tensor([0.7, -1.1])
-    found = literal(renormalise=renormalise)(advantage_B, signals).advantage
-    assert torch.equal(found, Uniform()(advantage_B, signals).advantage)

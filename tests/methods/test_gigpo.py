@@ -30,12 +30,6 @@ BASE = torch.tensor([1.0, -1.0, 0.5, 0.0])
 
 # discount 1/2: returns a 1/4, 1/2, 1;  b 0, 0;  c 1/4, 1/2.
 # State 0: 1/4, 0, 1/4, 1/2 (mean 1/4);  state 1: 1/2, 0 (mean 1/4);  state 2: a alone.
-HALVES = [
-    [0.0, 0.0, 0.0, 0.25, 0.0, 0.0],
-    [-0.25, 0.0, -0.25, -0.25, 0.0, 0.0],
-    [0.0, 0.0, 0.25, 0.0, 0.0, 0.0],
-    [0.0] * 6,
-]
 # Sample deviations: state 0 sqrt((1/16 + 1/16) / 3) = 0.2041241;  state 1 sqrt(2/16) = 0.3535534.
 ZERO, ONE = 0.25 / (0.2041241 + 1e-6), 0.25 / (0.3535534 + 1e-6)
 SCALED = [[0.0, 0.0, 0.0, ONE, 0.0, 0.0], [-ZERO, 0, -ONE, -ONE, 0, 0], [0, 0, ZERO, 0, 0, 0], [0.0] * 6]
@@ -60,7 +54,6 @@ WITH_TURNS = [
     ("method", "added"),
     [
         (Gigpo(), RELEASED),
-        (Gigpo(discount=0.5), HALVES),
         (Gigpo(discount=0.5, normaliser="mean_std"), SCALED),
         (Gigpo(discount=0.5, turn_rewards=True), WITH_TURNS),
     ],
@@ -76,18 +69,3 @@ def test_worked_by_hand(method, added, weight):
         [0, -1, 1, -1, -1, -1],
         [0, -1, -1, -1, -1, -1],
     ]
-
-
-def test_turns_may_part_without_tool_output_between_them():
-    """Turns are those of ``turn_id`` where the engine says so."""
-    one = torch.ones(2, 2, dtype=torch.bool)
-    signals = TokenSignals(
-        mask=one,
-        turn_id=torch.tensor([[0, 1], [0, 0]]),
-        group_B=torch.tensor([0, 0]),
-        reward_B=torch.tensor([1.0, 0.0]),
-        anchor_id=torch.tensor([[0, 1], [0, 0]]),
-    )
-    credit = Gigpo(discount=0.5)(torch.zeros(2), signals)
-    assert credit.advantage.tolist() == [[0.25, 0.0], [-0.25, -0.25]]
-    assert credit.segment_id.tolist() == [[0, 1], [0, 0]]

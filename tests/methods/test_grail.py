@@ -30,13 +30,10 @@ FOUR = completions([[0, 0, -1, 2, 1]], [[4, 2, NAN, 2, 4]])
         (Grail(), 0.0, [0, 0, 0, 0, 0]),
         # A success keeps its advantage, but its content is overridden all the same.
         (Grail(), 2.0, [1, 1, 0, 1, 5]),
-        (Grail(box="reweighted"), 2.0, [1, 1, 0, 1, 1]),
         (Grail(box="reweighted"), -2.0, [1.5, 0.5, 0, 1, 5]),
         (Grail(box="none"), 2.0, [1, 1, 0, 1, 1]),
         (Grail(box="none"), -2.0, [1.5, 0.5, 0, 0.5, 1.5]),
         (Grail(symmetry="correct"), -2.0, [1, 1, 0, 1, 5]),
-        (Grail(symmetry="correct"), 2.0, [1.5, 0.5, 0, 1, 5]),
-        (Grail(symmetry="both"), -2.0, [1.5, 0.5, 0, 1, 5]),
         (Grail(symmetry="both"), 2.0, [1.5, 0.5, 0, 1, 5]),
         (Grail(std=1.5), -2.0, [2.5, 0.5, 0, 1, 5]),  # clipped below
         (Grail(std=1.5, max_weight=2.0), -2.0, [2, 0.5, 0, 1, 2]),  # and above
@@ -66,17 +63,3 @@ def test_a_token_behind_the_box_widens_the_deviation_unless_only_those_before_co
     credit = Grail(among="before")(torch.tensor([-1.0]), signals)
     expected = torch.tensor([[-1.5, -0.5, -1.0, -5.0, -1.0]])
     torch.testing.assert_close(credit.advantage, expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 29])
-def test_a_flat_saliency_has_weight_one(length):
-    """Also where the mean of equal numbers is rounded: the deviation that divides is 1e-4."""
-    region = torch.tensor([[0] * length + [1]])
-    for value in (0.0, 0.1, 3e-7, 11.3):
-        signals = TokenSignals(
-            mask=region >= 0, answer_region=region, answer_activation=torch.full((1, length + 1), value)
-        )
-        credit = Grail()(torch.tensor([-1.0]), signals)
-        torch.testing.assert_close(
-            credit.advantage, -torch.tensor([[1.0] * length + [5.0]]), atol=1e-6, rtol=0
-        )

@@ -25,12 +25,8 @@ def completions(signal, region, saliency):
         # q is the second of the five, 1/10: 0.1, 1, 1, 1 + (1/10) / (9/10), 2; their sum is 469/90, to be 5.
         ({}, [w * 450 / 469 for w in (0.1, 1, 1, 10 / 9, 2)]),
         ({"keep_mass": False}, [0.1, 1, 1, 10 / 9, 2]),
-        # Half of the advantage stays: (1 + w) / 2.
-        ({"keep_mass": False, "strength": 0.5}, [0.55, 1, 1, 19 / 18, 1.5]),
         # 0.8 * 4 = 3.2, so q = 0.2 + 0.2 * 0.8 = 9/25: (1/10) / q = 5/18, (2/10) / q = 5/9, and 1 + 2.
         ({"keep_mass": False, "threshold": 0.8, "boost": 2.0}, [0.1, 5 / 18, 5 / 18, 5 / 9, 3]),
-        # sorted[floor(0.8 * 5)] is the last: all others are held.
-        ({"keep_mass": False, "threshold": 0.8, "quantile_rule": "floor"}, [0.1, 0.1, 0.1, 0.2, 1]),
         # As in GRAIL's code: sorted[floor(0.4 * 5)] = 1/10; twice the lift: 11/9 and 3
         (
             {"keep_mass": False, "threshold": 0.4, "boost": 2.0, "quantile_rule": "floor"},

@@ -36,13 +36,7 @@ def test_worked_by_hand(cls, strength, advantage, weight):
     ("method", "term"),
     [
         (Opsd(), Distillation(beta=0.5, temperature=1.1, top_k=None, tail=False)),
-        (Opsd(beta=0.0, top_k=50), Distillation(beta=0.0, temperature=1.1, top_k=50, tail=False)),
         (Sdpo(), Distillation(beta=0.5, top_k=100, top_k_of="student", tail=True, ratio_clip=2.0)),
-        (Sdpo(beta=1.0, top_k=None, ratio_clip=None), Distillation(beta=1.0, top_k_of="student")),
-        (
-            Sdpo(top_k_of="teacher", tail=False),
-            Distillation(beta=0.5, top_k=100, top_k_of="teacher", tail=False, ratio_clip=2.0),
-        ),
     ],
 )
 def test_the_term_of_the_loss(method, term):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.methods import Gear, RandomOnsets, Rlsd, Serl, Shuffled, Uniform
+from gear_rl.methods import RandomOnsets, Shuffled, Uniform
 from gear_rl.traits import Distillation
 from gear_rl.types import TokenSignals
 from methods.completions import PROPERTY, completion, gears, literal, written
@@ -54,31 +54,7 @@ def test_the_last_bits_of_the_signals_move_nothing(placebo, ulps):
     torch.testing.assert_close(found.advantage, again.advantage, atol=1e-5, rtol=0)
 
 
-def test_needs_and_schedule_are_those_of_the_method_inside():
-    assert Shuffled(of=Uniform()).needs == ("token_id",)
-    assert Shuffled().needs == Shuffled(of=Shuffled()).needs == RandomOnsets().needs
-    assert RandomOnsets(of=literal(end_rule="turn")).needs == ("divergence", "token_id")
-    for method in (Rlsd(decay_steps=10), Serl(), Shuffled(of=Rlsd())):
-        assert Shuffled(of=method, seed=2).at_step(5) == Shuffled(of=method.at_step(5), seed=2, step=5)
-    assert Shuffled(of=Gear(), seed=1).at_step(7) == Shuffled(of=Gear(), seed=1, step=7)
-    assert RandomOnsets(seed=2).at_step(4) == RandomOnsets(seed=2, step=4)
-
-
 # the shuffle
-
-
-@PROPERTY
-@given(written(), st.integers(0, 50))
-def test_a_shuffle_keeps_the_credit_of_every_completion(signals, seed):
-    advantage_B = torch.tensor([1.5, -0.5, 0.0])
-    plain = literal()(advantage_B, signals).advantage
-    credit = Shuffled(of=literal(), seed=seed)(advantage_B, signals)
-    for b in range(3):
-        counts = signals.mask[b]
-        assert credit.advantage[b][counts].sort().values.equal(plain[b][counts].sort().values)
-        assert credit.segment_id[b][counts].tolist() == list(range(counts.sum()))
-    assert (credit.advantage[~signals.mask] == 0).all()
-    assert (credit.segment_id[~signals.mask] == -1).all()
 
 
 class Distils(Uniform):
@@ -132,22 +108,3 @@ def test_as_many_onsets_and_the_same_divergences(gear, signals, seed, aligned):
     found = RandomOnsets(of=gear, seed=seed)(torch.ones(3), signals).advantage
     plain = gear(torch.ones(3), signals).advantage
     assert torch.equal(found.sort(-1).values, plain.sort(-1).values)
-
-
-def test_the_end_rule_works_from_the_new_places():
-    """Forks at 2 and 4: a segment reaches from its onset to the next of them, or to the end."""
-    signals = completion([0, 4, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0])
-    ends = {0: 2, 1: 2, 2: 4, 3: 4, 4: 6, 5: 6}
-    for seed in range(40):
-        credit = RandomOnsets(of=literal(renormalise="none"), seed=seed)(ONE, signals)
-        weight = credit.advantage[0].tolist()
-        begin = weight.index(2.0)
-        assert weight == [2.0 if begin <= t < ends[begin] else 1.0 for t in range(6)]
-
-
-def test_a_completion_without_an_onset_is_gears():
-    signals = completion([1.0, 0.995, 1.0], [0.0, 1.0, 0.0])
-    quiet = literal(onset_floor_nats=2.0)
-    found, plain = RandomOnsets(of=quiet)(ONE, signals), quiet(ONE, signals)
-    assert torch.equal(found.advantage, plain.advantage)
-    assert torch.equal(found.segment_id, plain.segment_id)

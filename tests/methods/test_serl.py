@@ -30,11 +30,8 @@ THREE_TURNS = TokenSignals(
         # the sign turns the ratio over: 10/11, 10/9 | 0.8 (of 1/2), 1.2 (of 4), 10/11
         (Serl(), -2.0, [-21 / 11, -19 / 9, 0, -1.8, -2.2, -21 / 11, 0, -2, -2, 0]),
         (Serl(answered_only=False), 2.0, [2.1, 1.9, 0, 2.2, 1.8, 2.1, 0, 2.2, 1.9, 0]),
-        (Serl(action_tokens=1), 2.0, [2, 1.9, 0, 2, 2, 2.1, 0, 2, 2, 0]),
         (Serl(action_tokens=2), 2.0, [2.1, 1.9, 0, 2, 1.8, 2.1, 0, 2, 2, 0]),
-        (Serl(action_tokens=1, answered_only=False), 2.0, [2, 1.9, 0, 2, 2, 2.1, 0, 2, 1.9, 0]),
         (Serl(of=Rlsd(strength=1.0)), 2.0, [2.2, 1.8, 0, 2.4, 1.6, 2.2, 0, 2, 2, 0]),
-        (Serl(of=Rlsd(negative_only=True)), 2.0, [2, 2, 0, 2, 2, 2, 0, 2, 2, 0]),
         (Serl(), 0.0, [0] * 10),
     ],
 )

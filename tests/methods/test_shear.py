@@ -1,7 +1,5 @@
 """SHEAR: numbers worked by hand from the formula of arXiv:2604.23318."""
 
-import math
-
 import pytest
 import torch
 
@@ -26,13 +24,10 @@ FOUR = distances(0.5, 1.5, 1.0, 0.2)
     [
         # A d
         (Shear(), 2.0, [1.0, 3.0, 2.0, 0.4]),
-        (Shear(), -2.0, [-1.0, -3.0, -2.0, -0.4]),
         # A (1/2 + d/2): the weights are 0.75, 1.25, 1, 0.6
         (Shear(strength=0.5), 2.0, [1.5, 2.5, 2.0, 1.2]),
         # A d / 0.8: the weights are 0.625, 1.875, 1.25, 0.25
         (Shear(normalise="mean"), 2.0, [1.25, 3.75, 2.5, 0.5]),
-        # The half of those: 0.8125, 1.4375, 1.125, 0.625
-        (Shear(normalise="mean", strength=0.5), -2.0, [-1.625, -2.875, -2.25, -1.25]),
         (Shear(), 0.0, [0.0, 0.0, 0.0, 0.0]),
         (Shear(strength=0.0), 2.0, [2.0, 2.0, 2.0, 2.0]),
     ],
@@ -55,10 +50,3 @@ def test_what_was_compared_with_nothing_keeps_its_advantage(normalise, strength)
     torch.testing.assert_close(credit.advantage[[0, 2]], grpo.advantage[[0, 2]])
     # A single distance of 0 among others is one: with nothing of GRPO left, no credit.
     assert credit.advantage[1, 0].item() == pytest.approx(1 - strength)
-
-
-@pytest.mark.parametrize("normalise", ["none", "mean"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_distance_that_is_not_finite_is_not_hidden(normalise, value):
-    credit = Shear(normalise=normalise)(torch.tensor([1.0]), distances(value, 1.0))
-    assert not credit.advantage.isfinite().all()

@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from engines.positions import MODELS, made
 from gear_rl.signals.confidence import AnswerConfidence
-from gear_rl.signals.forwards import last_states, padding_moves_positions, takes_positions
+from gear_rl.signals.forwards import padding_moves_positions, takes_positions
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from signals.rows import completions_of, prompts_of
-from signals.test_every_pass import COMPLETIONS, GIVEN, HINTED, PROMPTS, READ
+from signals.rows import prompts_of
+from signals.test_every_pass import COMPLETIONS, GIVEN, HINTED, PROMPTS
 from signals.test_score import EVERY, by_hand
-from support.scoring import passed, score, states_ahead
+from support.scoring import score, states_ahead
 
 OWN_PASSES = (AnswerOcclusion(), AnswerGradient(noise_std=0.1), AnswerActivation(), AnswerConfidence())
 
@@ -62,29 +61,6 @@ def test_a_teacher_that_sees_the_same_prompt_diverges_by_nothing(model):
         assert found.divergence[[0, 2, 3]].max() < 1e-6 and found.divergence[1].max() > 1e-3
 
 
-def test_signals_of_their_own_passes_are_those_of_each_row_alone(model):
-    inputs = {name: READ[name] for name in ("answer_region", "answer_ids_BN")}
-    found = passed(model, OWN_PASSES, GIVEN, prompts_of(PROMPTS), **inputs)
-    assert min(values.max() for values in found.values()) > 1e-4
-    prompts = prompts_of(PROMPTS)
-    ids, attention = (
-        torch.cat(both, 1) for both in ((prompts.ids_BP, GIVEN.ids), (prompts.attention_BP, GIVEN.attention))
-    )
-    with torch.no_grad():
-        states = last_states(model, ids, attention)[:, -7:]
-    for b, row in enumerate(COMPLETIONS):
-        own = {name: values[b : b + 1, : len(row)] for name, values in inputs.items()}
-        alone = passed(
-            model, OWN_PASSES, completions_of([row], width=len(row)), prompts_of([PROMPTS[b]]), **own
-        )
-        for name, values in alone.items():
-            torch.testing.assert_close(found[name][b, : len(row)], values[0], atol=1e-5, rtol=1e-3, msg=name)
-        ids = torch.tensor([PROMPTS[b] + row])
-        with torch.no_grad():
-            one = last_states(model, ids, torch.ones_like(ids))[0, -len(row) :]
-        torch.testing.assert_close(states[b, : len(row)], one, atol=1e-4, rtol=1e-3)
-
-
 # --- which model takes positions, and for which they matter ---------------------------------------------------
 
 TAKES = {"gpt2": True, "opt": True, "qwen3": True, "llama": True, "bloom": False}
@@ -104,12 +80,3 @@ def test_what_padding_moves(name, dtype):
         there = model(input_ids=row, attention_mask=mask).logits[0, -1]
         here = model(input_ids=row[:, 5:]).logits[0, -1]
     assert bool((there - here).abs().max() > 0.05) is (name == "gpt2")
-
-
-@pytest.mark.parametrize(("name", "target"), [("gpt2", "c_attn"), ("bloom", "query_key_value")])
-def test_a_wrapper_hides_nothing(name, target):
-    model = made(name)
-    lora = LoraConfig(r=2, target_modules=[target], fan_in_fan_out=name == "gpt2")
-    wrapped = torch.compile(model, backend="eager"), nn.DataParallel(model), get_peft_model(model, lora)
-    assert [takes_positions(one) for one in wrapped] == [TAKES[name]] * 3
-    assert padding_moves_positions(wrapped[-1].eval()) is (name == "gpt2")

@@ -77,22 +77,6 @@ def test_prompts_that_differ_in_a_token_or_in_padding_are_two():
     assert shared_prompts(ids, attention, num_tokens=0) == ([0, 1, 2], [0, 1, 2, 0])
 
 
-@pytest.mark.parametrize(
-    ("rows", "prompts", "num_tokens", "pays"),
-    [
-        (4, 2, 15, True),  # half of 10 of 25 tokens: 0.2
-        (4, 2, 16, False),
-        (4, 4, 0, False),
-        (2, 1, 15, True),
-        (1, 1, 0, False),
-        (0, 0, 5, False),
-    ],
-)
-def test_it_pays_from_a_fifth_of_the_tokens_on(rows, prompts, num_tokens, pays):
-    ids = (torch.arange(rows) % max(prompts, 1))[:, None].expand(rows, 10)
-    assert (shared_prompts(ids, torch.ones_like(ids), num_tokens) is not None) is pays
-
-
 @pytest.mark.parametrize("kind", ["sliding", "dynamic", "longrope", "none"])
 def test_a_model_with_another_cache_is_tried_once_and_scored_whole(kind, calls, monkeypatch):
     layers = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}

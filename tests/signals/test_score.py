@@ -9,7 +9,6 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
-from gear_rl.signals import signal as module
 from gear_rl.signals.forwards import head_of, hidden_states
 from gear_rl.signals.passes import KeptStates
 from gear_rl.signals.teacher import CopyTeacher
@@ -95,34 +94,18 @@ def test_agrees_with_one_token_at_a_time(model, batch_size, temperature):
 
 
 @pytest.mark.parametrize(
-    ("needs", "forwards", "taught"),  # and whether `token_statistics` gets a teacher in each call
+    ("needs", "forwards"),
     [
-        (("student_entropy",), 1, [False]),
-        (("student_logprob", "student_entropy"), 1, [False]),
-        (("teacher_logprob",), 1, [False]),  # the teacher takes the student's place
-        (("divergence",), 2, [True]),
-        (PLAIN, 2, [True]),
-        (("student_varentropy",), 1, []),
-        (("teacher_entropy",), 1, []),
-        (("teacher_logprob", "teacher_entropy"), 1, [False]),
-        (("student_varentropy", "teacher_entropy"), 2, []),
-        (("student_entropy", "forward_divergence"), 2, [False]),
-        (("js_divergence",), 2, []),
-        (EVERY, 2, [True]),
+        (("teacher_logprob",), 1),  # the teacher takes the student's place
+        (("student_varentropy",), 1),
+        (("student_varentropy", "teacher_entropy"), 2),
+        (EVERY, 2),
     ],
 )
-def test_computes_what_is_needed_and_nothing_else(model, needs, forwards, taught, monkeypatch):
-    calls, original = [], module.token_statistics
-
-    def watched(student, token, head, teacher=None, teacher_head=None):
-        calls.append(teacher is not None)
-        return original(student, token, head, teacher, teacher_head)
-
-    monkeypatch.setattr(module, "token_statistics", watched)
+def test_computes_what_is_needed_and_nothing_else(model, needs, forwards):
     with counted(model) as shapes:
         found = score(model, *GIVEN, needs=needs)
-    assert len(shapes) == forwards and calls == taught
-    assert [*found.values] == [*needs]
+    assert len(shapes) == forwards and [*found.values] == [*needs]
     agree(found, by_hand(model), needs)
 
 
@@ -226,19 +209,3 @@ def test_states_of_the_student_stand_for_its_pass(model):
         found = score(model, *GIVEN, needs=EVERY, student_states=states)
     assert len(shapes) == 1, "the teacher's"
     agree(found, by_hand(model))
-
-
-def test_rows_are_batched_by_length_or_by_a_shared_prompt_and_stay_in_their_places(model):
-    """Lengths 4, 2 and 7 in twos: the longest with the next, so that the shortest is padded to nothing."""
-    completions, student, _ = GIVEN
-    settings = {"needs": ["student_logprob"], "batch_size": 2}
-    with counted(model) as shapes:
-        found = score(model, completions, student, **settings)
-    assert shapes == [(2, 3 + 7), (1, 5 + 2)]
-    agree(found, by_hand(model), ["student_logprob"])
-    prompts = prompts_of([range(5, 25 + b) for b in (0, 0, 1)])
-    with counted(model) as shapes:
-        found = score(model, completions, prompts, **settings, share_prompts=True)
-    assert shapes == [(1, 20), (2, 3), (1, 21 + 7)], "rows 0 and 1 on one prompt, then row 2"
-    whole = score(model, completions, prompts, **settings)
-    torch.testing.assert_close(found.student_logprob, whole.student_logprob, atol=1e-5, rtol=1e-5)

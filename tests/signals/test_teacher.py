@@ -64,13 +64,6 @@ def test_an_average_of_bfloat16_weights_moves():
     assert model.weight.dtype == torch.bfloat16
 
 
-def test_another_models_state_is_refused():
-    with pytest.raises(ValueError, match="0 parameters saved, 1 expected"):
-        make_teacher("ema", linear(1.0)).load_state_dict({})
-    with pytest.raises(ValueError, match="1 parameters saved, 0 expected"):
-        make_teacher("live", linear(1.0)).load_state_dict({"weight": torch.ones(1)})
-
-
 def test_the_students_weights_come_back_after_an_error():
     model = linear(7.0)
     teacher = CopyTeacher(linear(1.0))
@@ -93,17 +86,3 @@ def test_under_peft_base_is_the_model_without_its_adapter_and_the_others_copy_it
     assert teacher.state_dict() == {}
     copied = make_teacher("ema", model).state_dict()
     assert copied and all("lora_" in name for name in copied), "of the adapter alone"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("mean", linear(1.0)), "teacher_model_kind: 'mean' is not one of live, base, ema, sync"),
-        (("ema", linear(1.0), 1.5), "teacher_update_rate: 1.5"),
-        (("sync", linear(1.0), 0.1, 0), "teacher_sync_steps: 0"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_settings_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        make_teacher(*arguments)

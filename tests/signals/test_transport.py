@@ -7,18 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_rl.signals import transport
 from gear_rl.signals.transport import token_distances
 from methods.completions import PROPERTY
 
-ot = pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'")
-from signals.transport_loop import agree, by_loop, random_states  # noqa: E402  it needs POT
+pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'")
+from signals.transport_loop import agree, by_loop, random_states
 
-LENGTHS = [3, 11, 1, 7, 4]
 RIGHT = [True, False, True, False, False]
-
-
-# by hand
 
 
 def test_the_nearest_window_of_the_others_and_the_farthest_window_of_the_token():
@@ -82,37 +77,3 @@ def test_neither_tiles_nor_padding_change_anything_long_before_convergence(itera
     options = {"window_tokens": 4, "stride_tokens": 3, "iterations": iterations}
     alone = token_distances(states, right, max_mb=1e-6, **options)
     agree(token_distances(states, right, max_mb=64.0, **options), alone, 1e-5)
-
-
-def test_with_and_without_logarithms_it_is_the_same_distance(monkeypatch):
-    methods = []
-    inner = ot.batch.solve_batch
-
-    def noting(*args, **kwargs):
-        methods.append(kwargs["method"])
-        return inner(*args, **kwargs)
-
-    monkeypatch.setattr(ot.batch, "solve_batch", noting)
-    states, right = random_states([12, 12, 12]), [True, False, False]
-    options = {"window_tokens": 5, "stride_tokens": 3, "regularisation": 0.1}
-    plain = token_distances(states, right, **options)
-    monkeypatch.setattr(transport, "_LARGEST_EXPONENT", 0.0)
-    agree(token_distances(states, right, **options), plain, 1e-5)
-    assert methods == ["sinkhorn", "log_sinkhorn"]
-
-
-@pytest.mark.parametrize("lengths", [[100, 90, 110, 100], [9] * 40], ids=["long", "short"])
-def test_tiles_keep_to_their_memory_and_make_use_of_it(lengths, monkeypatch):
-    held, solved = [], transport._solved
-
-    def watched(one, other, *more):
-        (pairs_a, width_a), (pairs_b, width_b) = one.place_KW.shape, other.place_KW.shape
-        states = 2 * 8 * 32 * (len(one.states_ND) + len(other.states_ND))
-        held.append(8 * 4 * pairs_a * pairs_b * width_a * width_b + states)
-        return solved(one, other, *more)
-
-    monkeypatch.setattr(transport, "_solved", watched)
-    right = [i % 2 == 0 for i in range(len(lengths))]
-    options = {"window_tokens": 20, "stride_tokens": 5, "iterations": 2, "max_mb": 0.5}
-    token_distances(random_states(lengths, num_dims=32), right, **options)
-    assert 0.2 * 2**20 < max(held) <= 0.5 * 2**20

@@ -1,8 +1,6 @@
 """Distances of a model's hidden states, against each completion by itself, without padding, batch or hook."""
 
 import functools
-import math
-import sys
 
 import pytest
 import torch
@@ -94,28 +92,3 @@ def test_agrees_with_one_completion_and_one_pair_at_a_time(model, batch_size):
     wider = distances(model, width=14, prompt_width=11, batch_size=batch_size)
     torch.testing.assert_close(wider[:, :9], found, atol=1e-4, rtol=0)
     assert (wider[:, 9:] == 0).all()
-
-
-def test_rows_that_are_not_scored_hold_zero_and_are_still_compared_with(model):
-    rows = torch.tensor([True, False, False, False, False, True, True, True])
-    with counted(model) as shapes:
-        found = distances(model, row_B=rows)
-    torch.testing.assert_close(found, distances(model) * rows[:, None], atol=1e-5, rtol=0)
-    assert found[0].max() > 0.1
-    assert len(shapes) == 1, "no row of group 3 is scored"
-
-
-def test_what_is_not_finite_stays_so_and_stays_in_its_group(model):
-    clean = distances(model)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[70] = math.nan  # the completion of one token, in group 7
-    found, group = distances(model), torch.tensor(GROUP)
-    assert found[MASK & (group == 7)[:, None]].isnan().all()
-    assert (found[~MASK] == 0).all()
-    torch.testing.assert_close(found[group != 7], clean[group != 7])
-
-
-def test_without_the_library_one_error_says_what_to_install(model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ot.batch", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'gear-rl\[shear\]'"):
-        distances(model)

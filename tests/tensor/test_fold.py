@@ -7,8 +7,6 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.tensor import fold as module
 from gear_rl.tensor.fold import (
@@ -19,7 +17,6 @@ from gear_rl.tensor.fold import (
     fold,
     reverse_divergence,
 )
-from tensor.tables import PROPERTY
 from tensor.test_logits import seeded
 
 CPU = torch.device("cpu")
@@ -68,18 +65,6 @@ def test_two_tiles_by_hand():
     p, q = (1 / 8, 2 / 8, 5 / 8), (3 / 6, 1 / 6, 2 / 6)
     divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     assert reverse_divergence(sums).item() == pytest.approx(divergence, abs=1e-6)
-
-
-@PROPERTY
-@given(
-    widths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    seed=st.integers(0, 1000),
-    spread=st.sampled_from([0.1, 3.0, 30.0]),
-)
-def test_any_tiles_give_the_whole_sums(widths, seed, spread):
-    logits, teacher = pair(3, sum(widths), seed, spread)
-    sums = folded(logits, teacher, widths, eager)
-    torch.testing.assert_close(sums[:SAMPLED].double(), whole(logits, teacher), rtol=3e-6, atol=3e-6)
 
 
 def test_hundreds_of_tiles_lose_no_more_than_one():

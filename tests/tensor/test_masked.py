@@ -12,9 +12,7 @@ from gear_rl.tensor.masked import (
     masked_max,
     masked_mean,
     masked_min,
-    masked_minmax,
     masked_quantile,
-    masked_rank,
 )
 from tensor.tables import PROPERTY, tables, with_nan
 
@@ -58,29 +56,3 @@ def test_a_quantile_that_stands_on_a_token_is_that_token(length, tenths):
     x = torch.rand(1, length, generator=torch.Generator().manual_seed(length))
     at_or_above = x >= masked_quantile(x, torch.ones_like(x, dtype=torch.bool), tenths / 10)
     assert at_or_above.sum() == length + (-(length - 1) * tenths // 10)
-
-
-@PROPERTY
-@given(tables(bool))
-def test_rank_counts_the_true_tokens_before(table):
-    (mask,) = table
-    expected = [[sum(row[:t]) if counts else -1 for t, counts in enumerate(row)] for row in mask.tolist()]
-    assert masked_rank(mask).tolist() == expected
-
-
-@PROPERTY
-@given(tables(float, bool))
-def test_minmax_stretches_the_true_tokens(table):
-    x, mask = table
-    expected = []
-    for row, counts, tokens in zip(x.tolist(), mask.tolist(), true_tokens(x, mask), strict=True):
-        span = max(tokens, default=0.0) - min(tokens, default=0.0)
-        pairs = zip(row, counts, strict=True)
-        expected.append([(v - min(tokens)) / span if c and span > 0 else 0.0 for v, c in pairs])
-    same(masked_minmax(with_nan(x, mask), mask), expected)
-
-
-@pytest.mark.parametrize("level", [-0.01, 1.01, math.nan])
-def test_a_level_that_is_no_quantile_is_refused(level):
-    with pytest.raises(ValueError, match="level"):
-        masked_quantile(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), level)

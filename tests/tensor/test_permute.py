@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.tensor.permute import moved, permuted, random_order
-from tensor.tables import PROPERTY, by_row, tables, with_nan
+from gear_rl.tensor.permute import random_order
+from tensor.tables import PROPERTY, by_row, tables
 
 seeds = st.integers(-3, 2**40)
 
@@ -80,37 +80,3 @@ def test_agrees_with_whole_numbers(table, seed, step):
     ids = ids_of(x)
     expected = by_row(lambda row, counts: order_loop(row, counts, seed, step), ids, mask)
     assert random_order(ids, mask, seed, step).tolist() == expected
-
-
-@PROPERTY
-@given(tables(float, bool), seeds)
-def test_permuted_moves_the_i_th_true_value_to_the_i_th_column(table, seed):
-    x, mask = table
-    order = random_order(ids_of(x), mask, seed)
-    expected = x.tolist()
-    for b, row in enumerate(expected):
-        for value, column in zip(x[b][mask[b]].tolist(), order[b].tolist(), strict=False):
-            row[column] = value
-    assert permuted(x, order, mask).tolist() == expected
-
-
-def moved_loop(row, chosen, mask, place):
-    """The values that were not chosen, poured in their own order into the places that were not taken."""
-    rest = iter([v for v, c, m in zip(row, chosen, mask, strict=True) if m and not c])
-    return [next(rest) if m and not p else None for p, m in zip(place, mask, strict=True)]
-
-
-@PROPERTY
-@given(tables(float, bool, bool), seeds)
-def test_moved_values_are_neither_lost_nor_made_up(table, seed):
-    x, mask, chosen = table
-    chosen = chosen & mask
-    found, place = moved(with_nan(x, mask), chosen, random_order(ids_of(x), mask, seed), mask)
-    assert not (place & ~mask).any()
-    assert place.sum(-1).tolist() == chosen.sum(-1).tolist()
-    for b in range(len(x)):
-        assert sorted(found[b][place[b]].tolist()) == sorted(x[b][chosen[b]].tolist())
-        expected = moved_loop(*(t[b].tolist() for t in (x, chosen, mask, place)))
-        kept = [(f, e) for f, e in zip(found[b].tolist(), expected, strict=True) if e is not None]
-        assert all(value == wanted for value, wanted in kept)
-        assert found[b][~mask[b]].isnan().all()

@@ -1,15 +1,11 @@
 """Turns, segments and peaks: each routine agrees with the loop over tokens that defines it."""
 
-import math
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gear_rl.tensor.segments import (
     at_segment_start,
-    local_maxima,
     segment_ids,
     segment_lengths,
     segment_starts,
@@ -64,17 +60,6 @@ def lengths_loop(ids):
     return [ids.count(i) if i >= 0 else 0 for i in ids]
 
 
-def local_maxima_loop(row, turn):
-    def neighbour(t, s):
-        return row[s] if 0 <= s < len(row) and turn[s] == turn[t] else -math.inf
-
-    peaks = []
-    for t in range(len(row)):
-        left, right = neighbour(t, t - 1), neighbour(t, t + 1)
-        peaks.append(turn[t] >= 0 and max(left, right) <= row[t] and min(left, right) < row[t])
-    return peaks
-
-
 @st.composite
 def segmentations(draw):
     """Values and the ids of segments that onsets, boundaries and masked tokens made."""
@@ -97,12 +82,6 @@ def test_segment_ids_agree_with_the_loop(table, max_tokens):
     assert segment_ids(*table, max_tokens=max_tokens).tolist() == expected
 
 
-def test_a_segment_of_less_than_one_token_is_refused():
-    none = torch.zeros(2, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="max_tokens"):
-        segment_ids(none, none, ~none, max_tokens=0)
-
-
 @PROPERTY
 @given(segmentations())
 def test_starts_and_lengths_of_segments_agree_with_the_loops(segmentation):
@@ -112,12 +91,3 @@ def test_starts_and_lengths_of_segments_agree_with_the_loops(segmentation):
     assert since.tolist() == by_row(since_loop, ids)
     assert at_segment_start(with_nan(x, ids >= 0), ids).tolist() == by_row(at_start_loop, x, ids)
     assert segment_lengths(ids).tolist() == by_row(lengths_loop, ids)
-
-
-@PROPERTY
-@given(tables(float, bool, bool))
-def test_local_maxima_agree_with_the_loop(table):
-    x, mask, new_turn = table
-    # A turn may also follow another without a masked token between them.
-    turn = torch.where(mask, new_turn.cumsum(-1), -1)
-    assert local_maxima(with_nan(x, mask), turn).tolist() == by_row(local_maxima_loop, x, turn)
