@@ -17,7 +17,7 @@ from gear_rl.lab.oracle import ORACLE
 from gear_rl.lab.training import Spec, finished, run_cells
 from gear_rl.methods import COMMA, settings_in
 from gear_rl.runs.arena import task_of
-from gear_rl.runs.config import build_method
+from gear_rl.runs.config import build_method, parse_word
 from gear_rl.traits import engine_settings_of
 
 BASELINE = "uniform"
@@ -64,7 +64,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if "." in text.partition(":")[0]:  # package.module:object
         return text, {"name": text}
     try:
-        credit = settings_in(text)
+        credit = {key: parse_word(v) if isinstance(v, str) else v for key, v in settings_in(text).items()}
     except ValueError as error:
         raise InputError(f"--methods: {error}") from None
     return text, credit | (ORACLE if credit["name"] == CEILING else {})
