@@ -162,10 +162,12 @@ def train(
         f"trainer.default_local_dir={folder}/checkpoints",
         *overrides,
     ]
-    return run(folder, command, steps=steps, limit=limit)
+    return run(folder, command, {"GEAR_VERL_WATCH": str(folder)}, steps=steps, limit=limit)
 
 
-def run(folder: Path, command: list[str], *, steps: int, limit: float = 900.0) -> Run:
+def run(
+    folder: Path, command: list[str], environment: dict[str, str], *, steps: int, limit: float = 900.0
+) -> Run:
     """Run a command that starts verl, in `folder` and with a Ray of its own, to its end."""
     mark = uuid.uuid4().hex
     # Ray's sockets are in this folder, and the path of a socket has at most 107 characters.
@@ -173,7 +175,7 @@ def run(folder: Path, command: list[str], *, steps: int, limit: float = 900.0) -
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "VLLM_", "VERL_"))}
     metrics, log = folder / "metrics.jsonl", folder / "log.txt"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {MARK: mark, "GEAR_VERL_WATCH": str(folder), "VERL_FILE_LOGGER_PATH": str(metrics), "PATH": path}
+    own = {**environment, MARK: mark, "VERL_FILE_LOGGER_PATH": str(metrics), "PATH": path}
     try:
         with log.open("wb") as out:
             status = subprocess.run(
