@@ -9,6 +9,7 @@ import pytest
 import trl.scripts.grpo
 
 from gear_rl.runs.tiny_model import save_tiny_model
+from support.commands import untouched
 
 OPTIONS = """
     --model_name_or_path model --dataset_name rows --reward_funcs rewards.right --output_dir out --max_steps 2
@@ -35,8 +36,8 @@ def test_trls_own_script_trains_with_our_names(tmp_path, monkeypatch):
     (tmp_path / "rewards.py").write_text(
         "def right(completions, **_):\n    return [float(len(c) % 2) for c in completions]"
     )
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["script.py", *OPTIONS.split()])
-    runpy.run_path("script.py", run_name="__main__")
+    with untouched(tmp_path):
+        runpy.run_path("script.py", run_name="__main__")
     assert (tmp_path / "out" / "adapter_config.json").is_file()
     assert len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) == 16

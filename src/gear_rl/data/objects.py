@@ -47,7 +47,7 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
 
     >>> guarded(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
     Traceback (most recent call last):
-    gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint' (...)
+    gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint'
     """
     plain = inspect.isfunction(function) and not inspect.iscoroutinefunction(function)
     if fault is reward_fault and not plain:
