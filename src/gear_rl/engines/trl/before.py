@@ -2,7 +2,7 @@
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers.trainer_callback import TrainerCallback
 
@@ -40,7 +40,7 @@ class Health(TrainerCallback):
 
 def warn_before(trainer: "GEARTrainer") -> None:
     """Log what can be seen of a run before its first step: rows that nothing evaluates, texts that cannot fit."""
-    args, rows = trainer.args, trainer.train_dataset
+    args, rows = trainer.args, cast(Any, trainer.train_dataset)
     if trainer.eval_dataset is not None and args.eval_strategy == "no":
         message = "eval_dataset: nothing evaluates it; set eval_strategy to steps, and eval_steps"
         logger.warning(message)
