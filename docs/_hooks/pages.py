@@ -4,6 +4,7 @@ No copy of them is in the repository: each is made when the site is built. Links
 (`docs/data.md`, `../examples/chain.yaml`), so that they work there, and are turned here to the page of the site.
 """
 
+import json
 import posixpath
 import re
 import subprocess
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Documents outside docs/ by the page that shows them."""
-LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml"}
+LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".ipynb": "python"}
 FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 REMOTE = re.compile(
@@ -43,8 +44,10 @@ def on_files(files, config):
     )
     for page in examples():
         path = ROOT / page.removesuffix(".md")
-        language = LANGUAGES[path.suffix]
-        made[page] = f"# {path.name}\n\n```{language}\n{path.read_text(encoding='utf-8')}```\n"
+        text, language = path.read_text(encoding="utf-8"), LANGUAGES[path.suffix]
+        made[page] = (
+            notebook(text) if path.suffix == ".ipynb" else f"# {path.name}\n\n```{language}\n{text}```\n"
+        )
     made["reference/command-line.md"] = command_line()
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
@@ -75,6 +78,21 @@ def on_post_page(output, page, config):
     if remote := REMOTE.search(output):
         raise PluginError(f"{page.file.src_uri} is not readable offline: {remote[0]} ...")
     return output
+
+
+def notebook(text: str) -> str:
+    """A notebook as a page: its text, its code, and the pictures and values under each cell."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![What the cell shows](data:image/png;base64,{data['image/png'].strip()})")
+            else:
+                parts.append(f"```text\n{''.join(data.get('text/plain') or output['text']).strip()}\n```")
+    return "\n\n".join(parts)
 
 
 def command_line() -> str:
