@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gear_rl.runs.models import kept_folder
+from support.commands import gear
 
 pytestmark = pytest.mark.lm
 
@@ -31,3 +32,20 @@ def test_its_weights_are_the_ones_that_can_talk(smollm2):
     )
     out = model.generate(**ids, max_new_tokens=16, do_sample=False)
     assert "Paris" in tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize(("column", "informed"), [("solution", True), ("answer", False)])
+def test_the_teacher_reads_a_worked_solution_and_not_an_answer(smollm2, column, informed):
+    words = [
+        "--data",
+        "word-problems/together",
+        "--n",
+        "32",
+        "--samples",
+        "2",
+        "--max_completion_length",
+        "40",
+    ]
+    done = gear("teacher", "--model", "smollm2", *words, "--privileged_column", column, "--json")
+    assert done.returncode == 0, done.stderr
+    assert (json.loads(done.stdout)["verdict"] == "informed") == informed, done.stdout
