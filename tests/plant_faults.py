@@ -17,6 +17,10 @@ ROOT = Path(__file__).parents[1]
 FAULTS = yaml.safe_load((ROOT / "tests/planted_faults.yaml").read_text(encoding="utf-8"))
 
 
+VERL = os.environ.get("VERL_PYTHON", str(ROOT / ".venv-verl" / "bin" / "python"))
+"""The interpreter of verl's environment, which the faults of its tests need."""
+
+
 def is_caught(fault: dict[str, str]) -> bool:
     """Whether the test fails with the fault; raises if the text to replace is not there exactly once."""
     with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +34,8 @@ def is_caught(fault: dict[str, str]) -> bool:
             )
         file.write_text(text.replace(fault["old"], fault["new"]), encoding="utf-8")
         paths = f"{source} {ROOT} {ROOT / 'tests'}"
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", f"pythonpath={paths}", fault["test"]]
+        python = VERL if fault["test"].startswith("tests/verl_cpu") else sys.executable
+        command = [python, "-m", "pytest", "-q", "-x", "-o", f"pythonpath={paths}", fault["test"]]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths.replace(" ", os.pathsep)}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
