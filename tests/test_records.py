@@ -27,6 +27,13 @@ def test_a_written_record_is_read_back(tmp_path):
     assert list(read_records(tmp_path / "new" / "r.jsonl")) == written
 
 
+def test_half_of_a_character_is_written_and_read_back(tmp_path):
+    file = tmp_path / "records.jsonl"
+    broken = record(prompt="\ud83d")  # a surrogate alone, which UTF-8 has no bytes for
+    RecordWriter(file).write([broken])
+    assert [*read_records(file)] == [broken]
+
+
 def test_numbers_are_short_and_nan_is_null_in_the_file(tmp_path):
     written = record(
         credit=[1 / 3, math.nan, -math.inf], advantage=math.nan, signals={"x": [math.nan, 1e9, 0]}

@@ -205,4 +205,5 @@ class RecordWriter:
 
 
 def _line(record: Record) -> bytes:
-    return record.to_json().encode() + b"\n"
+    # Half of a character, a lone surrogate, becomes JSON's escape.
+    return record.to_json().encode("utf-8", "backslashreplace") + b"\n"
