@@ -36,15 +36,15 @@ NOISE_NATS = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gear:
-    """Divergence of student and teacher opens segments of credit, each weighted by the divergence at its onset.
+    """A divergence from the teacher opens a segment of credit, weighted by the divergence at its onset.
 
     GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a segment,
     which ends where the student's entropy rises and takes the ``z`` of its onset. Other tokens keep their own.
     ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The defaults are our reading of the paper's abstract and captions; to the letter: ``departures="all",
+    The defaults are our reading; to the letter: ``departures="all",
     aftermath=0, end_threshold=0.5, alpha=1`` and a live teacher. Use it where one early mistake decides the
-    outcome. ``alpha=0`` gives GRPO, and so do divergences below ``onset_floor_nats``.
+    outcome. ``alpha=0`` gives GRPO.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -56,7 +56,7 @@ class Gear:
     >>> credit = Gear()(torch.tensor([-1.0]), signals)
     >>> credit.segment_id
     tensor([[0, 1, 1, 2, 3]])
-    >>> credit.advantage  # the second divergence is discounted: it follows from the first
+    >>> credit.advantage  # the second divergence is discounted
     tensor([[-0.3824, -1.9120, -1.9120, -0.3824, -0.4112]])
     """
 

@@ -45,7 +45,7 @@ class Igpo:
     ...     reward_B=torch.tensor([1.0, 0.0]),
     ...     answer_confidence=torch.tensor([[0.25, 0.0, 0.75], [0.25, 0.0, 0.25]]),
     ... )
-    >>> Igpo()(torch.tensor([0.7, -0.7]), signals).advantage  # returns 1.5 and 0, then 1 and 0
+    >>> Igpo()(torch.tensor([0.7, -0.7]), signals).advantage
     tensor([[ 0.7500,  0.0000,  0.5000],
             [-0.7500,  0.0000, -0.5000]])
     """

@@ -77,14 +77,14 @@ class OarP(_Oar):
     ``1 + boost (n - q) / (1 - q)`` from it on, scaled to mean 1. All other tokens have weight 1.
 
     Releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. Use it without a teacher,
-    where a forward for every token is affordable.
+    where a forward per token is affordable.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
     ...     answer_region=torch.tensor([[0, 0, 0, 2, 1]]),
     ...     answer_occlusion=torch.tensor([[0.0, 1.0, 3.0, 0.0, 0.0]]),  # n = 0, 1/2, 1 and q = 1/4
     ... )
-    >>> OarP()(torch.tensor([2.0]), signals).advantage  # w = 0.1, 4/3, 2, times 3 / 3.4333
+    >>> OarP()(torch.tensor([2.0]), signals).advantage
     tensor([[0.1748, 2.3301, 3.4951, 2.0000, 2.0000]])
     """
 

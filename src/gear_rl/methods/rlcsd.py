@@ -33,7 +33,7 @@ class Rlcsd:
     ... )
     >>> Rlcsd(paths="one")(torch.tensor([2.0]), signals).advantage
     tensor([[2.5000, 2.0000, 1.5000, 2.0000]])
-    >>> Rlcsd()(torch.tensor([2.0]), signals).advantage  # two tokens of each kind: 4 / 2
+    >>> Rlcsd()(torch.tensor([2.0]), signals).advantage
     tensor([[5., 4., 3., 4.]])
     """
 
