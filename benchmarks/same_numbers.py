@@ -22,7 +22,7 @@ from typing import Any, cast
 
 METHODS = (
     *("uniform", "gear", "shuffled", "fixed_spans", "random_onsets", "rlsd", "serl", "rlcsd", "distilled_rl"),
-    *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo"),
+    *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo", "raft"),
     *("opsd", "sdpo", "sdpg"),
 )
 TASKS = ("chain", "codebook", "errands")

@@ -118,7 +118,7 @@ def is_even(method: CreditAssigner) -> bool:
 
     >>> from gear_rl.methods import METHODS
     >>> [name for name in METHODS if is_even(METHODS[name]())]
-    ['uniform', 'crpo', 'opsd', 'sdpo', 'sdpg']
+    ['uniform', 'crpo', 'opsd', 'sdpo', 'sdpg', 'raft']
     """
     return bool(vars(type(method)).get("even", False))
 

@@ -149,7 +149,7 @@ def test_only_an_even_method_itself_takes_one_ratio_for_a_completion():
     class Heir(Uniform):
         """Inherits the name and could spread the credit."""
 
-    even = ("uniform", "crpo", "opsd", "sdpg", "sdpo")
+    even = ("uniform", "crpo", "opsd", "raft", "sdpg", "sdpo")
     for name in even:
         check_loss(METHODS[name](), "grpo", "sequence")
     others = [cls() for name, cls in METHODS.items() if name not in even]

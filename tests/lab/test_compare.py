@@ -207,7 +207,8 @@ def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
 def test_a_damaged_evaluation_is_made_again(tmp_path):
     file = tmp_path / "before.json"
     file.write_text("{}")
-    assert _once(file, lambda: [0.5]) == [0.5] == _once(file, lambda: [0.0])
+    one, other = ({"rewards": [[reward]], "beside": {}} for reward in (0.5, 0.0))
+    assert _once(file, lambda: one) == one == _once(file, lambda: other)
 
 
 def test_the_findings_depend_on_the_runs_alone(comparison):

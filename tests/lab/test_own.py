@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import compared
+from gear_rl.lab.compare import compared, judged
 from gear_rl.lab.own import plan_of_run
-from gear_rl.lab.training import OwnTask, run_cell
+from gear_rl.lab.sft import demonstrations, prompts_of
+from gear_rl.lab.training import OwnTask, _in_numbers, cell_trainer, run_cell
 from gear_rl.runs.config import load_config
 from support.commands import untouched
 
@@ -19,7 +20,7 @@ RUN = {
 }  # fmt: skip
 REWARDS = """
 def digits(completions, **_):
-    return [sum(c.isdigit() for c in m[-1]["content"]) / 10 for m in completions]
+    return [sum(c in "13579" for c in m[-1]["content"]) / 10 for m in completions]
 """
 
 
@@ -33,9 +34,11 @@ def folder(tmp_path):
         yield tmp_path
 
 
-def plan_with(methods=(), seeds=1, samples=1, **more):
-    words = [w for k, v in (RUN | more).items() for w in (f"--{k}", json.dumps(v).strip('"'))]
-    return plan_of_run(load_config(None, words), methods, seeds=seeds, samples=samples)
+def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, **more):
+    settings = {key: value for key, value in (RUN | more).items() if value is not None}
+    words = [w for k, v in settings.items() for w in (f"--{k}", json.dumps(v).strip('"'))]
+    own = {"outcome": outcome, "perplexity": perplexity}
+    return plan_of_run(load_config(None, words), methods, seeds=seeds, samples=samples, **own)
 
 
 def test_the_methods_share_all_but_themselves(folder):
@@ -66,17 +69,82 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     row = run_cell(spec, folder / "cells")
     assert row["error"] is None, row["error"]
     assert len(row["curves"]["reward"]) == 1 and len(row["accuracies_after"]) == 2
-    assert all(share * 9 == pytest.approx(round(share * 9)) for share in row["accuracies_after"])
+    assert all(share * 9 == pytest.approx(round(share * 9)) for share in row["successes_after"])
+    assert row["graded"] and all(
+        reward * 90 == pytest.approx(round(reward * 90)) for reward in row["accuracies_after"]
+    )
     again = run_cell(spec, folder / "other")
     assert {**again, "seconds": None} == {**row, "seconds": None}
     found = compared(plan, [row], {}, command="")
     assert found["title"] == "Does it help? arena/chain on rows.jsonl, for reporting"
 
 
-def test_a_rollout_with_the_reward_of_a_success_is_right():
-    rewards = [0.5, 0.49, None, 0.75]
-    trainer = SimpleNamespace(solve=lambda rows, *, seed: [rewards[row] for row in rows])
-    assert OwnTask(0.5).solve(trainer, range(4), seed=0) == [1.0, 0.0, 0.0, 1.0]
+def test_the_outcome_is_the_reward_where_rewards_are_graded():
+    trainer = SimpleNamespace(solve=lambda rows, *, seed: [0.5, 0.49, None, 0.75])
+    rewards = OwnTask().solve(trainer, range(4), seed=0)
+    ends = {"before": [[0.0] * 4], "after": [rewards]}
+    numbers = {
+        f"{k}_{end}": v for end, those in ends.items() for k, v in _in_numbers(those, right=0.5).items()
+    }
+    point = {"step": 1, "n": 4} | _in_numbers([rewards], right=0.5)
+    rows = [
+        {"method": "uniform", "seed": n, "graded": n == 1, "held_out": [point], **numbers} for n in range(2)
+    ]
+    reward, success = (judged(rows, outcome) for outcome in (None, "success"))
+    assert [row["accuracy_after"] for row in reward] == [pytest.approx(1.74 / 4)] * 2
+    assert [row["accuracy_after"] for row in success] == [0.5] * 2 and success[0]["accuracies_after"] == [0.5]
+    assert (reward[0]["held_out"][0]["accuracy"], success[0]["held_out"][0]["accuracy"]) == (1.74 / 4, 0.5)
+    assert judged([row | {"graded": False} for row in rows], None)[0]["outcome"] == "success"
+
+
+def test_other_tiers_and_a_text_stand_beside(folder):
+    (folder / "other.jsonl").write_text((folder / "rows.jsonl").read_text().replace("+ 1", "+ 2"))
+    (folder / "text.txt").write_text("one two\n\nthree")
+    tiers = "{same: rows.jsonl, other: other.jsonl}"
+    plan = plan_with(eval_dataset=tiers, held_out=None, perplexity=folder / "text.txt")
+    assert len(plan.held_out) == 40, "the first tier judges"
+    [row] = (run_cell(spec, folder / "cells") for spec in plan.reported())
+    assert row["error"] is None, row["error"]
+    (before, after), text = row["beside"]["other"], row["beside"]["perplexity"]
+    assert 0 <= before <= 1 and 0 <= after <= 1 and text[0] > 1 and text[1] != text[0]
+    one = compared(plan, judged([row], None), {}, command="")["comparisons"][0]
+    assert one["outcome"] == "reward" and one["verdicts"][0]["beside"] == {
+        "other": [before, after],
+        "perplexity": text,
+    }
+
+
+def test_fine_tuning_is_a_row_and_may_come_first(folder):
+    rows = [{"prompt": f"{n} +1", "solution": f"{n} +1 = {n + 2}"} for n in range(10, 50)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(
+        "def right(completions, solution, **_):\n"
+        "    return [float(s in m[-1]['content']) for m, s in zip(completions, solution)]\n"
+    )
+    run = {"reward": "rewards:right", "max_steps": 12, "learning_rate": 3e-3, "success_reward": 1.0}
+    plan = plan_with(["sft", "uniform:sft=0.5"], max_completion_length=12, **run)
+    rows = {spec.name: run_cell(spec, folder / "cells") for spec in plan.reported()}
+    assert [row["error"] for row in rows.values()] == [None] * 3
+    assert [len(rows[name]["curves"]["reward"]) for name in plan.methods] == [12, 0, 6]
+    assert [point["step"] for point in rows["uniform:sft=0.5"]["held_out"]] == [2, 4, 6, 8, 10]
+    assert rows["sft"]["success_after"] > rows["sft"]["success_before"], rows["sft"]
+
+
+def test_fine_tuning_sees_the_prompts_that_grpo_draws(folder):
+    trainer = cell_trainer(plan_with().reported()[0], str(folder / "scratch"))
+    drawn = [trainer.train_dataset[i]["prompt"] for i in trainer._get_train_sampler()]
+    assert [row["prompt"] for row in prompts_of(trainer, 1, 2)] == drawn[8:24:8]
+    [shown] = demonstrations(
+        trainer, [{"prompt": [{"role": "user", "content": "1 +1"}], "answer": "1 +1 = 02"}]
+    )
+    text = trainer._tokenizer.decode(shown["input_ids"])
+    assert text.endswith("1 +1 = 02<|im_end|>") and text.startswith("<|im_start|>user")
+    assert (
+        trainer._tokenizer.decode([i for i, kept in zip(*shown.values(), strict=True) if kept])
+        == "1 +1 = 02<|im_end|>"
+    )
+    with pytest.raises(ValueError, match="sft: a row has no privileged text"):
+        demonstrations(trainer, [{"prompt": "1 +1"}])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +153,7 @@ def test_a_rollout_with_the_reward_of_a_success_is_right():
         ({"max_steps": 0}, [], "--steps: missing"),
         ({"reward": "rewards:digit"}, [], "did you mean digits?"),
         ({"columns": {"unused": "answer"}}, ["gear"], "gear: train_dataset: method 'gear' compares"),
+        ({}, ["uniform:sft=2"], "uniform:sft=2: sft: 2; give a share of the steps, 0 to 1"),
         ({"top_p": 0.9}, ["oracle"], "top_p: 0.9; 'oracle' samples from the whole vocabulary"),
     ],
 )

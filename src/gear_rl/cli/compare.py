@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gear_rl.lab.compare import Plan
 
 
-QUICK = {"seeds": 3, "rates": 1, "steps": 6, "n_eval": 24, "samples": 1}
+QUICK = {"methods": "gear", "seeds": 3, "rates": 1, "steps": 6, "n_eval": 24, "samples": 1}
 """The options of ``--quick``; each may still be given."""
 _QUICK_WORDS = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in QUICK.items())
 
@@ -46,6 +46,12 @@ def compare(
     config: Annotated[Path | None, typer.Option(help="In place of a task: the file of your own run.")] = None,
     n_eval: Annotated[int | None, typer.Option(help="Held-out problems; 256 if there are so many.")] = None,
     samples: Annotated[int | None, typer.Option(help="Answers to each; 4, of your own run 1.")] = None,
+    outcome: Annotated[
+        str | None, typer.Option(help="Of your own run: reward (its mean) or success; reward where graded.")
+    ] = None,
+    perplexity: Annotated[
+        Path | None, typer.Option(help="A text; your run's model on it, before and after, is shown beside.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"A first look: {_QUICK_WORDS}.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; one per core, your own 1.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/compare"),
@@ -62,20 +68,27 @@ def compare(
     Finished runs in the folder are not run again. A method may have settings and a name of yours:
     --methods gear,blaming=gear:sign_mode=aware,live=gear:teacher_model_kind=live,shuffled:of.alpha=1
 
+    What you would do instead are rows too: sft fine-tunes on the privileged text, gear:sft=0.5 does so in the
+    first half of the steps, more=uniform:rollouts=48 takes more rollouts.
+
     Your own run in place of a task: --config run.yaml, or --model M --dataset D --reward R; other settings follow
-    as in gear train. A reward of success_reward or more is right, on the run's own held-out rows.
+    as in gear train. Compared is the mean reward on the run's own held-out rows, or, where rewards take two
+    values only, the share that reach success_reward. Further tiers of eval_dataset are shown beside.
     """
     from gear_rl.lab.compare import compared, plan_of, save, split_methods
     from gear_rl.runs.arena import task_of
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs: {jobs}; give 1 or more")
+    if quick and not is_given(context, "methods"):
+        methods = str(QUICK["methods"])
     chosen = split_methods(methods)
     given = {"steps": steps, "n_eval": n_eval, "samples": samples, "rollouts": rollouts}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= {"seeds": seeds, "rates": rates}
     if quick:
-        options |= {name: value for name, value in QUICK.items() if not is_given(context, name)}
+        preset = {name: value for name, value in QUICK.items() if name != "methods"}
+        options |= {name: value for name, value in preset.items() if not is_given(context, name)}
     if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
         from gear_rl.lab.own import plan_of_run
         from gear_rl.runs.config import load_config
@@ -83,9 +96,15 @@ def compare(
         why = "is for the arena's tasks; leave it out with your own data"
         refuse(context, "task", "tier", "rollouts", why=why)
         show_log(logging.WARNING)
+        if outcome not in (None, "reward", "success"):
+            raise InputError(f"--outcome: {outcome}; give reward or success")
+        options |= {"outcome": outcome, "perplexity": perplexity}
         plan = plan_of_run(load_config(config, context.args), chosen, **options)
         jobs = jobs or 1
     else:
+        refuse(
+            context, "outcome", "perplexity", why="is for your own run; leave it out with a task of the arena"
+        )
         refuse_words(context)
         plan = plan_of(chosen, task=task, tier=tier or task_of(task).laboratory_tier, **options)
     jobs = jobs or os.cpu_count() or 1
@@ -145,7 +164,10 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
         if one["ceiling"] is not None:
             words = "" if share is None else f"{share:.2f} ({around[0]:.2f} to {around[1]:.2f})"
             cells["share of the oracle's gain"] = words
-        cells["after"] = "-" if row["mean"] is None else f"{row['mean']:.3f}"
+        after = "reward" if one["outcome"] == "reward" else "after"
+        cells[after] = "-" if row["mean"] is None else f"{row['mean']:.3f}"
+        if one["outcome"] == "reward":
+            cells["right"] = "-" if row["success"] is None else f"{row['success']:.3f}"
         cells["lost"] = str(len(row["lost_seeds"]))
         cells["difference"] = "" if gap is None else f"{gap:+.3f}"
         interval = f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds"
@@ -155,5 +177,5 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
         f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
         f"rollouts, {one['n_eval']} held-out problems, {one['samples']} sampled answers each"
     )
-    numbers = ("rate", "after", "lost", "difference")
+    numbers = ("rate", "after", "reward", "right", "lost", "difference")
     return table_of(title, rows, left=tuple(name for name in rows[0] if name not in numbers))

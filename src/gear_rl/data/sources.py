@@ -28,7 +28,7 @@ def is_generated(name: str) -> bool:
     >>> is_generated("arena"), is_generated("reasoning-gym/chain_sum"), is_generated("openai/gsm8k")
     (True, True, False)
     """
-    return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers", "word-problems")
+    return name.partition("/")[0] in ("arena", "reasoning-gym", "sums", "verifiers", "word-problems")
 
 
 def read(name: str, config: str | None, split: str, *, limit: int | None = None) -> Any:
@@ -196,6 +196,10 @@ def _generated(name: str, train: bool, limit: int | None) -> Any:
             from gear_rl.data.adapters import reasoning_gym
 
             made = reasoning_gym.rows(rest, num=count, held_out=not train)
+        elif family == "sums":
+            from gear_rl.data.sums import sums
+
+            made = sums("train" if train else "test", count, rest)
         elif family == "word-problems":
             from gear_rl.data.word_problems import word_problems
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from gear_rl.arena.task import get_task
 from gear_rl.credit.config import METHOD_SETTINGS
@@ -24,10 +24,15 @@ BASELINE = "uniform"
 """GRPO: in every comparison."""
 CEILING = "oracle"
 """The control with the true advantages."""
+SFT = "sft"
+"""The row that fine-tunes on the privileged text; as a setting of a method, the share of the steps that do."""
+Outcome = Literal["accuracy", "reward", "success"]
+"""What is compared: an arena task's own measure; of a user's run the mean reward, or the share that is right."""
 TUNING_SEEDS = (1000, 1001)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
 FACTOR = 2.0
 """Between neighbours of the grid."""
+_ENDS = ("before", "after")
 MOST_STEPS = 3
 """Steps by which the grid is widened on either side before the best rate is left at its edge."""
 
@@ -54,6 +59,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
     >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
     ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
+    >>> parse_method("sft"), parse_method("uniform:sft=0.5")  # fine-tuning, and GRPO after half of the steps
+    (('sft', {'name': 'uniform', 'sft': 1.0}), ('uniform:sft=0.5', {'name': 'uniform', 'sft': 0.5}))
     >>> parse_method("random_onsets:of.alpha=1")  # a setting of the method that a placebo is made of
     ('random_onsets:of.alpha=1', {'name': 'random_onsets', 'of': {'alpha': 1}})
     """
@@ -67,7 +74,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
         credit = {key: parse_word(v) if isinstance(v, str) else v for key, v in settings_in(text).items()}
     except ValueError as error:
         raise InputError(f"--methods: {error}") from None
-    return text, credit | (ORACLE if credit["name"] == CEILING else {})
+    stands_for = {CEILING: ORACLE, SFT: {"name": BASELINE, SFT: 1.0}}.get(credit["name"], {})
+    return text, credit | stands_for
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -100,6 +108,8 @@ class Plan:
     """The names they are compared under, and their settings; the baseline first, then the ceiling if any."""
     engine: dict[str, dict[str, Any]]
     """The engine settings of each method: its own, and those given instead."""
+    own: dict[str, dict[str, Any]]
+    """``rollouts`` of a step and share of ``sft`` of the methods that have their own."""
     ceiling: str | None
     task: str
     tier: str
@@ -117,6 +127,8 @@ class Plan:
     samples: int
     run: dict[str, Any] | None = None
     """The user's own run, in place of a task of the arena."""
+    outcome: Outcome | None = None
+    """Of the user's own run; None: the reward where rewards are graded."""
 
     @property
     def place(self) -> str:
@@ -151,7 +163,8 @@ class Plan:
             tier=self.tier,
             seed=seed,
             steps=self.steps,
-            rollouts=self.rollouts,
+            rollouts=self.own[method].get("rollouts", self.rollouts),
+            sft=self.own[method].get(SFT, 0.0),
             rate=rate,
             engine=self.engine[method],
             run=self.run,
@@ -188,10 +201,17 @@ def plan_of(
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    named, engine, ceiling = line_up([*methods, CEILING])
+    named, engine, own, ceiling = line_up([*methods, CEILING])
+    for name, settings in own.items():
+        if settings and chosen.agent and SFT in settings:
+            raise InputError(
+                f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
+                "fine-tunes on its best rollouts"
+            )
     return Plan(
         methods=named,
         engine=engine,
+        own=own,
         ceiling=ceiling,
         task=chosen.name,
         tier=tier,
@@ -203,6 +223,7 @@ def plan_of(
         rates=rates,
         n_eval=n_eval,
         samples=samples,
+        outcome="accuracy",
     )
 
 
@@ -218,13 +239,13 @@ def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
 
 def line_up(
     methods: Sequence[str], usual: Mapping[str, Any] = {}
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
-    """Methods by name, the engine settings of each, and the name of the ceiling if an oracle is among them.
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
+    """Methods by name, the engine settings of each, its own ``rollouts`` and ``sft``, and the ceiling's name.
 
     The baseline comes first, then the ceiling: the first oracle; a plain ``oracle`` after another one is dropped.
     ``usual`` are the run's engine settings: they replace a method's own, but not those given with the method.
 
-    >>> line_up(["gear:teacher_model_kind=live,alpha=2", "oracle:branches=16", "oracle"])[2]
+    >>> line_up(["gear:teacher_model_kind=live,alpha=2", "oracle:branches=16", "oracle"])[3]
     'oracle:branches=16'
     """
     given = parse_methods(methods)
@@ -234,10 +255,14 @@ def line_up(
     first = (BASELINE,) if ceiling is None else (BASELINE, ceiling)
     named = {name: given.get(name, {"name": name}) for name in first} | given
     engine: dict[str, dict[str, Any]] = {}
+    own: dict[str, dict[str, Any]] = {}
     for name, credit in named.items():
-        own = {setting: credit.pop(setting) for setting in METHOD_SETTINGS if setting in credit}
-        engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | own
-    return named, engine, ceiling
+        own[name] = {setting: credit.pop(setting) for setting in ("rollouts", SFT) if setting in credit}
+        if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
+            raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
+        given_here = {setting: credit.pop(setting) for setting in METHOD_SETTINGS if setting in credit}
+        engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | given_here
+    return named, engine, own, ceiling
 
 
 def grid(rate: float, count: int) -> list[float]:
@@ -302,7 +327,9 @@ def run_plan(
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
         untuned = [method for method in plan.methods if method not in tuned]
-        rows = run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported)
+        rows = judged(
+            run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported), plan.outcome
+        )
         for method in untuned:
             ends: dict[float, list[float]] = {}
             for row in rows:
@@ -317,7 +344,27 @@ def run_plan(
             shown = {f"{rate:g}": accuracy for rate, accuracy in tried.items()}
             at_edge = chosen in (min(tried), max(tried))
             tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
-    return run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0), tuned
+    reported = run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0)
+    return judged(reported, plan.outcome), tuned
+
+
+def judged(rows: Sequence[dict[str, Any]], outcome: Outcome | None) -> list[dict[str, Any]]:
+    """The cells with what is compared in place of their accuracy: the mean reward, or the share that is right.
+
+    >>> row = {"graded": False, "accuracy_after": 2.5, "success_after": 0.5}
+    >>> [judged([row | {"graded": graded}], None)[0]["accuracy_after"] for graded in (False, True)]
+    [0.5, 2.5]
+    """
+    if outcome is None:
+        outcome = "reward" if any(row.get("graded") for row in rows) else "success"
+    if outcome == "success":
+        shares = {
+            f"accurac{y}_{end}": f"success{e}_{end}" for y, e in (("y", ""), ("ies", "es")) for end in _ENDS
+        }
+        rows = [row | {ours: row[name] for ours, name in shares.items() if name in row} for row in rows]
+        for row in rows:
+            row["held_out"] = [point | {"accuracy": point["success"]} for point in row.get("held_out", [])]
+    return [row | {"outcome": outcome} for row in rows]
 
 
 def compared(

@@ -11,11 +11,12 @@ import json
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import chain
+from pathlib import Path
 
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import CEILING, Plan, check_counts, line_up, reported_part
-from gear_rl.lab.training import QUIET, held_out_rows, run_config
+from gear_rl.lab.compare import CEILING, SFT, Outcome, Plan, check_counts, line_up, reported_part
+from gear_rl.lab.training import QUIET, held_out_tiers, run_config
 from gear_rl.runs.config import RunConfig
 
 LEAST_ROWS = 8
@@ -36,6 +37,8 @@ def plan_of_run(
     rates: int = 4,
     n_eval: int | None = None,
     samples: int = 1,
+    outcome: Outcome | None = None,
+    perplexity: Path | None = None,
 ) -> Plan:
     """The checked plan of a comparison on the user's own run; reads its data, loads no model.
 
@@ -55,7 +58,7 @@ def plan_of_run(
     if given.get("resume_from_checkpoint"):
         raise InputError("resume_from_checkpoint: a comparison begins every run anew; leave it out")
     train, held_out = load_data(config)
-    rows = held_out_rows(held_out)
+    rows, _ = held_out_tiers(held_out)
     if len(rows) < LEAST_ROWS:
         raise InputError(
             f"held_out: {len(rows)} rows; a comparison needs {LEAST_ROWS} at least, as held_out (a count or a "
@@ -64,9 +67,11 @@ def plan_of_run(
     n_eval = min(256, len(reported_part(range(len(rows))))) if n_eval is None else n_eval
     check_counts(range(len(rows)), n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
-    named, engine, ceiling = line_up(methods, usual)
+    named, engine, own, ceiling = line_up(methods, usual)
     if ceiling is not None:
         _check_branching(config)
+    if (config.environment or config.tools) and any(SFT in settings for settings in own.values()):
+        raise InputError("--methods: sft: an agent's answers cannot be imitated without its tools; take raft")
     default = GEARConfig.__dataclass_fields__
     per_device = given.get("per_device_train_batch_size", default["per_device_train_batch_size"].default)
     run = config.model_dump(exclude={"credit"})
@@ -77,12 +82,21 @@ def plan_of_run(
     rows_read = sha256()  # a comparison whose rows have changed is another one
     for row in chain(train, rows):
         rows_read.update(json.dumps(row, sort_keys=True, default=str).encode())
+    if perplexity is not None:
+        if not perplexity.is_file():
+            raise InputError(
+                f"--perplexity: {perplexity} is no file; give a text whose perplexity is to be followed"
+            )
+        run["perplexity"] = str(perplexity)
+        rows_read.update(perplexity.read_bytes())
     run["rows_sha256"] = rows_read.hexdigest()
     for name, credit in named.items():
         check_run(run_config(run, credit, engine[name]), train, where=name)
     return Plan(
         methods=named,
         engine=engine,
+        own=own,
+        outcome=outcome,
         ceiling=ceiling,
         task=config.dataset,
         tier=config.model,

@@ -56,9 +56,10 @@ def drawings(document: Mapping[str, Any]) -> list[Drawing]:
         cells = [cell for cell in map(cell_of, c["cells"]) if failure_of(cell) is None]
         if cells:
             against = f"every method of {c['task']}, {c['tier']}, against {c['baseline']}"
-            label = f"Final accuracies of {against}: a dot per seed, means with intervals, differences"
+            measure = "reward" if c.get("outcome") == "reward" else "accuracy"
+            label = f"Final {measure} of {against}: a dot per seed, means with intervals, differences"
             add(f"c{n}", c, "final", label, partial(_final, c, cells))
-            label = f"Held-out accuracy over the steps of {against}: mean over seeds with intervals"
+            label = f"Held-out {measure} over the steps of {against}: mean over seeds with intervals"
             add(f"c{n}", c, "curves", label, partial(_curves, c, cells))
     for n, c in enumerate(document["localisations"]):
         if any(row["auc"][0] is not None for row in c["rows"]):
@@ -109,7 +110,9 @@ def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
         _reference(left, verdicts[0]["mean"])
     _reference(right, 0.0)
     level = f"{100 * c['level']:g} %"
-    _tidy(left, "Final accuracy", f"share correct · {level} interval of each mean", grid="x")
+    reward = c.get("outcome") == "reward"
+    titles = ("Final reward", "mean reward") if reward else ("Final accuracy", "share correct")
+    _tidy(left, titles[0], f"{titles[1]} · {level} interval of each mean", grid="x")
     held = f"all intervals hold together at {level}"
     _tidy(right, f"Difference to {_name(c['baseline'])}", held, grid="x")
     _rows_axis(left, [_name(verdict["method"]) for verdict in verdicts])
@@ -151,12 +154,15 @@ def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
             axes.plot(steps, [mean for _, mean, _ in row], color=colour, lw=1.6, marker="o", ms=2.5)
             ends = [interval for _, _, interval in row if interval is not None]
             if ends:
-                low, high = [max(0.0, end.low) for end in ends], [min(1.0, end.high) for end in ends]
+                low, high = [end.low for end in ends], [end.high for end in ends]
+                if c.get("outcome") != "reward":
+                    low, high = [max(0.0, end) for end in low], [min(1.0, end) for end in high]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         _tidy(axes, _name(method), "")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     figure.supxlabel(f"optimizer step · grey: {_name(c['baseline'])}", fontsize=8, color=_QUIET)
-    figure.supylabel("held-out accuracy", fontsize=8, color=_QUIET)
+    measure = "reward" if c.get("outcome") == "reward" else "accuracy"
+    figure.supylabel(f"held-out {measure}", fontsize=8, color=_QUIET)
     return figure
 
 

@@ -24,7 +24,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import Oracle, estimate_of
-from gear_rl.runs.arena import accuracies, arena_config, task_of
+from gear_rl.runs.arena import arena_config, sampling_seed, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
 from gear_rl.versions import versions
@@ -66,8 +66,15 @@ class Spec:
     """Settings of the engine beside those of the tier or the user's run."""
     resolved: str
     """The method with all its settings: a changed default makes another run."""
+    sft: float = 0.0
+    """Share of the steps, from the first on, that fine-tune on the privileged text in place of the method."""
     run: dict[str, Any] | None = None
     """The user's own run in place of the arena's; ``task`` and ``tier`` are then its dataset and model."""
+
+    @property
+    def sft_steps(self) -> int:
+        """Steps of fine-tuning, before those of the method."""
+        return round(self.sft * self.steps)
 
     @property
     def file(self) -> str:
@@ -177,22 +184,27 @@ def run_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[s
     return RunConfig(**values)
 
 
-def held_out_rows(held_out: Any) -> list[dict[str, Any]]:
-    """The held-out rows of a user's run, tier after tier where there are several."""
+def held_out_tiers(held_out: Any) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """The held-out rows that judge a user's run, and by name those of further tiers, which are shown beside."""
     if held_out is None:
-        return []
+        return [], {}
     if isinstance(held_out, Mapping):
-        return [row for part in held_out.values() for row in held_out_rows(part)]
-    return [dict(row) for row in held_out]
+        (_, first), *more = held_out.items()
+        return [dict(row) for row in first], {name: [dict(row) for row in rows] for name, rows in more}
+    return [dict(row) for row in held_out], {}
 
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a run, with the engine's settings of the spec."""
     from gear_rl.runs.trainer import make_trainer
 
+    steps = max(1, spec.steps - spec.sft_steps)
     if spec.run is not None:
         config, truth_of = run_config(spec.run, spec.credit, spec.engine), None
-        own = {"output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": spec.steps}
+        own = {"output_dir": scratch, "seed": spec.seed, "learning_rate": spec.rate, "max_steps": steps}
+        own["per_device_train_batch_size"] = spec.rollouts // config.trainer.get(
+            "gradient_accumulation_steps", 1
+        )
         config.trainer |= own
     else:
         config = arena_config(
@@ -200,7 +212,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
             spec.tier,
             spec.credit,
             seed=spec.seed,
-            steps=spec.steps,
+            steps=steps,
             rollouts_per_step=spec.rollouts,
             learning_rate=spec.rate,
             output_dir=scratch,
@@ -215,57 +227,77 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
 
 
 class OwnTask:
-    """The user's run as a task: a rollout with the reward ``right`` at least is right, for all methods."""
-
-    def __init__(self, right: float) -> None:
-        self._right = right
+    """The user's run as a task: a rollout is worth the run's own reward, 0 where no function judged it."""
 
     def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> list[float]:
-        """1 for a row whose rollout is right, else 0; sampled through the run's own loop, tools included."""
-        rewards = trainer.solve(rows, seed=seed)
-        return [float(reward is not None and reward >= self._right) for reward in rewards]
+        """The reward of each row's rollout; sampled through the run's own loop, tools included."""
+        return [0.0 if reward is None else float(reward) for reward in trainer.solve(rows, seed=seed)]
 
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Accuracies before, in between and after, and curves of the training."""
+    """Rewards before, in between and after, and curves of the training."""
     quiet_libraries()
     if spec.run is None:
         use_few_threads()
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
+        others = dict[str, list[dict[str, Any]]]()
         if spec.run is None:
             task: Any = task_of(spec.task, spec.tier)
             problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
         else:
-            task = OwnTask(float(spec.run["right"]))
-            problems = held_out_rows(trainer.eval_dataset)[spec.first : spec.first + spec.n_eval]
+            task = OwnTask()
+            judging, others = held_out_tiers(trainer.eval_dataset)
+            problems = judging[spec.first : spec.first + spec.n_eval]
 
-        def measured(samples: int = 1) -> list[float]:
-            return accuracies(task, trainer, problems, seed=spec.seed, samples=samples)
+        def solved(rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
+            seeds = [sampling_seed(spec.seed, number) for number in range(samples)]
+            return [task.solve(trainer, rows, seed=seed) for seed in seeds]
 
-        def some(count: int) -> float:
-            return accuracies(task, trainer, problems[:count], seed=spec.seed)[0]
+        def measured() -> dict[str, Any]:
+            beside = {name: fmean(solved(rows)[0]) for name, rows in others.items() if spec.n_between}
+            if spec.run is not None and spec.run.get("perplexity") and spec.n_between:
+                beside["perplexity"] = perplexity(trainer, Path(spec.run["perplexity"]))
+            return {"rewards": solved(problems, spec.samples), "beside": beside}
 
-        between = Between(some, every=-(-spec.steps // _POINTS), count=spec.n_between)
-        trainer.add_callback(between)
+        between = Between(lambda count: solved(problems[:count])[0], spec)
         shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
         held_out = sha256("\n".join(shown).encode()).hexdigest()
         own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
         stem = f"before-{held_out[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
-        before = _once(folder / f"{stem}.json", lambda: measured(samples=spec.samples))
-        trainer.train()
-        after = measured(samples=spec.samples)
+        before = _once(folder / f"{stem}.json", measured)
+        if spec.sft_steps:
+            from gear_rl.lab.sft import fine_tune, prompts_of
+
+            groups = spec.rollouts // int(trainer.args.num_generations)  # of a step
+            later = (spec.steps - spec.sft_steps) * groups
+            rows = prompts_of(trainer, later, spec.sft_steps * groups)
+            fine_tune(trainer, rows, spec.sft_steps, between)
+            between.first = spec.sft_steps
+        if spec.sft_steps < spec.steps:
+            trainer.add_callback(between)
+            trainer.train()
+        after = measured()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    ends = {"before": before["rewards"], "after": after["rewards"]}
+    right = 1.0 if spec.run is None else float(spec.run["right"])
+    first = f", the first {spec.sft:.0%} of the steps fine-tune" if spec.sft else ""
     return {
-        "credit": repr(build_method(spec.credit)),
-        "accuracy_before": fmean(before),
-        "accuracy_after": fmean(after),
-        "accuracies_before": before,
-        "accuracies_after": after,
-        "held_out": between.points,
+        "credit": repr(build_method(spec.credit)) + first,
+        # More values than two are graded: their mean is the outcome, or else the share of right ones.
+        "graded": len({reward for end in ends.values() for sample in end for reward in sample}) > 2,
+        "held_out": [
+            {"step": step, "n": len(rewards)} | _in_numbers([rewards], right)
+            for step, rewards in between.points
+        ],
         "held_out_sha256": held_out,
+        "beside": {name: [before["beside"][name], value] for name, value in after["beside"].items()},
         "curves": {name: [_finite(entry.get(key)) for entry in steps] for name, key in _CURVES.items()},
         "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
+    } | {
+        f"{name}_{end}": value
+        for end, samples in ends.items()
+        for name, value in _in_numbers(samples, right).items()
     }
 
 
@@ -273,28 +305,59 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _once(file: Path, measure: Callable[[], list[float]]) -> list[float]:
-    """The accuracies in the file; measured and written if there are none.
+def _in_numbers(samples: Sequence[Sequence[float]], right: float) -> dict[str, Any]:
+    """Of every sampling and of all: the mean reward as accuracy, and the share that is right as success.
+
+    >>> _in_numbers([[1.0, 0.5], [0.0, 0.5]], right=1.0)
+    {'accuracies': [0.75, 0.25], 'accuracy': 0.5, 'successes': [0.5, 0.0], 'success': 0.25}
+    """
+    means = [sum(rewards) / len(rewards) for rewards in samples]
+    shares = [sum(reward >= right for reward in rewards) / len(rewards) for rewards in samples]
+    return {"accuracies": means, "accuracy": fmean(means), "successes": shares, "success": fmean(shares)}
+
+
+def _once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The numbers in the file; measured and written if there are none.
 
     Runs of one seed begin with the same weights and draw the same answers before the first step, so two that
     measure at once write the same.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))["accuracies"]
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("rewards", "beside")}
     except (FileNotFoundError, ValueError, LookupError, TypeError):  # none, or a damaged one
-        shares = measure()
-    replace_file(file, (json.dumps({"accuracies": shares}) + "\n").encode())
-    return shares
+        found = measure()
+    replace_file(file, (json.dumps(found) + "\n").encode())
+    return found
+
+
+def perplexity(trainer: Any, file: Path) -> float:
+    """Of the model on the paragraphs of a text, which blank lines divide: what a training forgets."""
+    import torch
+
+    losses, count = 0.0, 0
+    training = trainer.model.training
+    trainer.model.eval()
+    with torch.no_grad():
+        for text in filter(str.strip, file.read_text(encoding="utf-8").split("\n\n")):
+            ids = trainer._tokenizer(text, return_tensors="pt").input_ids.to(trainer.model.device)
+            losses += float(trainer.model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+            count += ids.shape[1] - 1
+    trainer.model.train(training)
+    return math.exp(losses / count)
 
 
 class Between(TrainerCallback):
-    """Measures the accuracy on ``count`` held-out problems every few steps, but the last, as ``points``."""
+    """Collects rewards on some held-out problems every few steps, but the last, as ``points``."""
 
-    def __init__(self, measured: Callable[[int], float], *, every: int, count: int) -> None:
-        self._measured, self._every, self._count = measured, every, count
-        self.points: list[dict[str, float]] = []
+    first = 0
+    """Steps that came before this trainer's."""
+
+    def __init__(self, solved: Callable[[int], list[float]], spec: Spec) -> None:
+        self._solved, self._spec, self._every = solved, spec, -(-spec.steps // _POINTS)
+        self.points: list[tuple[int, list[float]]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self._every == 0 and state.global_step < state.max_steps and self._count:
-            accuracy = self._measured(self._count)
-            self.points.append({"step": state.global_step, "accuracy": accuracy, "n": self._count})
+        step = self.first + state.global_step
+        if step % self._every == 0 and step < self._spec.steps and self._spec.n_between:
+            self.points.append((step, self._solved(self._spec.n_between)))

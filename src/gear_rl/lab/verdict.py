@@ -34,6 +34,7 @@ _CELL: dict[str, Any] = {
     **dict.fromkeys(("task", "tier", "method"), ""), "credit": "", **dict.fromkeys(("seed", "steps"), 0),
     "n_eval": 0, "samples": 1, "accuracy_before": None, "accuracy_after": None, "accuracies_before": [],
     "accuracies_after": [], "held_out": [], "curves": {}, "seconds": None, "error": None, "rate": None,
+    "outcome": "accuracy", "success_before": None, "success_after": None, "beside": {},
 }  # fmt: skip
 """The keys of a cell, and their values where the file has none."""
 
@@ -97,6 +98,7 @@ def compare(
         "steps": cells[0]["steps"],
         "n_eval": _one(finished, "n_eval"),
         "samples": _one(finished, "samples"),
+        "outcome": _one(cells, "outcome"),
         "level": LEVEL,
         # p is corrected for the methods that were compared with the baseline, failed ones included.
         "family": max(1, len(runs) - (1 if ceiling is None else 2)),
@@ -179,15 +181,22 @@ def _baseline_problem(cells: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     before, after = ([cell[name] for cell in cells] for name in ("accuracy_before", "accuracy_after"))
     n, start, end = cells[0]["n_eval"], math.fsum(before) / len(cells), math.fsum(after) / len(cells)
+    spread = float(np.var(after, ddof=1))
+    if cells[0]["outcome"] == "reward":  # of any range: only its own spread says how sure it is
+        noise = math.sqrt((spread + float(np.var(before, ddof=1))) / len(cells))
+        return _never_moves(start, end, noise, len(cells))
     if end >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
         return f"the baseline saturates ({end:.3f}; {n} problems cannot tell that from 1)"
     # The start's noise counts once, as if all runs had drawn the same answers. Two right and two wrong answers
     # are added to it, or a start of 0 would have no noise.
     share = (start * n + 2) / (n + 4)
-    noise = math.sqrt(float(np.var(after, ddof=1)) / len(cells) + share * (1 - share) / n)
-    if end - start <= float(special.stdtrit(len(cells) - 1, 0.95)) * noise:
-        return f"the baseline never moves ({start:.3f} before, {end:.3f} after, within noise)"
-    return None
+    return _never_moves(start, end, math.sqrt(spread / len(cells) + share * (1 - share) / n), len(cells))
+
+
+def _never_moves(start: float, end: float, noise: float, num_cells: int) -> str | None:
+    if end - start > float(special.stdtrit(num_cells - 1, 0.95)) * noise:
+        return None
+    return f"the baseline never moves ({start:.3f} before, {end:.3f} after, within noise)"
 
 
 def _ceiling_problem(gain: Paired | None) -> str | None:
@@ -229,6 +238,7 @@ def _verdict(
     other = {} if method == baseline else ours
     family = 1 if method == found["ceiling"] else found["family"]
     final, area = (_paired(other, theirs, of, found, family) for of in (_end, area_under))
+    done = [cells[seed] for seed in ours]
     ends, goal = [_end(curve) for curve in ours.values()], _mean([_end(curve) for curve in theirs.values()])
     interval = mean_interval(ends, least_spread=_resolution(found))
     spent = [] if goal is None else [budget_to(curve, goal) for curve in ours.values()]
@@ -248,7 +258,9 @@ def _verdict(
         "failed_seeds": sorted(seed for seed in cells if seed not in ours),
         "lost_seeds": sorted(seed for seed, curve in ours.items() if _end(curve) < curve[0][1]),
         "mean": _mean(ends),
-        "interval": interval and Interval(max(0.0, interval.low), min(1.0, interval.high)),
+        "interval": interval and _within(interval, found["outcome"]),
+        "success": _mean([cell["success_after"] for cell in done if cell["success_after"] is not None]),
+        "beside": _beside(done),
         "iqm": float(stats.trimboth(ends, 0.25).mean()) if ends else None,
         "difference": final.difference,
         "difference_interval": final.interval,
@@ -283,6 +295,25 @@ def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) ->
         return "no verdict", f"no verdict: {problem}"
     kind = "better" if interval.low > 0 else "worse" if interval.high < 0 else "no difference shown"
     return kind, f"{kind} at {num_pairs} seeds"
+
+
+def _within(interval: Interval, outcome: str) -> Interval:
+    """The interval of a share never leaves 0 to 1; that of a reward may."""
+    return interval if outcome == "reward" else Interval(max(0.0, interval.low), min(1.0, interval.high))
+
+
+def _beside(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Means before and after over the seeds, of what is measured beside the outcome.
+
+    >>> _beside([{"beside": {"other": [0.0, 0.5]}}, {"beside": {"other": [0.5, 1.0]}}])
+    {'other': [0.25, 0.75]}
+    """
+    names = dict.fromkeys(name for cell in cells for name in cell["beside"])
+    pairs = {name: [cell["beside"][name] for cell in cells if name in cell["beside"]] for name in names}
+    return {
+        name: [math.fsum(ends) / len(ends) for ends in zip(*those, strict=True)]
+        for name, those in pairs.items()
+    }
 
 
 def _end(curve: Curve) -> float:

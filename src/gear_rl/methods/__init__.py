@@ -16,6 +16,7 @@ from gear_rl.methods.igpo import Igpo
 from gear_rl.methods.mt_grpo import MtGrpo
 from gear_rl.methods.oar import OarG, OarP
 from gear_rl.methods.opsd import Opsd
+from gear_rl.methods.raft import Raft
 from gear_rl.methods.random_onsets import RandomOnsets
 from gear_rl.methods.rlcsd import Rlcsd
 from gear_rl.methods.rlsd import Rlsd
@@ -49,6 +50,7 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Opsd,
         Sdpo,
         Sdpg,
+        Raft,
         Shuffled,
         RandomOnsets,
     )

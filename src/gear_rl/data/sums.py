@@ -1,0 +1,65 @@
+"""Eight short sums in one prompt, paid by the share that is right: independent decisions under one reward."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gear_rl.data.rewards.text import Completion, final_text
+from gear_rl.data.rows import checksum
+
+SUMS = 8
+"""Of a prompt."""
+_SEEDS = {"train": 1_000_003, "test": 2_000_003}
+_TEST_SHARE = 0.25
+"""Share of all sums, by checksum, that only ``test`` has."""
+_WORDS = {"+": "plus", "-": "minus"}
+
+
+def sums(split: str = "train", num: int = 4096, form: str = "") -> list[dict[str, Any]]:
+    """Rows with ``prompt``, ``solution`` and ``answer``; no sum of ``test`` is in ``train``.
+
+    ``form`` ``words`` writes plus and minus. ``ValueError`` for an unknown form or split.
+
+    >>> [row] = sums(num=1)
+    >>> row["prompt"]
+    'Work out: 44 - 35; 29 + 11; 33 + 16; 50 + 33; 55 - 24; 33 - 9; 50 + 50; 45 + 33'
+    >>> row["solution"]
+    '9; 40; 49; 83; 31; 24; 100; 78'
+    """
+    if form not in ("", "words") or split not in _SEEDS:
+        raise ValueError(
+            f"{form or split!r} is no form or split of the sums; there are words, train and test"
+        )
+    drawn, rows = _drawn(split), list[dict[str, Any]]()
+    for _ in range(num):
+        mine = [next(drawn) for _ in range(SUMS)]
+        texts = [f"{a} {_WORDS[sign] if form else sign} {b}" for a, sign, b in mine]
+        results = "; ".join(str(a + b if sign == "+" else a - b) for a, sign, b in mine)
+        rows.append({"prompt": f"Work out: {'; '.join(texts)}", "solution": results, "answer": results})
+    return rows
+
+
+def reward(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """The share of results that stand in their place; the signature of a TRL reward.
+
+    >>> reward(["3; 4", "4; 3; 9", "?"], answer=["3; 4", "3; 3", "3; 4"])
+    [1.0, 0.5, 0.0]
+    """
+    return [
+        sum(given.strip() == right for given, right in zip(_parts(text), _parts(wanted), strict=False))
+        / len(_parts(wanted))
+        for text, wanted in zip(map(final_text, completions), answer, strict=True)
+    ]
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";")]
+
+
+def _drawn(split: str) -> Iterator[tuple[int, str, int]]:
+    rng = random.Random(_SEEDS[split])
+    while True:
+        high, low = sorted((rng.randint(2, 60), rng.randint(2, 60)), reverse=True)
+        sign = rng.choice("+-")
+        if (checksum(f"{high} {sign} {low}") < _TEST_SHARE) == (split == "test"):
+            yield high, sign, low
