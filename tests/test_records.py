@@ -84,16 +84,16 @@ def test_a_full_disk_ends_the_recording_with_one_warning_and_leaves_the_old_file
 
 def test_a_resumed_run_drops_the_records_that_it_makes_again(tmp_path, caplog):
     file = tmp_path / "r.jsonl"
-    RecordWriter(file).write(record(step) for step in range(5))
-    RecordWriter(file, resume_step=3).write([record(3, method="again")])
+    RecordWriter(file).write(record(step) for step in range(1, 6))
+    RecordWriter(file, resume_step=3).write([record(4, method="again")])
     found = [(r.step, r.method) for r in read_records(file)]
-    assert found == [(0, "gear"), (1, "gear"), (2, "gear"), (3, "again")]
+    assert found == [(1, "gear"), (2, "gear"), (3, "gear"), (4, "again")]
     RecordWriter(file).write([record(9)])
     assert [r.step for r in read_records(file)] == [9]
     file.unlink()
-    RecordWriter(file, resume_step=3).write([record(3)])
-    assert [r.step for r in read_records(file)] == [3]
-    assert caplog.messages == [f"record_file: {file} is missing; records begin at step 3"]
+    RecordWriter(file, resume_step=3).write([record(4)])
+    assert [r.step for r in read_records(file)] == [4]
+    assert caplog.messages == [f"record_file: {file} is missing; records begin at step 4"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Record:
     """
 
     step: int
-    """Optimizer steps before the completion was sampled."""
+    """Number of the step that trained on the completion first, from 1, as in the trainer's log."""
     group: int
     """Number of the prompt within the step; the completions of a group share it."""
     method: str
@@ -155,7 +155,7 @@ def _fits(value: Any, hint: Any) -> bool:
 class RecordWriter:
     """Keeps the newest records of a run in one file of at most ``max_bytes``, replaced as a whole at each write.
 
-    At ``resume_step`` 0 the file is new; else it keeps the records before that step. A file that cannot be read
+    At ``resume_step`` 0 the file is new; else it keeps the records up to that step. A file that cannot be read
     or written (a full disk, a damaged line) ends the recording with one warning, not the training.
 
     >>> import tempfile
@@ -174,10 +174,10 @@ class RecordWriter:
         self._lines: list[bytes] = []
         self._stopped = False
         if resume_step > 0 and not self.path.exists():
-            logger.warning("record_file: %s is missing; records begin at step %d", self.path, resume_step)
+            logger.warning("record_file: %s is missing; records begin at step %d", self.path, resume_step + 1)
         elif resume_step > 0:
             try:
-                self._lines = [_line(r) for r in read_records(self.path) if r.step < resume_step]
+                self._lines = [_line(r) for r in read_records(self.path) if r.step <= resume_step]
             except (OSError, ValueError) as error:
                 self._stop(error)
 

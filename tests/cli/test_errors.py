@@ -1,6 +1,7 @@
 """Errors that a user can correct are one line with exit code 2; others keep their traceback."""
 
 import errno
+import inspect
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from cli.test_view import write
+from gear_rl.cli.app import app, export
 from gear_rl.cli.console import DEBUG, user_errors
 from gear_rl.data.objects import context_fault, guarded, reward_fault, rollouts_fault
 from gear_rl.errors import InputError
@@ -135,3 +137,9 @@ def test_an_exception_of_a_function_names_its_line():
     with pytest.raises(InputError, match="privileged: mine:hint gave int; return text"):
         checked({"hint": 7}, None)
     assert (rollouts_fault({"completion_ids": [[1], []]}, {}) or "").startswith("no token for completion 1")
+
+
+def test_the_summary_of_every_command_is_a_sentence():
+    commands = [*app.registered_commands, *export.registered_commands]
+    summaries = [inspect.getdoc(command.callback).partition("\n\n")[0] for command in commands]
+    assert len(summaries) > 10 and all(summary.endswith(".") for summary in summaries), summaries

@@ -11,10 +11,13 @@ from support.commands import gear
 def test_what_it_writes_trains(like, tmp_path):
     done = gear("init", "mine", "--like", like, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("now:\n\ncd mine\ngear train --config run.yaml\ngear view runs/first\n")
+    cd, train, view = done.stdout.splitlines()[-3:]
+    assert (cd, view) == ("cd mine", "gear view runs/first")
+    command, page = train.split("  # writes ")
     mine = tmp_path / "mine"
-    done = gear("train", "--config", "run.yaml", "--max_steps", "1", cwd=mine)
-    assert done.returncode == 0, done.stderr
+    done = gear(*command.split()[1:], "--max_steps", "1", cwd=mine)
+    assert done.returncode == 0 and (mine / page).is_file(), done.stderr
+    assert "rows.jsonl" not in (mine / "runs/first/README.md").read_text(), "no link to the hub"
     records = [json.loads(line) for line in (mine / "runs/first/records.jsonl").read_text().splitlines()]
     assert all(record["context"] for record in records)
     assert len({record["reward"] for record in records}) > 1

@@ -18,3 +18,8 @@ def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
     for folder, task in zip(folders, ("chain/hard", "errands/default"), strict=True):
         page = (folder / "report.html").read_text(encoding="utf-8")
         assert f"Does it help? {task}" in page and "</html>" in page
+
+
+def test_a_path_that_is_not_there(tmp_path):
+    done = gear("report", "runs", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "gear: runs does not exist\n")

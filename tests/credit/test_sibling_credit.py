@@ -82,7 +82,7 @@ def test_a_bad_number_reaches_its_own_completion_alone(monkeypatch, caplog, name
     assert torch.equal(advantage[1], plain(batch)[1])
     assert torch.equal(advantage[others], (plain(batch) + 0.5 * MASK)[others])
     assert logged["gear/fallback/non_finite"] == 1.0
-    assert "1 completions had a NaN or Inf in a signal" in caplog.text
+    assert "step 1: 1 completions had a NaN or Inf in a signal" in caplog.text
     # The method finds a completion without a token, in a group of its own.
     assert advantage_B.tolist() == [0.0 if b == 1 else a for b, a in enumerate(batch.advantage_B.tolist())]
     assert torch.equal(signals.mask, MASK & torch.tensor([[b != 1] for b in range(8)]))

@@ -14,11 +14,12 @@ SMALL = ("--per_device_train_batch_size", "8", "--num_generations", "8", "--max_
 def test_it_holds_the_settings_that_were_run(tmp_path):
     folder = tmp_path / "run"
     words = (*WORDS, *SMALL, "--credit", "shuffled", "--credit.of.alpha", "2.5", "--credit.of.name", "gear")
-    done = gear("train", *words, "--output_dir", str(folder), "--save_strategy", "no")
+    done = gear("train", *words, "--output_dir", str(folder), "--save_steps", "2")
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load((folder / RUN_FILE).read_text())
     assert found["credit"]["of"]["alpha"] == 2.5 and found["credit"]["of"]["onset_rule"] == "peak"
     assert found["teacher_model_kind"] == "base", "the method's own setting"
+    assert isinstance(found["save_steps"], int)
     again, first = load_config(folder / RUN_FILE), load_config(None, words)
     assert build_method(again.credit) == build_method(first.credit)
     assert first.trainer.items() <= again.trainer.items()

@@ -10,15 +10,17 @@ from gear_rl.records import read_records
 from support.commands import gear
 
 
-def test_the_demo_leaves_its_three_files(tmp_path):
+def test_the_demo_leaves_its_three_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     words = ["--credit", "shuffled", "--steps", "2", "--n-eval", "16", "--out", str(tmp_path), "--seed", "1"]
     done = gear("demo", *words)
     assert done.returncode == 0, done.stderr
+    assert "source " in done.stdout.splitlines()[-1]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["task"], summary["method"], summary["seed"]) == ("chain", "shuffled", 1)
     assert {"accuracy_before", "accuracy_after", "n_eval", "seconds", "versions"} <= summary.keys()
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {0, 1}
+    assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +79,12 @@ def test_a_run_is_resumed_or_replaced(used):
     done = call("--max_steps", "3", "--resume_from_checkpoint", "latest")
     assert done.returncode == 0, done.stderr
     records = folder / "out" / "records.jsonl"
-    assert [record.step for record in read_records(records)] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [record.step for record in read_records(records)] == [1] * 4 + [2] * 4 + [3] * 4
     run = json.loads((folder / "out" / "run.json").read_text())["run"]
     for words in (["--overwrite"], ["--overwrite_output_dir", "true"]):
         done = call("--max_steps", "1", *words)
         assert done.returncode == 0, done.stderr
-        assert [record.step for record in read_records(records)] == [0] * 4
+        assert [record.step for record in read_records(records)] == [1] * 4
         assert [path.name for path in (folder / "out").glob("checkpoint-*")] == ["checkpoint-1"]
         before, run = run, json.loads((folder / "out" / "run.json").read_text())["run"]
         assert run != before

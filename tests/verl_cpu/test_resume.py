@@ -12,7 +12,7 @@ def test_a_resumed_run_gives_the_same_credit_and_records(chain: Path, tmp_path: 
 
     def run(*resume: str):
         found = harness.train(tmp_path, chain, *settings, *resume, steps=3, ranks=2, rollouts=(8, 8))
-        assert [record.step for record in read_records(records)] == [0] * 64 + [1] * 64 + [2] * 64
+        assert [record.step for record in read_records(records)] == [1] * 64 + [2] * 64 + [3] * 64
         return reference.by_rollout(found.watched("credit3"))
 
     one = run()

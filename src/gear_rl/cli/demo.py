@@ -4,6 +4,8 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
+import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -121,10 +123,12 @@ def demo(
     save_curves(history, out / "curves.png", {"before": before, "after": after}, title=title)
     replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     seen = list(read_records(records))
-    early = [record for record in seen if record.step <= steps // 4]  # later the student hardly errs
+    early = [record for record in seen if record.step <= steps // 4 + 1]  # later the student hardly errs
     out_console.print(rollout_panel(choose(early or seen)))
     row = {"method": method.name, "seed": str(seed), "steps": str(steps), "before": f"{before:.3f}"}
     row |= {"after": f"{after:.3f}", "gain": f"{after - before:+.3f}", "seconds": f"{summary['seconds']:.0f}"}
     title = f"{n_eval} held-out problems, sampled at temperature 1"
     out_console.print(table_of(title, [row], left=("method",)))
     out_console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
+    if shutil.which("gear") is None:
+        out_console.print(f"for the command gear: source {Path(sys.prefix, 'bin', 'activate')}")

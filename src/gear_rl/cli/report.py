@@ -20,6 +20,8 @@ def report(
     from gear_rl.view.run import save_run_page
 
     for path in paths:
+        if not path.exists():
+            raise InputError(f"{path} does not exist")
         if path.is_dir() and not (path / COMPARISON).exists():
             try:
                 page = save_run_page(path)

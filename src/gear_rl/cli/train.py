@@ -15,7 +15,9 @@ def train(
     smoke: Annotated[bool, typer.Option(help="Two steps with a tiny model, on any CPU.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
-    """Train with token credit. Any key of the file may follow as --KEY VALUE, which overrides the file:
+    """Train with token credit.
+
+    Any key of the file may follow as --KEY VALUE, which overrides the file:
 
     \b
     model      model, lora, model_init_kwargs

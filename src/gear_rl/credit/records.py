@@ -32,7 +32,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
         has_teacher = plan.teachers and plan.sources[b] is not None
         records.append(
             Record(
-                step=batch.step,
+                step=batch.step + 1,  # as the trainer counts in its log
                 group=batch.group[b],
                 method=plan.method.name,
                 prompt=_text(batch.student, b, tokenizer),

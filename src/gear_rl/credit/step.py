@@ -196,7 +196,7 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
     if metrics["gear/fallback/non_finite"]:
         logger.warning(
             "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",
-            batch.step,
+            batch.step + 1,
             int(metrics["gear/fallback/non_finite"]),
         )
     if batch.tool_counts is not None:

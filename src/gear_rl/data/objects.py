@@ -19,6 +19,9 @@ def import_object(path: str, where: str) -> Any:
 
     >>> import_object("math:sqrt", "reward")(9)
     3.0
+    >>> import_object("math:zz", "reward")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: reward: 'math' has no 'zz'; choose from acos, acosh, ...
     """
     module_name, _, attribute = path.partition(":")
     if not attribute or not all(module_name.split(".")):
@@ -34,9 +37,8 @@ def import_object(path: str, where: str) -> Any:
     except Exception as error:
         raise InputError(f"{where}: importing {module_name!r} fails: {raised(error)}") from error
     if not hasattr(module, attribute):
-        raise InputError(
-            f"{where}: {module_name!r} has no {attribute!r}; {did_you_mean(attribute, dir(module))}"
-        )
+        public = [name for name in dir(module) if not name.startswith("_")]
+        raise InputError(f"{where}: {module_name!r} has no {attribute!r}; {did_you_mean(attribute, public)}")
     return getattr(module, attribute)
 
 

@@ -176,6 +176,8 @@ def trainer_settings() -> dict[str, Any]:
         raise InputError(str(error)) from None
 
     hints = typing.get_type_hints(GEARConfig)
+    # Floats for TRL, where less than 1 is a share of the run; a number of steps stays one.
+    hints |= {name: int | hints[name] for name in ("logging_steps", "save_steps", "eval_steps")}
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(GEARConfig) if f.init}
 
 

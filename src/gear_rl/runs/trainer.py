@@ -51,7 +51,9 @@ def train(
             trainer.train(resume_from_checkpoint=resume)
             trainer.save_model()
             trainer.save_state()
-            trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=config.dataset)
+            # The card links a dataset as one of the hub's.
+            named = None if Path(config.dataset).exists() else config.dataset
+            trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=named)
     except (FloatingPointError, ImportError, ValueError) as error:
         ours = str(error).startswith(("resume_from_checkpoint", "output_dir", "record_file"))
         if not ours and isinstance(error, ValueError):  # an ImportError is a library's that a setting needs

@@ -33,6 +33,7 @@ from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
+from gear_rl.engines.trl.printing import SHORT
 from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
@@ -118,6 +119,9 @@ class GEARTrainer(Evaluating):
         self.held_weights = HeldWeights(self, continues_adapter=continues_adapter)
         self.add_callback(self.held_weights)
         self.add_callback(Health())
+        for printer in [one for one in self.callback_handler.callbacks if type(one) in SHORT]:
+            self.remove_callback(printer)
+            self.add_callback(SHORT[type(printer)])
         if self.accelerator.is_main_process:
             warn_before(self)
 
@@ -193,7 +197,7 @@ class GEARTrainer(Evaluating):
                 "step %d: %d rewards are infinite (%s); all completions of such a group get no advantage. "
                 "gear/rewards/non_finite counts them from here on"
             )
-            self._warn_once("rewards", message, self.state.global_step, total, names)
+            self._warn_once("rewards", message, self.state.global_step + 1, total, names)
 
     def _warn_once(self, about: str, *message: Any) -> None:
         if about not in self._warned_of and self.accelerator.is_main_process:
