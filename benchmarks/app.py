@@ -202,6 +202,15 @@ def words(
 
 @app.command()
 @user_errors
+def coverage(as_json: AsJson = False, out: Out = None) -> None:
+    """Which interval of the share of the oracle's gain holds where runs are lost; a simulation."""
+    from benchmarks import coverage as experiment
+
+    deliver(measured(experiment.coverage), experiment.coverage_cells, out, as_json)
+
+
+@app.command()
+@user_errors
 def page() -> None:
     """Make the tables of docs/methods.md and docs/benchmarks.md from the JSON files of docs/results."""
     import json

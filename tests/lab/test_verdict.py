@@ -151,7 +151,8 @@ def test_the_share_of_the_ceilings_gain():
     found = shares(uniform=[0.80, 0.82, 0.81], oracle=[0.95, 0.96, 0.95], **ends)
     uniform, oracle, gear, shuffled = (v["share"] for v in found["verdicts"])
     assert uniform is None and oracle == 1.0
-    assert gear == pytest.approx((0.1 + 0.08 + 0.1) / (0.15 + 0.14 + 0.14))
+    assert gear == pytest.approx(0.10 / 0.15)  # the others' are 0.08 / 0.14 and 0.10 / 0.14
+    assert all(v["share_interval"] is None for v in found["verdicts"]), "of three seeds"
     assert shuffled == pytest.approx(0.0, abs=1e-12)
     assert found["family"] == 2, "the ceiling is no method that is tried"
     assert found["ceiling_gain"]["interval"].low > 0

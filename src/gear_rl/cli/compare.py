@@ -162,8 +162,8 @@ def verdict_table(comparison: dict[str, Any]) -> Table:
         share, around = row["share"], row["share_interval"]
         cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
         if one["ceiling"] is not None:
-            words = "" if share is None else f"{share:.2f} ({around[0]:.2f} to {around[1]:.2f})"
-            cells["share of the oracle's gain"] = words
+            words = f"{around[0]:.2f} to {around[1]:.2f}" if around else "too few seeds"
+            cells["share of the oracle's gain"] = "" if share is None else f"{share:.2f} ({words})"
         after = "reward" if one["outcome"] == "reward" else "after"
         cells[after] = "-" if row["mean"] is None else f"{row['mean']:.3f}"
         if one["outcome"] == "reward":

@@ -81,29 +81,27 @@ def paired_difference(
     return Paired(data.size, mean, interval, p)
 
 
-def ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval] | None:
-    """The ratio of two paired means, with Fieller's interval (1954): all r at which Student's test does not
-    distinguish the mean of ``parts - r wholes`` from 0.
+def median_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval | None] | None:
+    """The median of the pairs' ratios, with the interval of the sign test: all r at which it does not reject that
+    ``parts - r wholes`` is above 0 in half of all pairs. Holds for any distribution.
 
-    None below three pairs, and where the mean of ``wholes`` is not shown to be above 0.
+    A whole that is not above 0 counts as below and as above every r. None below three pairs, and where an end
+    is not finite; no interval below six: the least and the greatest of five hold 0.94 times.
 
-    >>> ratio, (low, high) = ratio_interval([0.06, 0.05, 0.07], [0.10, 0.11, 0.10])
-    >>> round(ratio, 3), round(low, 2), round(high, 2)
-    (0.581, 0.3, 0.94)
+    >>> median_ratio([0.6, 0.5, 0.7, 0.4, 0.1, 0.9], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    (0.55, Interval(low=0.1, high=0.9))
     """
-    ours, full = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
-    if ours.size < LEAST:
+    pairs = list(zip(parts, wholes, strict=True))
+    if len(pairs) < LEAST:
         return None
-    t_squared = float(special.stdtrit(ours.size - 1, (1 + LEVEL) / 2)) ** 2
-    mean, base = math.fsum(ours) / ours.size, math.fsum(full) / full.size
-    (ours_var, shared), (_, base_var) = np.cov(ours, full) / ours.size
-    # (mean - r base)^2 <= t^2 (ours_var - 2 r shared + r^2 base_var), a r^2 - 2 b r + c <= 0
-    a = base**2 - t_squared * base_var
-    if a <= 0 or base <= 0:
+    low = np.sort([part / whole if whole > 0 else -math.inf for part, whole in pairs])
+    high = np.sort([part / whole if whole > 0 else math.inf for part, whole in pairs])
+    # Left out at either end: that many or fewer lie beyond the median of all with a chance below (1 - LEVEL) / 2.
+    outside = int(stats.binom.ppf((1 - LEVEL) / 2, len(pairs), 0.5)) - 1
+    ends = Interval(float(low[max(outside, 0)]), float(high[-1 - max(outside, 0)]))
+    if not all(map(math.isfinite, ends)):
         return None
-    b, c = mean * base - t_squared * shared, mean**2 - t_squared * ours_var
-    reach = math.sqrt(max(0.0, b * b - a * c))
-    return mean / base, Interval(float((b - reach) / a), float((b + reach) / a))
+    return float(np.median(low) + np.median(high)) / 2, ends if outside >= 0 else None
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:

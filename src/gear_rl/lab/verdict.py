@@ -21,8 +21,8 @@ from gear_rl.lab.statistics import (
     Interval,
     Paired,
     mean_interval,
+    median_ratio,
     paired_difference,
-    ratio_interval,
 )
 
 Curve = Sequence[tuple[int, float]]
@@ -278,14 +278,14 @@ def _verdict(
 
 def _share_of_ceiling(
     method: str, curves: _Curves, found: Mapping[str, Any], gain: Paired | None
-) -> tuple[float, Interval] | None:
-    """The share of the ceiling's gain that the method gains; over the seeds that all three have."""
+) -> tuple[float, Interval | None] | None:
+    """The median seed's share of the ceiling's gain; over the seeds that all three have."""
     if gain is None or method == found["baseline"] or gain.interval is None or gain.interval.low <= 0:
         return None
     ours, theirs, best = (curves[name] for name in (method, found["baseline"], found["ceiling"]))
     seeds = [seed for seed in theirs if seed in ours and seed in best]
     gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
-    return ratio_interval(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds])
+    return median_ratio(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds])
 
 
 def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[str, str]:
