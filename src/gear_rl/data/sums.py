@@ -1,4 +1,4 @@
-"""Eight short sums in one prompt, paid by the share that is right: independent decisions under one reward."""
+"""Five short sums in one prompt, paid by the share that is right: independent decisions under one reward."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from gear_rl.data.rewards.text import Completion, final_text
 from gear_rl.data.rows import checksum
 
-SUMS = 8
+SUMS = 5
 """Of a prompt."""
 _SEEDS = {"train": 1_000_003, "test": 2_000_003}
 _TEST_SHARE = 0.25
@@ -22,9 +22,9 @@ def sums(split: str = "train", num: int = 4096, form: str = "") -> list[dict[str
 
     >>> [row] = sums(num=1)
     >>> row["prompt"]
-    'Work out: 44 - 35; 29 + 11; 33 + 16; 50 + 33; 55 - 24; 33 - 9; 50 + 50; 45 + 33'
+    'Work out: 44 - 35; 29 + 11; 33 + 16; 50 + 33; 55 - 24'
     >>> row["solution"]
-    '9; 40; 49; 83; 31; 24; 100; 78'
+    '44 - 35 = 9; 29 + 11 = 40; 33 + 16 = 49; 50 + 33 = 83; 55 - 24 = 31'
     """
     if form not in ("", "words") or split not in _SEEDS:
         raise ValueError(
@@ -33,27 +33,34 @@ def sums(split: str = "train", num: int = 4096, form: str = "") -> list[dict[str
     drawn, rows = _drawn(split), list[dict[str, Any]]()
     for _ in range(num):
         mine = [next(drawn) for _ in range(SUMS)]
-        texts = [f"{a} {_WORDS[sign] if form else sign} {b}" for a, sign, b in mine]
-        results = "; ".join(str(a + b if sign == "+" else a - b) for a, sign, b in mine)
-        rows.append({"prompt": f"Work out: {'; '.join(texts)}", "solution": results, "answer": results})
+        asked = [f"{a} {_WORDS[sign] if form else sign} {b}" for a, sign, b in mine]
+        results = [a + b if sign == "+" else a - b for a, sign, b in mine]
+        worked = [f"{a} {sign} {b} = {result}" for (a, sign, b), result in zip(mine, results, strict=True)]
+        rows.append(
+            {
+                "prompt": f"Work out: {'; '.join(asked)}",
+                "solution": "; ".join(worked),
+                "answer": "; ".join(map(str, results)),
+            }
+        )
     return rows
 
 
 def reward(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
     """The share of results that stand in their place; the signature of a TRL reward.
 
-    >>> reward(["3; 4", "4; 3; 9", "?"], answer=["3; 4", "3; 3", "3; 4"])
+    >>> reward(["1 + 2 = 3; 4", "4; 3; 9", "?"], answer=["3; 4", "3; 3", "3; 4"])
     [1.0, 0.5, 0.0]
     """
     return [
-        sum(given.strip() == right for given, right in zip(_parts(text), _parts(wanted), strict=False))
+        sum(given == right for given, right in zip(_parts(text), _parts(wanted), strict=False))
         / len(_parts(wanted))
         for text, wanted in zip(map(final_text, completions), answer, strict=True)
     ]
 
 
 def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(";")]
+    return [part.rpartition("=")[2].strip() for part in text.split(";")]
 
 
 def _drawn(split: str) -> Iterator[tuple[int, str, int]]:
