@@ -87,12 +87,12 @@ def demo(
         with ProgressLine(out_console) as line:
             line.note(accuracy=before)
 
-            def between(count: int) -> float:
+            def between(count: int) -> dict[str, float]:
                 accuracy = held_out(count)
                 line.note(accuracy=accuracy)
-                return round(accuracy, 4)
+                return {"accuracy": round(accuracy, 4)}
 
-            curve = Between(between, every=max(1, steps // 6), count=min(128, n_eval))
+            curve = Between(between, steps=steps, count=min(128, n_eval))
             for callback in (line, curve):
                 trainer.add_callback(callback)
             training = time.perf_counter()

@@ -260,7 +260,10 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
                 beside["perplexity"] = perplexity(trainer, Path(spec.run["perplexity"]))
             return {"rewards": solved(problems, spec.samples), "beside": beside}
 
-        between = Between(lambda count: solved(problems[:count])[0], spec)
+        right = 1.0 if spec.run is None else float(spec.run["right"])
+        between = Between(
+            lambda count: _in_numbers(solved(problems[:count]), right), steps=spec.steps, count=spec.n_between
+        )
         shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
         held_out = sha256("\n".join(shown).encode()).hexdigest()
         own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
@@ -280,16 +283,12 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         after = measured()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     ends = {"before": before["rewards"], "after": after["rewards"]}
-    right = 1.0 if spec.run is None else float(spec.run["right"])
     first = f", the first {spec.sft:.0%} of the steps fine-tune" if spec.sft else ""
     return {
         "credit": repr(build_method(spec.credit)) + first,
         # More values than two are graded: their mean is the outcome, or else the share of right ones.
         "graded": len({reward for end in ends.values() for sample in end for reward in sample}) > 2,
-        "held_out": [
-            {"step": step, "n": len(rewards)} | _in_numbers([rewards], right)
-            for step, rewards in between.points
-        ],
+        "held_out": between.points,
         "held_out_sha256": held_out,
         "beside": {name: [before["beside"][name], value] for name, value in after["beside"].items()},
         "curves": {name: [_finite(entry.get(key)) for entry in steps] for name, key in _CURVES.items()},
@@ -348,16 +347,16 @@ def perplexity(trainer: Any, file: Path) -> float:
 
 
 class Between(TrainerCallback):
-    """Collects rewards on some held-out problems every few steps, but the last, as ``points``."""
+    """Measures ``count`` held-out problems every few of the ``steps``, but after the last, as ``points``."""
 
     first = 0
     """Steps that came before this trainer's."""
 
-    def __init__(self, solved: Callable[[int], list[float]], spec: Spec) -> None:
-        self._solved, self._spec, self._every = solved, spec, -(-spec.steps // _POINTS)
-        self.points: list[tuple[int, list[float]]] = []
+    def __init__(self, measure: Callable[[int], dict[str, Any]], *, steps: int, count: int) -> None:
+        self._measure, self._steps, self._count = measure, steps, count
+        self.points: list[dict[str, Any]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = self.first + state.global_step
-        if step % self._every == 0 and step < self._spec.steps and self._spec.n_between:
-            self.points.append((step, self._solved(self._spec.n_between)))
+        if step % -(-self._steps // _POINTS) == 0 and step < self._steps and self._count:
+            self.points.append({"step": step, "n": self._count} | self._measure(self._count))
