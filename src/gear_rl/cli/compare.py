@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich import box
+from rich.console import Console, Group
+from rich.markup import escape
 
 from gear_rl.arena.task import TELLING_TASK
 from gear_rl.cli.console import (
@@ -153,29 +154,34 @@ def run_plan_with_bar(
         return run_plan(plan, folder, jobs=jobs, each=each, expect=expect)
 
 
-def verdict_table(comparison: dict[str, Any]) -> Table:
-    """The verdicts as a table for the terminal."""
+def verdict_table(comparison: dict[str, Any]) -> Group:
+    """The numbers as a table that fits 80 columns, and every verdict as a line under it."""
     one, settings = comparison["comparisons"][0], comparison["settings"]
-    rows: list[dict[str, str]] = []
+    reward, rows = one["outcome"] == "reward", list[dict[str, str]]()
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
-        share, around = row["share"], row["share_interval"]
         cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
-        if one["ceiling"] is not None:
-            words = f"{around[0]:.2f} to {around[1]:.2f}" if around else "too few seeds"
-            cells["share of the oracle's gain"] = "" if share is None else f"{share:.2f} ({words})"
-        after = "reward" if one["outcome"] == "reward" else "after"
-        cells[after] = "-" if row["mean"] is None else f"{row['mean']:.3f}"
-        if one["outcome"] == "reward":
-            cells["right"] = "-" if row["success"] is None else f"{row['success']:.3f}"
+        cells["reward" if reward else "after"] = _three(row["mean"])
+        if reward:
+            cells["right"] = _three(row["success"])
         cells["lost"] = str(len(row["lost_seeds"]))
-        cells["difference"] = "" if gap is None else f"{gap:+.3f}"
+        cells["gain"] = "" if gap is None else f"{gap:+.3f}"
         interval = f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds"
-        cells[f"{one['level']:.0%} interval"] = interval
-        rows.append(cells | {"verdict": row["words"]})
+        cells[f"{one['level']:.0%}"] = interval
+        if one["ceiling"] is not None:
+            share, around = row["share"], row["share_interval"]
+            words = f"{around[0]:.2f} to {around[1]:.2f}" if around else "too few seeds"
+            cells["of the oracle's"] = "" if share is None else f"{share:.2f} ({words})"
+        rows.append(cells)
     title = (
         f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
         f"rollouts, {one['n_eval']} held-out problems, {one['samples']} sampled answers each"
     )
-    numbers = ("rate", "after", "reward", "right", "lost", "difference")
-    return table_of(title, rows, left=tuple(name for name in rows[0] if name not in numbers))
+    table = table_of(title, rows, left=("method", f"{one['level']:.0%}", "of the oracle's"))
+    table.box, table.pad_edge = box.SIMPLE, False
+    verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
+    return Group(table, *verdicts)
+
+
+def _three(number: float | None) -> str:
+    return "-" if number is None else f"{number:.3f}"
