@@ -211,6 +211,33 @@ def coverage(as_json: AsJson = False, out: Out = None) -> None:
 
 @app.command()
 @user_errors
+def rates(
+    task: Task = "codebook",
+    tier: Tier = DEFAULT_TIER,
+    methods: Annotated[str, typer.Option(help="With commas between them; GRPO is among them.")] = "gear,rlsd",
+    tried: Annotated[str, typer.Option("--rates", help="Learning rates.")] = "2e-4,4e-4,8e-4,1.6e-3",
+    seeds: Annotated[int, typer.Option(help="Runs of each method at each rate.")] = 12,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 2,
+    runs: Annotated[Path, typer.Option(help="Folder of the runs, resumed.")] = Path("runs/rates"),
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """Which rule for a learning rate serves best; an hour."""
+    from dataclasses import replace
+
+    from benchmarks import rates as experiment
+    from gear_rl.lab.compare import plan_of, split_methods
+
+    plan = plan_of(split_methods(methods), task=task, tier=tier, seeds=1)
+    named = {name: credit for name, credit in plan.methods.items() if name != plan.ceiling}
+    plan, each = replace(plan, methods=named), [float(rate) for rate in tried.split(",")]
+    folder = runs / f"{task}-{tier}"
+    result = measured(lambda say: experiment.rates(plan, each, seeds, folder, jobs))
+    deliver(result, experiment.rates_cells, out, as_json)
+
+
+@app.command()
+@user_errors
 def page() -> None:
     """Make the tables of docs/methods.md and docs/benchmarks.md from the JSON files of docs/results."""
     import json
