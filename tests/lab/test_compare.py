@@ -126,7 +126,7 @@ def test_a_rate_whose_runs_fail_is_the_worst(few, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compare, "run_cells", ran)
     plan = plan_without_ceiling([], rates=3, task="codebook")
     _, tuned = run_plan(plan, tmp_path, jobs=1)
-    tried = {"0.0002": 0.3, "0.0004": 0.5, "0.0008": 0.0}
+    tried = {"0.0002": 0.3, "0.0004": 0.5, "0.0008": None}
     assert tuned["uniform"] == {"rate": 4e-4, "at_edge": False, "tried": tried}
 
 

@@ -42,13 +42,14 @@ def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, **m
 
 
 def test_the_methods_share_all_but_themselves(folder):
-    methods = ["gear", "live=gear:teacher_model_kind=live"]
+    methods = ["gear", "live=gear:teacher_model_kind=live", "answer=gear:privileged_column=answer"]
     plan = plan_with(methods, 2, max_steps=3, learning_rate=2e-5, teacher_model_kind="ema", seed=7)
     assert (plan.rate, plan.steps, plan.rollouts, plan.n_eval, plan.ceiling) == (2e-5, 3, 8, 9, None)
     specs = {spec.name: spec for spec in plan.reported()}
     assert {name: spec.engine["teacher_model_kind"] for name, spec in specs.items()} == {
-        "uniform": "ema", "gear": "ema", "live": "live",
+        "uniform": "ema", "gear": "ema", "live": "live", "answer": "ema",
     }  # fmt: skip
+    assert specs["answer"].engine["privileged_column"] == "answer"
     assert specs["gear"].run["trainer"]["temperature"] == 0.5
     assert not {"seed", "max_steps", "learning_rate"} & set(specs["gear"].run["trainer"])
     tuned = plan.tuning("gear", [2e-5])[0]

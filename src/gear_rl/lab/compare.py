@@ -3,14 +3,16 @@
 # pyright: reportMissingTypeStubs=false
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 from gear_rl.arena.task import get_task
-from gear_rl.credit.config import METHOD_SETTINGS
+from gear_rl.credit.config import CreditConfig
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import ORACLE
@@ -28,7 +30,7 @@ SFT = "sft"
 """The row that fine-tunes on the privileged text; as a setting of a method, the share of the steps that do."""
 Outcome = Literal["accuracy", "reward", "success"]
 """What is compared: an arena task's own measure; of a user's run the mean reward, or the share that is right."""
-TUNING_SEEDS = (1000, 1001)
+TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
 FACTOR = 2.0
 """Between neighbours of the grid."""
@@ -260,7 +262,9 @@ def line_up(
         own[name] = {setting: credit.pop(setting) for setting in ("rollouts", SFT) if setting in credit}
         if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
             raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
-        given_here = {setting: credit.pop(setting) for setting in METHOD_SETTINGS if setting in credit}
+        given_here = {
+            field.name: credit.pop(field.name) for field in fields(CreditConfig) if field.name in credit
+        }
         engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | given_here
     return named, engine, own, ceiling
 
@@ -272,6 +276,16 @@ def grid(rate: float, count: int) -> list[float]:
     ([0.0002, 0.0004, 0.0008, 0.0016], [0.0004])
     """
     return [_rounded(rate * FACTOR ** (n - (count - 1) // 2)) for n in range(count)]
+
+
+def worth(ends: Sequence[float | None]) -> float:
+    """What a rate is chosen by: the lower quartile of where its runs ended; minus infinity if one failed.
+
+    >>> worth([0.9, 0.7, 0.8, 0.8]), worth([0.9, 0.9, 0.9, 0.1]), worth([0.9, None])
+    (0.775, 0.7, -inf)
+    """
+    done = [end for end in ends if end is not None]
+    return round(float(np.quantile(done, 0.25)), 6) if len(done) == len(ends) else -math.inf
 
 
 def best(accuracy: Mapping[float, float]) -> float:
@@ -313,7 +327,7 @@ def run_plan(
     """The compared cells, and the search for every method's rate (`settings.rates` of the findings).
 
     Runs that are finished in the folder are not repeated. ``each`` gets every cell that was run, as it ends;
-    ``expect`` gets how many are still to run, and of how many. A failed tuning run counts as an accuracy of 0.
+    ``expect`` gets how many are still to run, and of how many.
     """
     first = grid(plan.rate, plan.rates)
     rates = {method: list(first) for method in plan.methods}
@@ -331,17 +345,17 @@ def run_plan(
             run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported), plan.outcome
         )
         for method in untuned:
-            ends: dict[float, list[float]] = {}
+            ends: dict[float, list[float | None]] = {}
             for row in rows:
                 if row["method"] == method:
-                    ends.setdefault(row["rate"], []).append(row.get("accuracy_after") or 0.0)
-            tried = {rate: round(fmean(ends[rate]), 6) for rate in sorted(ends)}
+                    ends.setdefault(row["rate"], []).append(row.get("accuracy_after"))
+            tried = {rate: worth(ends[rate]) for rate in sorted(ends)}
             beyond = next_rate(tried, first)
             if beyond is not None:
                 rates[method].append(beyond)
                 continue
             chosen = best(tried)
-            shown = {f"{rate:g}": accuracy for rate, accuracy in tried.items()}
+            shown = {f"{rate:g}": value if math.isfinite(value) else None for rate, value in tried.items()}
             at_edge = chosen in (min(tried), max(tried))
             tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
     reported = run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0)
