@@ -135,6 +135,7 @@ def test_fine_tuning_sees_the_prompts_that_grpo_draws(folder):
     trainer = cell_trainer(plan_with().reported()[0], str(folder / "scratch"))
     drawn = [trainer.train_dataset[i]["prompt"] for i in trainer._get_train_sampler()]
     assert [row["prompt"] for row in prompts_of(trainer, 1, 2)] == drawn[8:24:8]
+    assert len(prompts_of(trainer, 1000, 2)) == len(trainer.train_dataset), "few rows are all used"
     [shown] = demonstrations(
         trainer, [{"prompt": [{"role": "user", "content": "1 +1"}], "answer": "1 +1 = 02"}]
     )

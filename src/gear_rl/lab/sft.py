@@ -4,7 +4,6 @@
 # pyright: reportMissingTypeStubs=false
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 from gear_rl.credit.contexts import privileged_context
@@ -20,9 +19,12 @@ _SHARED = (
 
 
 def prompts_of(trainer: Any, first: int, count: int) -> list[dict[str, Any]]:
-    """The rows of a run's training after the ``first``, in the order in which GRPO draws their prompts."""
-    order = dict.fromkeys(trainer._get_train_sampler())
-    return [trainer.train_dataset[index] for index in islice(order, first, first + count)]
+    """The rows of a run's training after the ``first``, in the order in which GRPO draws their prompts.
+
+    All of them where there are not so many.
+    """
+    order = list(dict.fromkeys(trainer._get_train_sampler()))
+    return [trainer.train_dataset[index] for index in order[first : first + count] or order]
 
 
 def demonstrations(trainer: Any, rows: Iterable[dict[str, Any]]) -> list[dict[str, list[int]]]:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,13 @@ def resolve_model(name: str, where: str = "model") -> str:
 
     >>> resolve_model("arena"), resolve_model("Qwen/Qwen3-4B")
     ('arena', 'Qwen/Qwen3-4B')
+    >>> resolve_model("smolm2")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: model: no model 'smolm2'; did you mean smollm2?
     """
     if name != NAME:
+        if get_close_matches(name, [NAME], cutoff=0.8) and not Path(name).is_dir():
+            raise InputError(f"{where}: no model {name!r}; did you mean {NAME}?")
         if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
             raise InputError(f"{where}: {name} is no folder, and no name on the hub (owner/name)")
         return name
