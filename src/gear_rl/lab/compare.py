@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
-
-import numpy as np
 
 from gear_rl.arena.task import get_task
 from gear_rl.credit.config import CreditConfig
@@ -279,13 +278,13 @@ def grid(rate: float, count: int) -> list[float]:
 
 
 def worth(ends: Sequence[float | None]) -> float:
-    """What a rate is chosen by: the lower quartile of where its runs ended; minus infinity if one failed.
+    """What a rate is chosen by: the mean of where its runs ended; minus infinity if one failed.
 
-    >>> worth([0.9, 0.7, 0.8, 0.8]), worth([0.9, 0.9, 0.9, 0.1]), worth([0.9, None])
-    (0.775, 0.7, -inf)
+    >>> worth([0.9, 0.7]), worth([0.9, None])
+    (0.8, -inf)
     """
     done = [end for end in ends if end is not None]
-    return round(float(np.quantile(done, 0.25)), 6) if len(done) == len(ends) else -math.inf
+    return round(fmean(done), 6) if len(done) == len(ends) else -math.inf
 
 
 def best(accuracy: Mapping[float, float]) -> float:
