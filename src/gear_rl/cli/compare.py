@@ -58,23 +58,29 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/compare"),
     as_json: AsJson = False,
 ) -> None:
-    """Does a method help? Trains every method at its own best learning rate, with every seed, on one budget of
-    rollouts, and compares in words.
+    """Does a method help? Trains every method at its own best learning rate, with
+    every seed, on one budget of rollouts, and compares in words.
 
-    Rates are a factor of two apart, tried on seeds and problems of their own; more where the best is at an edge.
+    Rates are a factor of two apart, tried on seeds and problems of their own;
+    more where the best is at an edge. Finished runs in the folder are not run
+    again.
 
-    The reference is a control with the true advantage of every token (oracle). Where no formula gives it,
-    rollouts branch off at every token, which is slow: your own run has this control only if you name it.
+    The reference is a control with the true advantage of every token (oracle).
+    Where no formula gives it, rollouts branch off at every token, which is slow:
+    your own run has this control only if you name it.
 
-    Finished runs in the folder are not run again. A method may have settings and a name of yours:
-    --methods gear,blaming=gear:sign_mode=aware,live=gear:teacher_model_kind=live,shuffled:of.alpha=1
+    A method may have settings and a name of yours: --methods
+    gear,blaming=gear:sign_mode=aware,shuffled:of.alpha=1
 
-    What you would do instead are rows too: sft fine-tunes on the privileged text, gear:sft=0.5 does so in the
-    first half of the steps, more=uniform:rollouts=48 takes more rollouts.
+    What you would do instead are rows too: sft fine-tunes on the privileged text,
+    gear:sft=0.5 does so in the first half of the steps, more=uniform:rollouts=48
+    takes more rollouts.
 
-    Your own run in place of a task: --config run.yaml, or --model M --dataset D --reward R; other settings follow
-    as in gear train. Compared is the mean reward on the run's own held-out rows, or, where rewards take two
-    values only, the share that reach success_reward. Further tiers of eval_dataset are shown beside.
+    Your own run in place of a task: --config run.yaml, or --model M --dataset D
+    --reward R; other settings follow as in gear train. Compared is the mean
+    reward on the run's own held-out rows, or, where rewards take two values only,
+    the share that reach success_reward. Further tiers of eval_dataset are shown
+    beside.
     """
     from gear_rl.lab.compare import compared, plan_of, save, split_methods
     from gear_rl.runs.arena import task_of
