@@ -120,11 +120,12 @@ def run_cells(
     context = multiprocessing.get_context("spawn")
     # The sending end is open here alone: once it is closed, or we die, every process ends.
     alive, ours = context.Pipe(duplex=False)
-    thread = threading.local()
+    thread, pools = threading.local(), list[ProcessPoolExecutor]()
 
     def one(spec: Spec) -> dict[str, Any]:
         if getattr(thread, "process", None) is None:
             thread.process = ProcessPoolExecutor(1, context, _begin, (alive,))
+            pools.append(thread.process)
         try:
             return thread.process.submit(run_cell, spec, folder).result()
         except BrokenProcessPool as error:
@@ -137,6 +138,8 @@ def run_cells(
             for future in as_completed(futures):
                 rows[futures[future]] = future.result()
                 each(future.result())
+            for pool in pools:
+                pool.shutdown()  # not by the pipe, which leaves their semaphores behind with a warning
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             ours.close()
@@ -283,7 +286,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         after = measured()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     ends = {"before": before["rewards"], "after": after["rewards"]}
-    first = f", the first {spec.sft:.0%} of the steps fine-tune" if spec.sft else ""
+    first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
     return {
         "credit": repr(build_method(spec.credit)) + first,
         # More values than two are graded: their mean is the outcome, or else the share of right ones.

@@ -272,7 +272,7 @@ def _verdict(
         "share": share,
         "share_interval": share_interval,
         "budget": _mean(budgets),
-        "budget_interval": mean_interval(budgets),
+        "budget_interval": (around := mean_interval(budgets)) and _within(around, "share"),
     }
 
 
