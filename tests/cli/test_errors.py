@@ -142,4 +142,4 @@ def test_an_exception_of_a_function_names_its_line():
 def test_the_summary_of_every_command_is_a_sentence():
     commands = [*app.registered_commands, *export.registered_commands]
     summaries = [inspect.getdoc(command.callback).partition("\n\n")[0] for command in commands]
-    assert len(summaries) > 10 and all(summary.endswith(".") for summary in summaries), summaries
+    assert len(summaries) > 10 and all(summary.endswith((".", "?")) for summary in summaries), summaries

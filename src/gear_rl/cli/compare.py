@@ -58,8 +58,10 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/compare"),
     as_json: AsJson = False,
 ) -> None:
-    """Does a method help? Trains every method at its own best learning rate, with
-    every seed, on one budget of rollouts, and compares in words.
+    """Does a method help?
+
+    Trains every method at its own best learning rate, with every seed, on one
+    budget of rollouts, and compares in words.
 
     Rates are a factor of two apart, tried on seeds and problems of their own;
     more where the best is at an edge. Finished runs in the folder are not run

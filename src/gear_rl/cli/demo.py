@@ -33,7 +33,8 @@ def demo(
 ) -> None:
     """Train a small language model on this machine, CPU included, in a few minutes.
 
-    Settings of the method may follow: --credit.alpha 0.5. An earlier demo in the folder is replaced.
+    Settings of the method may follow: --credit.alpha 0.5. An earlier demo in the
+    folder is replaced.
     """
     from gear_rl.cli.progress import ProgressLine
     from gear_rl.lab.training import Between

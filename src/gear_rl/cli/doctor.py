@@ -39,7 +39,8 @@ def doctor(
 ) -> None:
     """Say what this machine has, what will not work here, and how to correct it.
 
-    With --engine verl also whether verl has loaded our trainers: it hides what goes wrong in a plugin.
+    With --engine verl also whether verl has loaded our trainers: it hides what
+    goes wrong in a plugin.
     """
     examinations = {"trl": examine, "verl": examine_verl}
     if engine not in examinations:

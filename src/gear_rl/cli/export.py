@@ -17,10 +17,12 @@ def verl(
     gpus: Annotated[int, typer.Option(help="GPUs on each node.", min=1)] = 8,
     prompt_tokens: Annotated[int, typer.Option(help="Longest prompt, with tools.", min=1)] = 1024,
 ) -> None:
-    """Write verl's parquet files, reward and launch command. Any key of the file may follow as --KEY VALUE.
+    """Write verl's parquet files, reward and launch command.
 
-    Reads the same dataset as gear train; TRL need not be installed. What verl has no counterpart for is refused
-    by name, or listed at the top of launch.sh.
+    Any key of the file may follow as --KEY VALUE.
+
+    Reads the same dataset as gear train; TRL need not be installed. What verl has
+    no counterpart for is refused by name, or listed at the top of launch.sh.
 
     gear export verl --config examples/math_qwen3_4b.yaml --out runs/verl --gpus 8
     """

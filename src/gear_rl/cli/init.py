@@ -19,8 +19,9 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Where the files go.")] = Path("first-run"),
     like: Annotated[str, typer.Option(help="maths, tools (an agent), or verl.")] = "maths",
 ) -> None:
-    """Write a configuration, a reward or an environment, and ten rows: a run that starts at once on a CPU.
+    """Write the files of a first run, which starts at once on a CPU.
 
+    They are a configuration, a reward or an environment, and ten rows.
     Replace the model, the rows and the reward by yours, one after the other.
     """
     if like not in _STARTERS:

@@ -10,10 +10,12 @@ from gear_rl.cli.console import say
 def model(
     name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct (Apache-2.0).")],
 ) -> None:
-    """Fetch a small pretrained model, also where no model hub is reached, and print its folder.
+    """Fetch a small pretrained model, and print its folder.
 
-    It is kept in the cache folder ($GEAR_CACHE, else ~/.cache/gear-rl), and its short name then works wherever a
-    model is named: gear train --model smollm2, gear score --model smollm2, gear teacher --model smollm2.
+    Also where no model hub is reached. It is kept in the cache folder
+    ($GEAR_CACHE, else ~/.cache/gear-rl), and its short name then works wherever a
+    model is named: gear train --model smollm2, gear score --model smollm2, gear
+    teacher --model smollm2.
     """
     from gear_rl.runs.machine import quiet_libraries
     from gear_rl.runs.models import fetch_model

@@ -16,7 +16,7 @@ def report(
         list[Path], typer.Argument(help="The folder of a run or of a comparison, or a comparison.json.")
     ],
 ) -> None:
-    """Make report.html of a run or of a comparison, as `gear train` and `gear compare` do at their end."""
+    """Make report.html of a run or of a comparison, as they do at their end."""
     from gear_rl.view.run import save_run_page
 
     for path in paths:

@@ -44,14 +44,18 @@ def score(
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) with table and figure.")] = None,
 ) -> None:
-    """Is the credit where the fault is? Runs the engine on completions with a known fault; trains nothing.
+    """Is the credit where the fault is?
+
+    Runs the engine on completions with a known fault; trains nothing.
 
     A method may have settings: --methods gear,gear:onset_signal=log_ratio
 
-    A line of --data is a problem: prompt, the teacher's context (privileged_context, solution, answer or
-    ground_truth), a completion, and its faulty span: {"start": 10, "end": 12} in characters, or a text that
-    occurs there once. A better completion may be given as correct. With decisions, a list of such spans
-    (the results of a sum), there is a second AUC among them alone. For example:
+    A line of --data is a problem: prompt, the teacher's context
+    (privileged_context, solution, answer or ground_truth), a completion, and its
+    faulty span: {"start": 10, "end": 12} in characters, or a text that occurs
+    there once. A better completion may be given as correct. With decisions, a
+    list of such spans (the results of a sum), there is a second AUC among them
+    alone. For example:
 
     {"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40",
     "completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}

@@ -21,11 +21,14 @@ def teacher(
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Is the teacher informed? Samples completions and scores them under their own privileged context, under two
-    other rows', and under none; trains nothing.
+    """Is the teacher informed?
 
-    Any context changes a model's probabilities. A teacher that reads it prefers the row's own context to others';
-    and, with a reward, right completions gain more from it than wrong ones.
+    Samples completions and scores them under their own privileged context, under
+    two other rows', and under none; trains nothing.
+
+    Any context changes a model's probabilities. A teacher that reads it prefers
+    the row's own context to others'; and, with a reward, right completions gain
+    more from it than wrong ones.
 
     Settings may follow as in gear train: --privileged_column answer, --max_completion_length 64,
     --teacher_model PATH, --columns.prompt question.

@@ -19,7 +19,7 @@ def view(
     prompts: Annotated[bool, typer.Option("--prompts", help="Show the whole prompts.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with every record instead.")] = None,
 ) -> None:
-    """Show the credit of recorded completions in the terminal, as a picture, or as a page."""
+    """Show the credit of recorded completions: terminal, picture or page."""
     from gear_rl.records import read_records
     from gear_rl.view.html import save_html
     from gear_rl.view.picture import save_picture
