@@ -61,28 +61,22 @@ def compare(
     """Does a method help?
 
     Trains every method at its own best learning rate, with every seed, on one
-    budget of rollouts, and compares in words.
-
-    Rates are a factor of two apart, tried on seeds and problems of their own;
-    more where the best is at an edge. Finished runs in the folder are not run
-    again.
+    budget of rollouts, and compares in words. Finished runs in the folder are not
+    run again.
 
     The reference is a control with the true advantage of every token (oracle).
     Where no formula gives it, rollouts branch off at every token, which is slow:
-    your own run has this control only if you name it.
+    your own run has it only if you name it.
 
     A method may have settings and a name of yours: --methods
-    gear,blaming=gear:sign_mode=aware,shuffled:of.alpha=1
+    gear,blaming=gear:sign_mode=aware. Rows of what you would do instead: sft
+    (fine-tuning on the privileged text), gear:sft=0.5 (in the first half of the
+    steps), more=uniform:rollouts=48.
 
-    What you would do instead are rows too: sft fine-tunes on the privileged text,
-    gear:sft=0.5 does so in the first half of the steps, more=uniform:rollouts=48
-    takes more rollouts.
-
-    Your own run in place of a task: --config run.yaml, or --model M --dataset D
-    --reward R; other settings follow as in gear train. Compared is the mean
-    reward on the run's own held-out rows, or, where rewards take two values only,
-    the share that reach success_reward. Further tiers of eval_dataset are shown
-    beside.
+    Your own run: --config run.yaml, or --model M --dataset D --reward R; other
+    settings follow as in gear train. Compared is the mean reward on its held-out
+    rows, or the share that reach success_reward where rewards take two values
+    only. Further tiers of eval_dataset are shown beside.
     """
     from gear_rl.lab.compare import compared, plan_of, save, split_methods
     from gear_rl.runs.arena import task_of
