@@ -60,9 +60,8 @@ def compare(
 ) -> None:
     """Does a method help?
 
-    Trains every method at its own best learning rate, with every seed, on one
-    budget of rollouts, and compares in words. Finished runs in the folder are not
-    run again.
+    Trains every method at its own best learning rate on one budget of rollouts,
+    and compares in words. Finished runs in the folder are not run again.
 
     The reference is a control with the true advantage of every token (oracle).
     Where no formula gives it, rollouts branch off at every token, which is slow:
