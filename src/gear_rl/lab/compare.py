@@ -202,13 +202,7 @@ def plan_of(
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    named, engine, own, ceiling = line_up([*methods, CEILING])
-    for name, settings in own.items():
-        if settings and chosen.agent and SFT in settings:
-            raise InputError(
-                f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
-                "fine-tunes on its best rollouts"
-            )
+    named, engine, own, ceiling = line_up([*methods, CEILING], agent=chosen.agent)
     return Plan(
         methods=named,
         engine=engine,
@@ -239,7 +233,7 @@ def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
 
 
 def line_up(
-    methods: Sequence[str], usual: Mapping[str, Any] = {}
+    methods: Sequence[str], usual: Mapping[str, Any] = {}, *, agent: bool = False
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
     """Methods by name, the engine settings of each, its own ``rollouts`` and ``sft``, and the ceiling's name.
 
@@ -259,6 +253,11 @@ def line_up(
     own: dict[str, dict[str, Any]] = {}
     for name, credit in named.items():
         own[name] = {setting: credit.pop(setting) for setting in ("rollouts", SFT) if setting in credit}
+        if agent and SFT in own[name]:
+            raise InputError(
+                f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
+                "fine-tunes on its best rollouts"
+            )
         if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
             raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
         given_here = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import CEILING, SFT, Outcome, Plan, check_counts, line_up, reported_part
+from gear_rl.lab.compare import CEILING, Outcome, Plan, check_counts, line_up, reported_part
 from gear_rl.lab.training import QUIET, held_out_tiers, run_config
 from gear_rl.runs.config import RunConfig
 
@@ -67,11 +67,10 @@ def plan_of_run(
     n_eval = min(256, len(reported_part(range(len(rows))))) if n_eval is None else n_eval
     check_counts(range(len(rows)), n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
-    named, engine, own, ceiling = line_up(methods, usual)
+    agent = bool(config.environment or config.tools)
+    named, engine, own, ceiling = line_up(methods, usual, agent=agent)
     if ceiling is not None:
         _check_branching(config)
-    if (config.environment or config.tools) and any(SFT in settings for settings in own.values()):
-        raise InputError("--methods: sft: an agent's answers cannot be imitated without its tools; take raft")
     default = GEARConfig.__dataclass_fields__
     per_device = given.get("per_device_train_batch_size", default["per_device_train_batch_size"].default)
     run = config.model_dump(exclude={"credit"})

@@ -31,7 +31,7 @@ SHORT: dict[type[TrainerCallback], type[TrainerCallback]] = {
     ProgressCallback: ShortProgress,
     PrinterCallback: ShortPrinter,
 }
-"""Which printer takes the place of which of transformers'."""
+"""Transformers' printers, and ours that replace them."""
 
 
 def _short(logs: Mapping[str, float]) -> dict[str, float]:
