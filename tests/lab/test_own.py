@@ -1,7 +1,6 @@
 """gear compare on the user's own run: its settings, its data, its reward, its held-out rows."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,8 @@ from gear_rl.errors import InputError
 from gear_rl.lab.compare import compared, judged
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.sft import demonstrations, prompts_of
-from gear_rl.lab.training import OwnTask, _in_numbers, cell_trainer, run_cell
+from gear_rl.lab.training import _in_numbers, cell_trainer, run_cell
+from gear_rl.runs.arena import sampled_rewards
 from gear_rl.runs.config import load_config
 from support.commands import untouched
 
@@ -81,8 +81,7 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
 
 
 def test_the_outcome_is_the_reward_where_rewards_are_graded():
-    trainer = SimpleNamespace(solve=lambda rows, *, seed: [0.5, 0.49, None, 0.75])
-    rewards = OwnTask().solve(trainer, range(4), seed=0)
+    [rewards] = sampled_rewards(lambda rows, *, seed: [0.5, 0.49, None, 0.75], range(4), seed=0)
     ends = {"before": [[0.0] * 4], "after": [rewards]}
     numbers = {
         f"{k}_{end}": v for end, those in ends.items() for k, v in _in_numbers(those, right=0.5).items()

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ def demo(
     from gear_rl.cli.progress import ProgressLine
     from gear_rl.lab.training import Between
     from gear_rl.records import read_records
-    from gear_rl.runs.arena import accuracies, arena_config, task_of
+    from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
     from gear_rl.runs.config import build_method, parse_overrides, parse_word, put
     from gear_rl.runs.machine import use_few_threads
     from gear_rl.runs.trainer import make_trainer
@@ -77,7 +78,8 @@ def demo(
         trainer = make_trainer(config)
 
         def held_out(count: int) -> float:
-            return accuracies(arena, trainer, problems[:count], seed=seed)[0]
+            [rewards] = sampled_rewards(partial(arena.solve, trainer), problems[:count], seed=seed)
+            return sum(rewards) / len(rewards)
 
         out_console.print(
             f"[bold]gear demo[/]: {arena.name} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} "

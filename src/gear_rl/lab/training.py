@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +25,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import Oracle, estimate_of
-from gear_rl.runs.arena import arena_config, sampling_seed, task_of
+from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
 from gear_rl.versions import versions
@@ -229,14 +230,6 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
     return trainer
 
 
-class OwnTask:
-    """The user's run as a task: a rollout is worth the run's own reward, 0 where no function judged it."""
-
-    def solve(self, trainer: Any, rows: Sequence[Mapping[str, Any]], *, seed: int) -> list[float]:
-        """The reward of each row's rollout; sampled through the run's own loop, tools included."""
-        return [0.0 if reward is None else float(reward) for reward in trainer.solve(rows, seed=seed)]
-
-
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     """Rewards before, in between and after, and curves of the training."""
     quiet_libraries()
@@ -246,16 +239,16 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         trainer = cell_trainer(spec, scratch)
         others = dict[str, list[dict[str, Any]]]()
         if spec.run is None:
-            task: Any = task_of(spec.task, spec.tier)
+            task = task_of(spec.task, spec.tier)
+            solve = partial(task.solve, trainer)
             problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
         else:
-            task = OwnTask()
+            solve: Callable[..., Sequence[float | None]] = trainer.solve
             judging, others = held_out_tiers(trainer.eval_dataset)
             problems = judging[spec.first : spec.first + spec.n_eval]
 
         def solved(rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
-            seeds = [sampling_seed(spec.seed, number) for number in range(samples)]
-            return [task.solve(trainer, rows, seed=seed) for seed in seeds]
+            return sampled_rewards(solve, rows, seed=spec.seed, samples=samples)
 
         def measured() -> dict[str, Any]:
             beside = {name: fmean(solved(rows)[0]) for name, rows in others.items() if spec.n_between}

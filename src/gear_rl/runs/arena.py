@@ -4,7 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gear_rl.arena.task import TASKS, Task, get_task
@@ -50,15 +50,20 @@ def sampling_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def accuracies(
-    task: Any, trainer: Any, problems: list[dict[str, Any]], *, seed: int, samples: int = 1
-) -> list[float]:
-    """The share of the problems that ``task.solve`` solves, in each of ``samples`` samplings of that seed."""
-    return [
-        sum(reward or 0.0 for reward in task.solve(trainer, problems, seed=sampling_seed(seed, number)))
-        / len(problems)
-        for number in range(samples)
-    ]
+def sampled_rewards(
+    solve: Callable[..., Sequence[float | None]],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    seed: int,
+    samples: int = 1,
+) -> list[list[float]]:
+    """The reward of each row in each of ``samples`` samplings of that seed; 0 where no function judged it.
+
+    >>> sampled_rewards(lambda rows, *, seed: [0.5, None], [{}, {}], seed=0, samples=2)
+    [[0.5, 0.0], [0.5, 0.0]]
+    """
+    seeds = [sampling_seed(seed, number) for number in range(samples)]
+    return [[reward or 0.0 for reward in solve(rows, seed=one)] for one in seeds]
 
 
 def arena_config(
