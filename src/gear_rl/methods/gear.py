@@ -39,12 +39,12 @@ class Gear:
     """A divergence from the teacher opens a segment of credit, weighted by the divergence at its onset.
 
     GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a segment,
-    which ends where the student's entropy rises and takes the ``z`` of its onset. Other tokens keep their own.
+    which ends where the student's entropy rises and takes the ``z`` of its onset. Others keep their own.
     ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
     The defaults are our reading; to the letter: ``departures="all",
-    aftermath=0, end_threshold=0.5, alpha=1`` and a live teacher. Use it where one early mistake decides the
-    outcome. ``alpha=0`` gives GRPO.
+    aftermath=0, end_threshold=0.5, alpha=1`` and a live teacher. Use it where one mistake
+    decides. ``alpha=0`` gives GRPO.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
