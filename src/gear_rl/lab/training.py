@@ -251,7 +251,8 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
             return sampled_rewards(solve, rows, seed=spec.seed, samples=samples)
 
         def measured() -> dict[str, Any]:
-            beside = {name: fmean(solved(rows)[0]) for name, rows in others.items() if spec.n_between}
+            n = spec.n_eval if spec.n_between else 0  # nothing beside while a rate is sought
+            beside = {name: fmean(solved(rows[:n])[0]) for name, rows in others.items() if n}
             if spec.run is not None and spec.run.get("perplexity") and spec.n_between:
                 beside["perplexity"] = perplexity(trainer, Path(spec.run["perplexity"]))
             return {"rewards": solved(problems, spec.samples), "beside": beside}
