@@ -78,6 +78,7 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
     ("credit", "message"),
     [
         ("gaer", "credit: no method 'gaer'; did you mean gear?"),
+        ("gear:token", "credit: 'token' in 'gear:token' is no setting; write .*, or gear:paper, gear:tokens"),
         ({"name": "gear", "alpha": -1}, "credit.alpha: -1.0 must be a finite number, 0 or more"),
         ({"name": "shuffled", "of": ["gear"]}, r"credit.of: \['gear'\] is no method; give a name"),
         ({"name": "random_onsets", "of": "rlsd"}, "credit.of: 'rlsd' is not of the kind .* give gear"),
@@ -88,6 +89,13 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
 def test_a_bad_method_is_named(credit, message):
     with pytest.raises(InputError, match=message):
         build_method(credit)
+
+
+def test_a_preset_stands_for_its_settings(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: m\ndataset: d\nreward: r\ncredit: gear:paper\n")
+    paper = Gear(departures="all", aftermath=0.0, end_threshold=0.5, alpha=1.0)
+    assert build_method(load_config(tmp_path / "run.yaml").credit) == paper
+    assert build_method("gear:tokens,alpha=2") == Gear(onset_rule="never", alpha=2)
 
 
 def test_a_method_from_outside_needs_no_registration():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from gear_rl.errors import did_you_mean
@@ -63,19 +64,27 @@ COMMA = re.compile(r",(?![^\[]*\])")
 def settings_in(text: str) -> dict[str, Any]:
     """The name and the settings in ``name`` or ``name:setting=value,setting=value``.
 
-    A dot leads into a method inside a method. ``ValueError`` for a part without a value.
+    A dot leads into a method inside a method, and a word without a value is one of the method's ``presets``.
+    ``ValueError`` for another.
 
     >>> settings_in("gear:alpha=0.5,end_rule=turn,clip=[0.5, 2]")
     {'name': 'gear', 'alpha': 0.5, 'end_rule': 'turn', 'clip': [0.5, 2]}
     >>> settings_in("shuffled:of.alpha=1")
     {'name': 'shuffled', 'of': {'alpha': 1}}
+    >>> settings_in("gear:tokens,alpha=2")
+    {'name': 'gear', 'onset_rule': 'never', 'alpha': 2}
     """
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {"name": name.strip()}
+    presets: Mapping[str, Mapping[str, Any]] = getattr(METHODS.get(name.strip()), "presets", {})
     for part in COMMA.split(rest) if rest else ():
         key, equals, value = part.partition("=")
+        if key.strip() in presets and not equals:
+            settings |= presets[key.strip()]
+            continue
         if not equals:
-            raise ValueError(f"{part!r} in {text!r} is no setting; write {name}:SETTING=VALUE")
+            known = f", or {', '.join(f'{name}:{preset}' for preset in presets)}" if presets else ""
+            raise ValueError(f"{part!r} in {text!r} is no setting; write {name}:SETTING=VALUE{known}")
         *outer, last = key.strip().split(".")
         inner = settings
         for step in outer:

@@ -42,9 +42,8 @@ class Gear:
     which ends where the student's entropy rises and takes the ``z`` of its onset. Others keep their own.
     ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The defaults are our reading; to the letter: ``departures="all",
-    aftermath=0, end_threshold=0.5, alpha=1`` and a live teacher. Use it where one mistake
-    decides. ``alpha=0`` gives GRPO.
+    The defaults are our reading. ``gear:paper`` is the paper to the letter, with ``teacher_model_kind="live"``;
+    ``gear:tokens`` opens no segment. Use it where one mistake decides. ``alpha=0`` gives GRPO.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -64,6 +63,11 @@ class Gear:
     source: ClassVar[str] = "arXiv:2605.11853"
     per_completion: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0},
+        "tokens": {"onset_rule": "never"},
+    }
+    """Settings that a name stands for, as in ``gear:tokens``."""
 
     divergence: Divergence = "reverse"
     """Of student ``p`` and teacher ``q``: ``reverse`` KL(p || q), the paper's; ``forward`` KL(q || p);

@@ -214,7 +214,11 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     """
     settings: Any = credit
     if isinstance(credit, str):
-        settings = settings_in(credit) if "=" in credit else {"name": credit}
+        ours = "=" in credit or credit.partition(":")[0] in METHODS
+        try:
+            settings = settings_in(credit) if ours else {"name": credit}
+        except ValueError as error:
+            raise InputError(f"{where}: {error}") from None
     if not isinstance(settings, Mapping):
         why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
         raise InputError(f"{where}: {credit!r:.200} {why}")
