@@ -124,6 +124,17 @@ def step(
 
 @app.command()
 @user_errors
+def contexts(
+    out: Annotated[Path, typer.Option(help="Folder for the rows and the run.")] = Path("runs/contexts"),
+) -> None:
+    """Rows with contexts of the teacher that tell more or less, and the run for gear compare --config."""
+    from benchmarks.contexts import write_run
+
+    out_console.print(f"wrote {write_run(out)}")
+
+
+@app.command()
+@user_errors
 def curves(
     methods: Annotated[
         str,
