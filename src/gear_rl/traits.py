@@ -84,6 +84,9 @@ class Traits:
     per_completion: bool = False
     """The credit of a completion does not depend on the others in the call: an engine may request it for some
     completions at a time. False for a method that draws at random by the last bits of a signal."""
+    whole_batch: bool = False
+    """The credit depends on the completions of other processes, too. So it does wherever a signal with one entry
+    per completion is read."""
     makes_segments: bool = False
     """The method should find segments of two tokens or more: an engine warns where a run has next to none."""
     even: bool = False
@@ -111,6 +114,11 @@ def is_additive(method: CreditAssigner) -> bool:
 def is_per_completion(method: CreditAssigner) -> bool:
     """``Traits.per_completion`` of the method."""
     return bool(getattr(method, "per_completion", False))
+
+
+def is_whole_batch(method: CreditAssigner) -> bool:
+    """``Traits.whole_batch`` of the method."""
+    return bool(getattr(method, "whole_batch", False))
 
 
 def is_even(method: CreditAssigner) -> bool:

@@ -79,7 +79,9 @@ def every_signal(num_rows=4, num_tokens=3):
         ("group_B", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"), torch.int64
     )
     values = {name: torch.ones(num_rows, num_tokens, dtype=kinds.get(name)) for name in SIGNALS}
-    values |= {name: torch.ones(num_rows, dtype=kinds.get(name)) for name in ("group_B", "reward_B")}
+    values |= {
+        name: torch.ones(num_rows, dtype=kinds.get(name)) for name in ("group_B", "reward_B", "success_B")
+    }
     values["rewards_BR"] = torch.ones(num_rows, 2)
     return TokenSignals(mask=mask, turn_id=torch.where(mask, 0, -1), **values)
 
@@ -93,7 +95,7 @@ def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
     assert len(floats(every_signal())) == len(SIGNALS) - 6
     for name in floats(every_signal()):
         signals = every_signal()
-        getattr(signals, name)[(1,) if name == "reward_B" else (1, 1)] = value
+        getattr(signals, name)[(1,) if name in ("reward_B", "success_B") else (1, 1)] = value
         if not is_per_row(name):
             getattr(signals, name)[2, 2] = value  # masked
         assert finite_rows(signals).tolist() == [True, False, True, True], name

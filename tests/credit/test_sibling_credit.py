@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gear_rl.credit.step as credit_step
-from engines.probing import Probe
+from engines.probing import BY_SIZE, Probe
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
 from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
@@ -109,7 +109,7 @@ def test_a_bad_number_where_the_advantage_is_0_reaches_no_sibling(monkeypatch):
             (method, "no context")
             for method in (Rlcsd(squash_nats=0.5, threshold=0.2), Igpo(), Igpo(baseline="token"))
         ),
-        *((method, "no reward") for method in (Gigpo(), Crpo(), MtGrpo(), Igpo())),
+        *((method, "no reward") for method in (Gigpo(), Crpo(), MtGrpo(), Igpo(), BY_SIZE)),
     ],
     ids=str,
 )

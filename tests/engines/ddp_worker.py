@@ -14,10 +14,10 @@ from datasets import Dataset
 from torch.distributed.tensor import DTensor
 
 from engines import probing, running, tiny
-from gear_rl import Gear, GEARTrainer, Shuffled, Uniform
+from gear_rl import Gear, GEARTrainer, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.methods import Gigpo, Igpo, MtGrpo, Sdpg
+from gear_rl.methods import Sdpg
 from gear_rl.signals.passes import ModelPasses
 
 
@@ -81,7 +81,7 @@ def main(model: str, folder: Path) -> None:
         method.name: credit_beside_siblings(
             method, advantage_B[own], probing.part(signals, own), TRLEngine(trainer)
         ).advantage
-        for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Shuffled(of=Gigpo()))
+        for method in probing.COMPARING
     }
     torch.save(credits, folder / f"credits-{rank}.pt")
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -5,9 +5,15 @@ from typing import Any
 
 import torch
 
+from gear_rl.methods import AgentOpsd, Gigpo, Igpo, MtGrpo, Shuffled, Stare
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, Signal, TokenSignals, is_per_row
+
+BY_SIZE = AgentOpsd(width=1.0, epsilon=1.0)
+"""By default two turns always have a z-score of 1 and -1, whatever the group."""
+COMPARING = (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), BY_SIZE, Stare(), Shuffled(of=Gigpo()))
+"""Methods that compare completions with those of other processes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +45,21 @@ def torn() -> tuple[torch.Tensor, TokenSignals]:
     def per_turn(values):
         return on_turns(values, turn_id)
 
-    return torch.randn(12, generator=g), TokenSignals(
+    advantage_B = torch.randn(12, generator=g)
+    reward_B = torch.randint(0, 3, (12,), generator=g).float()
+    return advantage_B, TokenSignals(
         mask=mask,
         turn_id=turn_id,
         group_B=torch.arange(12) // 4,
-        reward_B=torch.randint(0, 3, (12,), generator=g).float(),
+        reward_B=reward_B,
+        success_B=(reward_B >= 1).float(),
         turn_reward=per_turn(torch.rand(12, 11, generator=g)),
         anchor_id=torch.where(mask, per_turn(torch.randint(0, 2, (12, 11), generator=g)), -1),
         answer_confidence=per_turn(torch.rand(12, 11, generator=g)),
         token_id=torch.where(mask, torch.randint(150_000, (12, 11), generator=g), -1),
+        student_logprob=-torch.rand(12, 11, generator=g),
+        teacher_logprob=-torch.rand(12, 11, generator=g),
+        student_entropy=torch.where(mask, 0.2, 0.0),
     )
 
 

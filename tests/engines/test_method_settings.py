@@ -35,6 +35,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "teacher_contrast": "sibling",
         "privileged_sources": ["sibling"],
     },
+    "cast": {"teacher_model_kind": "base", "privileged_sources": ["prompt"]},
     "opsd": {"teacher_model_kind": "base"},
     "sdpo": {
         "teacher_model_kind": "ema",

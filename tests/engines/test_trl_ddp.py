@@ -11,9 +11,7 @@ import torch
 
 from engines import probing
 from engines.running import same
-from gear_rl import Shuffled
 from gear_rl.engines.trl.checkpoints import checked
-from gear_rl.methods import Gigpo, Igpo, MtGrpo
 from gear_rl.records import read_records
 
 TESTS = Path(__file__).parents[1]
@@ -101,7 +99,7 @@ def test_siblings_are_found_on_the_other_process(finished):
 def test_a_group_that_is_spread_over_both_gets_the_credit_that_it_gets_in_one(finished):
     ranks = [torch.load(finished / f"credits-{rank}.pt", weights_only=True) for rank in (0, 1)]
     advantage_B, signals = probing.torn()
-    for method in (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), Shuffled(of=Gigpo())):
+    for method in probing.COMPARING:
         whole = method(advantage_B, signals).advantage
         first, second = (found[method.name] for found in ranks)
         assert first.shape == (6, 7) and second.shape == (6, 11)

@@ -20,6 +20,7 @@ def test_the_first_source_with_a_context_wins():
         (["row", "environment"], ("answer", "4")),
         (["sibling", "feedback"], ("feedback", "no")),
         (["sibling"], None),
+        (["sibling", "prompt"], ("prompt", "")),
     ):
         assert find_contexts([row], [both], sources) == [wanted]
     blank = rollout("x", 0.0, privileged_context=" \n")

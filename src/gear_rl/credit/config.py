@@ -20,7 +20,7 @@ C = TypeVar("C", bound="CreditConfig")
 PRIVILEGED_COLUMNS = ("privileged_context", "solution", "answer", "ground_truth")
 """Where a dataset row may hold the privileged context, in the order in which they are tried."""
 
-SOURCES = ("environment", "row", "sibling", "feedback", "function")
+SOURCES = ("environment", "row", "sibling", "feedback", "prompt", "function")
 """Where a privileged context may come from."""
 CONTRASTS = ("sibling", "shuffled")
 NO_CONTRAST = "none"
@@ -101,6 +101,7 @@ class CreditConfig:
         "Where the privileged context comes from, tried in order for each rollout: 'environment' "
         "(its privileged_context()), 'row' (a dataset column), 'sibling' (a successful rollout of the same "
         "group), 'feedback' (what a reward function logged as \"feedback\", else the tools' answers), "
+        "'prompt' (nothing but the student's own prompt), "
         "'function'. None for the method's own, else environment, row.",
     )
     max_privileged_tokens: int | None = _setting(
@@ -223,7 +224,7 @@ def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
 
     >>> check_sources(["row", "oracle"])
     Traceback (most recent call last):
-    ValueError: privileged_sources: 'oracle' is not one of environment, row, sibling, feedback, function
+    ValueError: privileged_sources: 'oracle' is not one of environment, row, sibling, feedback, prompt, function
     """
     for source in sources:
         if source not in SOURCES:

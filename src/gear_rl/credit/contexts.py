@@ -111,7 +111,7 @@ def contexts_of(
         sources = [source for source in sources if source != "environment"]
     success = cast(float, config.success_reward)
     reads_siblings = "sibling" in {*sources, contrast}
-    reads_rollouts = reads_siblings or {*sources} - {"row"}
+    reads_rollouts = reads_siblings or {*sources} - {"row", "prompt"}
     local = _rollouts(batch, engine, "environment" in sources) if reads_rollouts else []
     everyone = engine.gather_objects(local) if reads_siblings else local
     first = batch.first if reads_siblings else 0
@@ -149,7 +149,8 @@ def find_contexts(
 
     ``everyone`` are the rollouts of all processes, where those of the rows begin at ``first``. A sibling is the
     next rollout of the group, cyclically, whose reward is at least ``success_reward``. Feedback is for failures
-    only. Raises ``ValueError`` for a function that returns no text.
+    only. That of ``prompt`` is empty: the teacher sees the student's prompt. Raises ``ValueError`` for a function
+    that returns no text.
 
     >>> won = Rollout(completion="4", text="4", reward=1.0, group=0)
     >>> lost = Rollout(completion="5", text="5", reward=0.0, group=0)
@@ -161,6 +162,8 @@ def find_contexts(
         text: Any = None
         if source == "row":
             return privileged_context(rows[i], column)
+        if source == "prompt":
+            return source, ""
         if source == "environment":
             text = everyone[first + i].privileged_context
         elif source == "sibling":

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.signal import names_of
+from gear_rl.traits import is_whole_batch
 from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 
 
@@ -22,7 +23,8 @@ def credit_beside_siblings(
 
     Every process must call this.
     """
-    if engine.world_size == 1 or not any(is_per_row(name) for name in names_of(method.needs)):
+    compares = is_whole_batch(method) or any(is_per_row(name) for name in names_of(method.needs))
+    if engine.world_size == 1 or not compares:
         return method(advantage_B, signals)
     num_rows, num_columns = signals.mask.shape
     widest = int(engine.gather(torch.tensor([num_columns], device=signals.mask.device)).max())

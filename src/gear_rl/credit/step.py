@@ -130,7 +130,7 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     falls_B = torch.stack(list(fallback_B.values())).any(0)
     # The siblings must not be compared with signals that a completion does not have.
     absent_B = (falls_B & ~fallback_B["no_token"]) | ~finite_B
-    if "reward_B" in signals or "rewards_BR" in signals:
+    if any(name in signals for name in ("reward_B", "rewards_BR", "success_B")):
         # Every reward function abstained, which is no reward of 0: engines leave it out of its group too.
         absent_B = absent_B | ~batch.judged()
     falls_B = falls_B | absent_B

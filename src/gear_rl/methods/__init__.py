@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gear_rl.errors import did_you_mean
+from gear_rl.methods.agent_opsd import AgentOpsd
+from gear_rl.methods.cast import Cast
 from gear_rl.methods.crpo import Crpo
 from gear_rl.methods.distilled_rl import DistilledRl
 from gear_rl.methods.entropy_forks import EntropyForks
@@ -26,6 +28,7 @@ from gear_rl.methods.sdpo import Sdpo
 from gear_rl.methods.serl import Serl
 from gear_rl.methods.shear import Shear
 from gear_rl.methods.shuffled import Shuffled
+from gear_rl.methods.stare import Stare
 from gear_rl.methods.uniform import Uniform
 from gear_rl.types import CreditAssigner
 
@@ -38,7 +41,9 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Serl,
         Rlcsd,
         DistilledRl,
+        Cast,
         EntropyForks,
+        Stare,
         FixedSpans,
         OarP,
         OarG,
@@ -47,6 +52,7 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Gigpo,
         MtGrpo,
         Igpo,
+        AgentOpsd,
         Crpo,
         Opsd,
         Sdpo,
@@ -117,6 +123,8 @@ def method_of(text: str) -> CreditAssigner:
 
 __all__ = [
     "METHODS",
+    "AgentOpsd",
+    "Cast",
     "Crpo",
     "DistilledRl",
     "EntropyForks",
@@ -137,6 +145,7 @@ __all__ = [
     "Serl",
     "Shear",
     "Shuffled",
+    "Stare",
     "Uniform",
     "method_of",
     "settings_in",

@@ -17,6 +17,7 @@ from gear_rl.traits import (
     engine_settings_of,
     is_additive,
     is_per_completion,
+    is_whole_batch,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
@@ -58,6 +59,11 @@ class Shuffled:
     def per_completion(self) -> bool:
         """As the method that is shuffled."""
         return is_per_completion(self.of)
+
+    @property
+    def whole_batch(self) -> bool:
+        """As the method that is shuffled."""
+        return is_whole_batch(self.of)
 
     @property
     def additive(self) -> bool:

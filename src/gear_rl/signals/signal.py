@@ -199,6 +199,17 @@ class RewardB(BatchSignal):
 
 
 @dataclass(frozen=True)
+class SuccessB(BatchSignal):
+    """1 where the completion's reward is at least ``success_reward``, else 0."""
+
+    name = "success_B"
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        succeeds = [reward is not None and reward >= batch.success_reward for reward in batch.rewards]
+        return torch.tensor(succeeds, device=batch.advantage_B.device).float()
+
+
+@dataclass(frozen=True)
 class RewardsBR(BatchSignal):
     """What each reward function gave, times its weight; 0 where it abstained."""
 

@@ -4,7 +4,7 @@ from gear_rl.signals.answers import AnswerRegion
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.signals.passes import ReferenceLogprob
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from gear_rl.signals.signal import FOLD_SIGNALS, GroupB, RewardB, RewardsBR, TokenId
+from gear_rl.signals.signal import FOLD_SIGNALS, GroupB, RewardB, RewardsBR, SuccessB, TokenId
 from gear_rl.signals.text_units import LineId, SentenceId
 from gear_rl.signals.transport import TransportDistance
 from gear_rl.signals.turns import AnchorId, TurnReward
@@ -25,6 +25,7 @@ SIGNALS: dict[str, Signal] = {
         GroupB(),
         RewardB(),
         RewardsBR(),
+        SuccessB(),
         TurnReward(),
         AnchorId(),
         SentenceId(),

@@ -101,6 +101,16 @@ def turn_values(x: Shaped[Tensor, "B T"], turn_id: Int[Tensor, "B T"]) -> Shaped
     return table.scatter_(1, column, x)[:, :num_tokens]
 
 
+def turn_sums(x: Float[Tensor, "B T"], turn_id: Int[Tensor, "B T"]) -> Float[Tensor, "B K"]:
+    """The sum of ``x`` over the tokens of each turn, turn k in column k; 0 for turns that there are not.
+
+    >>> turn_sums(torch.tensor([[5.0, 6.0, 9.0, 7.0]]), torch.tensor([[0, 0, -1, 1]]))
+    tensor([[11.,  7.,  0.,  0.]])
+    """
+    mine = torch.where(turn_id >= 0, x, 0.0)
+    return torch.zeros_like(x).scatter_add_(1, turn_id.clamp(min=0), mine)
+
+
 def on_turns(value: Shaped[Tensor, "B K"], turn_id: Int[Tensor, "B T"]) -> Shaped[Tensor, "B T"]:
     """Each token gets the value of its turn; 0 outside of turns.
 

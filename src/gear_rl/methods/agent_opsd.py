@@ -1,0 +1,83 @@
+"""AgentOPSD: how much a turn revises the teacher's belief in success."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.errors import check_settings
+from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_sums
+from gear_rl.tensor.masked import masked_mean
+from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import Credit, TokenSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOpsd:
+    """How far a turn revises the belief in success, which a privileged teacher holds, scales its advantage.
+
+    AgentOPSD (arXiv:2608.05987): ``e_k`` is the log-ratio of teacher to student, summed over turn ``k``, and
+    ``c_k = decay c_(k-1) + e_k``. The belief ``b_k = sigmoid(logit(b_0) + c_k)`` starts at the group's share of
+    successes, ``prior_margin`` to ``1 - prior_margin``. With ``z_k`` the z-score of ``sign(A) (b_k - b_(k-1))``
+    over the completion's turns, ``A_k = A (1 - strength + strength clip(1 + width z_k, 1 - width, 1 + width))``.
+
+    Formulas are those of the released pseudocode; the deviation over all turns (not turns less one) and
+    ``epsilon`` are our reading. The paper's teacher sees a skill, a text on how to solve such tasks. Use it for
+    agents; a completion of one turn keeps its GRPO advantage.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between
+    ...     student_logprob=torch.tensor([[-1.0, -1.0, 0.0, -1.0]]),
+    ...     teacher_logprob=torch.tensor([[-0.5, -0.5, 0.0, -3.0]]),
+    ...     group_B=torch.tensor([0]),
+    ...     success_B=torch.tensor([1.0]),
+    ... )
+    >>> AgentOpsd(prior_margin=0.5)(torch.tensor([2.0]), signals).advantage
+    tensor([[2.2000, 2.2000, 0.0000, 1.8000]])
+    """
+
+    name: ClassVar[str] = "agent_opsd"
+    source: ClassVar[str] = "arXiv:2608.05987"
+
+    strength: float = 0.5
+    """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
+    width: float = 0.2
+    """The weight of a turn is kept between 1 - width and 1 + width; the paper's b, which also scales ``z``."""
+    decay: float = 0.95
+    """How much of the evidence of earlier turns stays, per turn; the paper's gamma."""
+    prior_margin: float = 1e-3
+    """The belief at the start is at least this far from 0 and from 1."""
+    epsilon: float = 1e-6
+    """Added to the deviation of a completion's revisions."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, shares=["strength", "width", "decay"], positive=["prior_margin", "epsilon"])
+        if self.prior_margin > 0.5:
+            raise ValueError(f"prior_margin: {self.prior_margin}; give at most 0.5")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("student_logprob", "teacher_logprob", "group_B", "success_B") if self.strength > 0 else ()
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
+        weight = torch.ones_like(signals.mask, dtype=advantage_B.dtype)
+        if self.strength > 0:
+            has = has_turn(turn_id)
+            log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+            # Summed from the front, which is to go from the back.
+            evidence = returns_to_go(turn_sums(log_ratio, turn_id).flip(-1), self.decay).flip(-1)
+            success_B = signals.get("success_B").to(advantage_B.dtype)
+            share_B = success_B - group_relative(success_B, signals.get("group_B"))
+            prior_B = share_B.clamp(self.prior_margin, 1.0 - self.prior_margin)
+            belief = (prior_B.logit()[:, None] + evidence).sigmoid()
+            before = torch.cat([prior_B[:, None], belief], 1)[:, : belief.shape[1]]
+            revision = torch.where(has, advantage_B.sign()[:, None] * (belief - before), 0.0)
+            centred = torch.where(has, revision - masked_mean(revision, has), 0.0)
+            deviation = masked_mean(centred.square(), has).sqrt()
+            z = centred / (deviation + self.epsilon)
+            turn = (1.0 + self.width * z).clamp(1.0 - self.width, 1.0 + self.width)
+            weight = 1.0 + self.strength * (on_turns(turn, turn_id) - 1.0)
+        return Credit.from_weights(advantage_B, weight, turn_id)

@@ -1,0 +1,64 @@
+"""AgentOPSD (arXiv:2608.05987): the formulas in plain Python, turn by turn."""
+
+import math
+
+import pytest
+import torch
+
+from gear_rl.methods import AgentOpsd
+from gear_rl.types import TokenSignals
+
+RATIOS = [[[0.4, 0.2], [-1.5], [0.3]], [[0.1], [0.2, -0.4]], [[-3.0]]]
+"""Log-ratios of teacher to student, by completion and turn; between two turns a tool answers."""
+SUCCESS, GROUP = [1.0, 0.0, 0.0], [0, 0, 1]
+
+
+def batch():
+    width = max(sum(map(len, turns)) + len(turns) - 1 for turns in RATIOS)
+    mask, ratio = torch.zeros(3, width, dtype=torch.bool), torch.zeros(3, width)
+    for b, turns in enumerate(RATIOS):
+        place = 0
+        for turn in turns:
+            mask[b, place : place + len(turn)] = True
+            ratio[b, place : place + len(turn)] = torch.tensor(turn)
+            place += len(turn) + 1
+    return TokenSignals(
+        mask=mask,
+        student_logprob=torch.full_like(ratio, -1.0),
+        teacher_logprob=ratio - 1.0,
+        group_B=torch.tensor(GROUP),
+        success_B=torch.tensor(SUCCESS),
+    )
+
+
+def by_hand(advantage, turns, share, *, strength=0.5, width=0.2, decay=0.95, margin=1e-3):
+    prior = min(max(share, margin), 1 - margin)
+    belief, evidence, revised = prior, 0.0, []
+    for turn in turns:
+        evidence = decay * evidence + sum(turn)
+        after = 1 / (1 + math.exp(-(math.log(prior / (1 - prior)) + evidence)))
+        revised.append(math.copysign(1, advantage) * (after - belief))
+        belief = after
+    mean = sum(revised) / len(revised)
+    deviation = math.sqrt(sum((q - mean) ** 2 for q in revised) / len(revised))
+    weights = [min(max(1 + width * (q - mean) / (deviation + 1e-6), 1 - width), 1 + width) for q in revised]
+    return [
+        advantage * (1 - strength + strength * weight)
+        for weight, turn in zip(weights, turns, strict=True)
+        for _ in turn
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"strength": 1.0, "width": 0.9, "decay": 0.5}])
+def test_a_turn_gets_the_advantage_of_its_revision(settings):
+    advantage, signals = torch.tensor([0.8, -0.8, -1.1]), batch()
+    credit = AgentOpsd(**settings)(advantage, signals)
+    for b, share in enumerate((0.5, 0.5, 0.0)):
+        expected = by_hand(float(advantage[b]), RATIOS[b], share, **settings)
+        assert credit.advantage[b][signals.mask[b]].tolist() == pytest.approx(expected, abs=1e-5)
+    assert credit.segment_id.tolist()[0] == [0, 0, -1, 1, -1, 2]
+
+
+def test_one_turn_keeps_the_advantage():
+    credit = AgentOpsd(strength=1.0)(torch.tensor([0.8, -0.8, -1.1]), batch())
+    assert credit.advantage[2, 0].item() == pytest.approx(-1.1)
