@@ -32,6 +32,7 @@ OFF = {
     "gigpo": {"turn_weight": 0.0},
     "mt_grpo": {"turn_weight": 0.0},
     "crpo": {"style": ()},
+    "mixed": {"first": Uniform(), "second": Uniform()},
 }
 """The settings at which a method gives GRPO back; a method with a setting ``strength`` does so at 0."""
 COMPARES = {"entropy_forks": {"scope": "completion"}, "rlcsd": {"paths": "completion"}}

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from gear_rl.errors import did_you_mean
@@ -16,6 +17,7 @@ from gear_rl.methods.gear import Gear
 from gear_rl.methods.gigpo import Gigpo
 from gear_rl.methods.grail import Grail
 from gear_rl.methods.igpo import Igpo
+from gear_rl.methods.mixed import Mixed
 from gear_rl.methods.mt_grpo import MtGrpo
 from gear_rl.methods.oar import OarG, OarP
 from gear_rl.methods.opsd import Opsd
@@ -58,11 +60,14 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Sdpo,
         Sdpg,
         Raft,
+        Mixed,
         Shuffled,
         RandomOnsets,
     )
 }
 """Every method by its name; a file of this folder that is missing here fails a test."""
+COMBINED = re.compile(rf"([*+])(?=(?:{'|'.join(METHODS)})\b)")
+"""Between two methods that are mixed, as in ``gear*stare``; not the plus of ``1e+3``."""
 COMMA = re.compile(r",(?![^\[]*\])")
 """Between two methods or settings, not in the brackets of a list, as in ``clip=[0.5,2]``."""
 
@@ -70,8 +75,9 @@ COMMA = re.compile(r",(?![^\[]*\])")
 def settings_in(text: str) -> dict[str, Any]:
     """The name and the settings in ``name`` or ``name:setting=value,setting=value``.
 
-    A dot leads into a method inside a method, and a word without a value is one of the method's ``presets``.
-    ``ValueError`` for another.
+    A dot leads into a method inside a method; a word without a value is one of the method's ``presets``.
+    ``a*b`` mixes two methods by the product of their weights, ``a+b`` by the sum of their advantages, in equal
+    shares. ``ValueError`` for a word that is neither setting nor preset.
 
     >>> settings_in("gear:alpha=0.5,end_rule=turn,clip=[0.5, 2]")
     {'name': 'gear', 'alpha': 0.5, 'end_rule': 'turn', 'clip': [0.5, 2]}
@@ -79,7 +85,14 @@ def settings_in(text: str) -> dict[str, Any]:
     {'name': 'shuffled', 'of': {'alpha': 1}}
     >>> settings_in("gear:tokens,alpha=2")
     {'name': 'gear', 'onset_rule': 'never', 'alpha': 2}
+    >>> settings_in("uniform+rlsd:strength=1")["second"], settings_in("gear*stare")["how"]
+    ({'name': 'rlsd', 'strength': 1}, 'product')
     """
+    one, sign, others = COMBINED.split(text, 1) if COMBINED.search(text) else (text, "", "")
+    if sign:
+        count = len(COMBINED.findall(others)) + 2
+        mixed = {"name": "mixed", "first": settings_in(one), "second": settings_in(others)}
+        return mixed | ({"how": "product"} if sign == "*" else {"how": "sum", "share": 1 / count})
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {"name": name.strip()}
     presets: Mapping[str, Mapping[str, Any]] = getattr(METHODS.get(name.strip()), "presets", {})
@@ -111,12 +124,25 @@ def method_of(text: str) -> CreditAssigner:
     Traceback (most recent call last):
     ValueError: credit: no method 'geer'; did you mean gear?
     """
-    settings = settings_in(text)
-    name = settings.pop("name")
+    return _made(settings_in(text), text)
+
+
+def _made(settings: Mapping[str, Any], text: str) -> CreditAssigner:
+    name = settings["name"]
     if name not in METHODS:
         raise ValueError(f"credit: no method {name!r}; {did_you_mean(name, METHODS)}")
+    cls: Any = METHODS[name]
+    usual = {field.name: field.default for field in fields(cls)}
+    given = {
+        # Settings without a name are those of the default method.
+        key: _made({"name": getattr(usual.get(key), "name", None), **value}, text)
+        if isinstance(value, Mapping)
+        else value
+        for key, value in settings.items()
+        if key != "name"
+    }
     try:
-        return METHODS[name](**settings)
+        return cls(**given)
     except TypeError as error:
         raise ValueError(f"credit: {text!r}: {error}") from None
 
@@ -133,6 +159,7 @@ __all__ = [
     "Gigpo",
     "Grail",
     "Igpo",
+    "Mixed",
     "MtGrpo",
     "OarG",
     "OarP",

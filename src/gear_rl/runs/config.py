@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gear_rl.arena.task import dataset_task, get_task
 from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.methods import METHODS, settings_in
+from gear_rl.methods import COMBINED, METHODS, settings_in
 from gear_rl.runs.trl_names import NAMES, with_our_names
 from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
@@ -214,7 +214,7 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     """
     settings: Any = credit
     if isinstance(credit, str):
-        ours = "=" in credit or credit.partition(":")[0] in METHODS
+        ours = "=" in credit or credit.partition(":")[0] in METHODS or COMBINED.search(credit)
         try:
             settings = settings_in(credit) if ours else {"name": credit}
         except ValueError as error:

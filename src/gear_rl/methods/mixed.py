@@ -1,0 +1,125 @@
+"""Two methods at once, on one pass of the teacher."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.errors import check_settings
+from gear_rl.methods.gear import Gear
+from gear_rl.methods.stare import Stare
+from gear_rl.tensor.masked import masked_mean
+from gear_rl.tensor.segments import segment_ids, segment_starts
+from gear_rl.traits import (
+    Distillation,
+    Scheduled,
+    distillation_of,
+    engine_settings_of,
+    is_additive,
+    is_per_completion,
+    is_whole_batch,
+)
+from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
+
+How = Literal["product", "sum"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """Two methods at once: the product of their weights, or a weighted sum of their advantages.
+
+    Ours. As text ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product scales the weights of each
+    completion to mean 1 and takes methods that only reweight; a sum takes any, of which one may distil. The
+    signals of both are computed in one pass of each model. Of two engine settings that disagree, the first
+    method's counts. A segment begins where one of either begins.
+
+    >>> from gear_rl.methods import EntropyForks, Uniform
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 2, dtype=torch.bool), student_entropy=torch.tensor([[0.1, 2.0]])
+    ... )
+    >>> forks = EntropyForks(top_share=0.5, scope="completion")  # its weights are 0 and 1
+    >>> Mixed(first=forks, second=Uniform())(torch.tensor([1.0]), signals).advantage
+    tensor([[0., 2.]])
+    >>> Mixed(first=forks, second=Uniform(), how="sum", share=0.25)(torch.tensor([1.0]), signals).advantage
+    tensor([[0.7500, 1.0000]])
+    """
+
+    name: ClassVar[str] = "mixed"
+    source: ClassVar[str] = "composition (ours)"
+
+    first: CreditAssigner = Gear()
+    """A method."""
+    second: CreditAssigner = Stare()
+    """Another; a third is in a ``mixed`` here."""
+    how: How = "product"
+    """``product`` of weights, or ``sum`` of advantages."""
+    share: float = 0.5
+    """Of the first method in a sum; the second has the rest."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, shares=["share"])
+        for method in (self.first, self.second):
+            if self.how == "product" and is_additive(method):
+                raise ValueError(
+                    f"how: 'product' multiplies weights, and {method.name!r} adds to the advantage; use 'sum'"
+                )
+        if distillation_of(self.first) is not None and distillation_of(self.second) is not None:
+            raise ValueError(
+                f"second: {self.second.name!r} distils, and so does {self.first.name!r}; a loss takes one term"
+            )
+
+    @property
+    def needs(self) -> tuple[str | Signal, ...]:
+        return tuple(dict.fromkeys((*self.first.needs, *self.second.needs)))
+
+    @property
+    def per_completion(self) -> bool:
+        return is_per_completion(self.first) and is_per_completion(self.second)
+
+    @property
+    def whole_batch(self) -> bool:
+        return is_whole_batch(self.first) or is_whole_batch(self.second)
+
+    @property
+    def additive(self) -> bool:
+        return is_additive(self.first) or is_additive(self.second)
+
+    @property
+    def distillation(self) -> Distillation | None:
+        return distillation_of(self.first) or distillation_of(self.second)
+
+    @property
+    def engine_settings(self) -> Mapping[str, Any]:
+        return engine_settings_of(self.second) | engine_settings_of(self.first)
+
+    def at_step(self, step: int) -> "Mixed":
+        """Both methods as they are at optimizer step ``step``."""
+        first, second = (
+            method.at_step(step) if isinstance(method, Scheduled) else method
+            for method in (self.first, self.second)
+        )
+        return replace(self, first=first, second=second)
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        one, other = self.first(advantage_B, signals), self.second(advantage_B, signals)
+        starts = segment_starts(one.segment_id) | segment_starts(other.segment_id)
+        segment_id = segment_ids(starts, torch.zeros_like(mask), mask)
+        if self.how == "product":
+            base = torch.where(advantage_B == 0, 1.0, advantage_B)[:, None]
+            weight = (one.advantage / base) * (other.advantage / base)
+            mean = masked_mean(weight, mask)
+            return Credit.from_weights(advantage_B, weight / torch.where(mean > 0, mean, 1.0), segment_id)
+        terms = [
+            share * term.distill_weight
+            for share, term in ((self.share, one), (1.0 - self.share, other))
+            if term.distill_weight is not None
+        ]
+        return Credit(
+            advantage=self.share * one.advantage + (1.0 - self.share) * other.advantage,
+            segment_id=segment_id,
+            distill_weight=terms[0] if terms else None,
+        )

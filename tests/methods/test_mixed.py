@@ -1,0 +1,69 @@
+"""Two methods at once: by hand, by their text, and what cannot be mixed."""
+
+import pytest
+import torch
+
+from gear_rl.methods import Gear, Gigpo, Mixed, Opsd, Rlsd, Sdpo, Stare, Uniform, method_of
+from gear_rl.runs.config import build_method
+from gear_rl.traits import distillation_of, engine_settings_of, is_additive
+from gear_rl.types import TokenSignals
+
+MASK = torch.tensor([[True, True, False, True]])
+SIGNALS = TokenSignals(
+    mask=MASK,
+    student_logprob=torch.tensor([[-1.0, -1.0, 0.0, -1.0]]),
+    teacher_logprob=torch.tensor([[-0.1, -1.0, 0.0, -3.0]]),
+    student_entropy=torch.full((1, 4), 0.1),
+)
+
+
+def test_a_product_of_weights_has_mean_1():
+    # RLSD's weights are 1.1, 1, 0.9; STARE's 2, 1, 1 on the most surprising of equals, so on all: use its share.
+    one, other = Rlsd(), Stare(weight=2.0)
+    weights = [
+        (a / 2.0) * (b / 2.0)
+        for a, b in zip(
+            *(m(torch.tensor([2.0]), SIGNALS).advantage[MASK].tolist() for m in (one, other)), strict=True
+        )
+    ]
+    expected = [2.0 * w / (sum(weights) / 3) for w in weights]
+    credit = Mixed(first=one, second=other)(torch.tensor([2.0]), SIGNALS)
+    assert credit.advantage[MASK].tolist() == pytest.approx(expected)
+    assert credit.advantage[MASK].mean().item() == pytest.approx(2.0)
+    assert credit.segment_id.tolist() == [[0, 1, -1, 2]]
+    assert not Mixed(first=one, second=other)(torch.tensor([0.0]), SIGNALS).advantage.any()
+
+
+def test_a_sum_weighs_advantages_and_what_is_distilled():
+    mixed = method_of("uniform+opsd:strength=0.5")
+    credit = mixed(torch.tensor([2.0]), SIGNALS)
+    assert credit.advantage.tolist() == [[1.5, 1.5, 0.0, 1.5]]
+    assert credit.distill_weight.tolist() == [[0.25, 0.25, 0.0, 0.25]]
+    assert distillation_of(mixed) == Opsd(strength=0.5).distillation and is_additive(mixed)
+    assert engine_settings_of(mixed) == {"teacher_model_kind": "base"}
+
+
+@pytest.mark.parametrize("read", [method_of, build_method])
+def test_the_text_names_methods_and_their_settings(read):
+    assert read("gear:tokens*rlsd:strength=1") == Mixed(
+        first=Gear(onset_rule="never"), second=Rlsd(strength=1)
+    )
+    three = read("uniform+rlsd+sdpo")
+    assert three == Mixed(
+        first=Uniform(),
+        second=Mixed(first=Rlsd(), second=Sdpo(), how="sum", share=0.5),
+        how="sum",
+        share=1 / 3,
+    )
+    assert read("gear:onset_floor_nats=1e+3").onset_floor_nats == 1000
+
+
+def test_what_cannot_be_mixed_is_named():
+    with pytest.raises(ValueError, match="how: 'product' multiplies weights, and 'gigpo' adds"):
+        Mixed(first=Gear(), second=Gigpo())
+    with pytest.raises(ValueError, match="second: 'sdpo' distils, and so does 'opsd'"):
+        Mixed(first=Opsd(), second=Sdpo(), how="sum")
+
+
+def test_both_follow_the_steps():
+    assert Mixed(second=Rlsd()).at_step(25).second.strength == 0.25
