@@ -23,7 +23,7 @@ from typing import Any, cast
 METHODS = (
     *("uniform", "gear", "shuffled", "fixed_spans", "random_onsets", "rlsd", "serl", "rlcsd", "distilled_rl"),
     *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo", "raft"),
-    *("agent_opsd", "cast", "stare", "mixed"),
+    *("agent_opsd", "antisd", "cast", "stare", "mixed"),
     *("opsd", "sdpo", "sdpg"),
 )
 TASKS = ("chain", "codebook", "errands")

@@ -3,9 +3,9 @@
 An engine reads a trait through these functions and never compares names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from gear_rl.errors import check_settings
 from gear_rl.types import CreditAssigner
@@ -22,6 +22,23 @@ class Scheduled(Protocol):
 
     def at_step(self, step: int) -> CreditAssigner:
         """The method at optimizer step ``step``, counted from 0; the method itself does not change."""
+        ...
+
+
+@runtime_checkable
+class Gated(Protocol):
+    """A method that follows a signal over the run: the engine keeps its mean over each batch.
+
+    >>> from gear_rl.methods import AntiSd
+    >>> isinstance(AntiSd(), Gated), AntiSd(warmup_steps=1).after([2.0, 1.9]).strength
+    (True, 1.0)
+    """
+
+    gate: ClassVar[str]
+    """The signal, one of ``needs``."""
+
+    def after(self, means: Sequence[float]) -> CreditAssigner:
+        """The method for a batch, from the mean over the scored tokens of each batch so far, its own last."""
         ...
 
 

@@ -111,6 +111,15 @@ def test_the_settings_become_verls(tmp_path):
     assert {name: given[name] for name in wanted} == wanted
 
 
+def test_a_method_in_words_becomes_its_settings(tmp_path):
+    words = [*CHAIN, *BATCH, "--teacher_model_kind", "live"]
+    found = command(tmp_path / "tokens", *words, "--credit", "gear:tokens,alpha=2")
+    chosen = {key: found[key] for key in ("+gear", "gear.onset_rule", "gear.alpha")}
+    assert chosen == {"+gear": "gear", "gear.onset_rule": "never", "gear.alpha": "2"}
+    found = command(tmp_path / "two", *words, "--credit", "gear*stare")
+    assert found["+gear"] == "mixed" and found["+gear.second"] == "{name:stare}"
+
+
 def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "kept_folder", lambda: tmp_path)
     given = command(tmp_path / "out", *CHAIN, *BATCH, "--model", "smollm2")

@@ -41,6 +41,7 @@ class PlainEngine:
     max_positions, rank, world_size = None, 0, 1
 
     def __init__(self, tokenizer: Any, model: Any = None, config: CreditConfig | None = None) -> None:
+        self.means = list[float]()
         self.tokenizer, self.logged, self.records = tokenizer, dict[str, float](), list[Any]()
         if model is not None:
             self.passes = ModelPasses(

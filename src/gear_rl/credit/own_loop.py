@@ -1,7 +1,7 @@
 """Credit for a training loop of one's own: one call, in one process, without a trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -95,6 +95,8 @@ class _OneProcess:
     passes: ModelPasses
     chat_template_kwargs: Mapping[str, Any]
     sink: Callable[[Mapping[str, float]], None]
+    means: list[float] = field(default_factory=list[float])
+    """Every call is the first batch of a run."""
     max_positions, rank, world_size, record_sink = None, 0, 1, None
 
     def render(

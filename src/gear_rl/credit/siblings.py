@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.signal import names_of
+from gear_rl.tensor.lists import float_list
 from gear_rl.traits import is_whole_batch
 from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 
@@ -47,6 +48,13 @@ def credit_beside_siblings(
         segment_id=credit.segment_id[own, :num_columns],
         distill_weight=None if distill is None else distill[own, :num_columns],
     )
+
+
+def mean_over(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], engine: Engine) -> float:
+    """The mean of ``x`` over the tokens of the mask on all processes; 0 if there are none."""
+    sums = torch.stack([torch.where(mask, x, 0.0).double().sum(), mask.sum().double()])
+    total, count = float_list(engine.gather(sums[None]).sum(0))
+    return total / max(count, 1.0)
 
 
 def finite_rows(signals: TokenSignals) -> Bool[Tensor, " B"]:

@@ -24,7 +24,7 @@ from gear_rl.credit.contexts import (
 from gear_rl.credit.metrics import finished, measured
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
-from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, without
+from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, mean_over, without
 from gear_rl.environments import TOOL_FAILURES
 from gear_rl.signals.batch import Prompts, RolloutBatch
 from gear_rl.signals.engine import Engine
@@ -32,7 +32,7 @@ from gear_rl.signals.passes import PassSignal, skipping_first
 from gear_rl.signals.signal import BatchSignal, needs_teacher, signals_of
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.traits import Scheduled, distillation_of, is_additive
+from gear_rl.traits import Gated, Scheduled, distillation_of, is_additive
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
@@ -136,6 +136,11 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     falls_B = falls_B | absent_B
     base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
+    if isinstance(method, Gated) and method.gate in signals:
+        engine.means.append(
+            mean_over(signals.get(method.gate), signals.mask & (scored_B & ~falls_B)[:, None], engine)
+        )
+        method = method.after(engine.means)
     credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
     # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gear_rl.errors import did_you_mean
 from gear_rl.methods.agent_opsd import AgentOpsd
+from gear_rl.methods.antisd import AntiSd
 from gear_rl.methods.cast import Cast
 from gear_rl.methods.crpo import Crpo
 from gear_rl.methods.distilled_rl import DistilledRl
@@ -44,6 +45,7 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Rlcsd,
         DistilledRl,
         Cast,
+        AntiSd,
         EntropyForks,
         Stare,
         FixedSpans,
@@ -150,6 +152,7 @@ def _made(settings: Mapping[str, Any], text: str) -> CreditAssigner:
 __all__ = [
     "METHODS",
     "AgentOpsd",
+    "AntiSd",
     "Cast",
     "Crpo",
     "DistilledRl",

@@ -1,8 +1,8 @@
 """Two methods at once, on one pass of the teacher."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
     Distillation,
+    Gated,
     Scheduled,
     distillation_of,
     engine_settings_of,
@@ -70,6 +71,11 @@ class Mixed:
             raise ValueError(
                 f"second: {self.second.name!r} distils, and so does {self.first.name!r}; a loss takes one term"
             )
+        gates = {getattr(method, "gate", "") for method in (self.first, self.second)} - {""}
+        if len(gates) > 1:
+            raise ValueError(
+                f"second: the methods follow {' and '.join(sorted(gates))}; one signal can be kept"
+            )
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:
@@ -94,6 +100,18 @@ class Mixed:
     @property
     def engine_settings(self) -> Mapping[str, Any]:
         return engine_settings_of(self.second) | engine_settings_of(self.first)
+
+    @property
+    def gate(self) -> str:
+        return getattr(self.first, "gate", "") or getattr(self.second, "gate", "")
+
+    def after(self, means: Sequence[float]) -> "Mixed":
+        """Both methods, of which one follows a signal, after these means."""
+        first, second = (
+            cast(Gated, method).after(means) if getattr(method, "gate", "") else method
+            for method in (self.first, self.second)
+        )
+        return replace(self, first=first, second=second)
 
     def at_step(self, step: int) -> "Mixed":
         """Both methods as they are at optimizer step ``step``."""

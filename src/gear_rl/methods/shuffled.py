@@ -1,8 +1,8 @@
 """The placebo: the same credit in random places."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,6 +12,7 @@ from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
 from gear_rl.traits import (
     Distillation,
+    Gated,
     Scheduled,
     distillation_of,
     engine_settings_of,
@@ -79,6 +80,15 @@ class Shuffled:
     def engine_settings(self) -> Mapping[str, Any]:
         """Those of the method that is shuffled."""
         return engine_settings_of(self.of)
+
+    @property
+    def gate(self) -> str:
+        """As the method that is shuffled; empty if that follows no signal."""
+        return getattr(self.of, "gate", "")
+
+    def after(self, means: Sequence[float]) -> "Shuffled":
+        """The permutations of the method as it is after these means."""
+        return replace(self, of=cast(Gated, self.of).after(means))
 
     def at_step(self, step: int) -> "Shuffled":
         """The permutations of optimizer step ``step``, of the method as it is then."""

@@ -205,12 +205,11 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     return found
 
 
-def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
-    """The method that a name, ``name:setting=value``, ``package.module:object`` or ``{name: ..., setting: ...}``
-    describes.
+def credit_settings(credit: Any, where: str = "credit") -> Mapping[str, Any]:
+    """The name of a method and its settings, of a text or a mapping.
 
-    >>> build_method({"name": "gear", "alpha": 0.25}).alpha, build_method("gear:alpha=0.5").alpha
-    (0.25, 0.5)
+    >>> credit_settings("gear:tokens"), credit_settings("mine.methods:Mine")
+    ({'name': 'gear', 'onset_rule': 'never'}, {'name': 'mine.methods:Mine'})
     """
     settings: Any = credit
     if isinstance(credit, str):
@@ -222,7 +221,17 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     if not isinstance(settings, Mapping):
         why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
         raise InputError(f"{where}: {credit!r:.200} {why}")
-    settings = cast(Mapping[str, Any], settings)
+    return cast(Mapping[str, Any], settings)
+
+
+def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
+    """The method that a name, ``name:setting=value``, ``package.module:object`` or ``{name: ..., setting: ...}``
+    describes.
+
+    >>> build_method({"name": "gear", "alpha": 0.25}).alpha, build_method("gear:alpha=0.5").alpha
+    (0.25, 0.5)
+    """
+    settings = credit_settings(credit, where)
     name = settings.get("name")
     if not isinstance(name, str):
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")

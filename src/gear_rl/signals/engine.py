@@ -38,7 +38,7 @@ class Engine(Protocol):
     in the same order on every process. One process is enough for methods that need no signal:
 
     >>> class Alone:
-    ...     tokenizer, max_positions, rank, world_size, record_sink = None, None, 0, 1, None
+    ...     tokenizer, max_positions, rank, world_size, record_sink, means = None, None, 0, 1, None, []
     ...     def render(self, prompts, chat_template_kwargs):
     ...         return []
     ...     def forward(self, request):
@@ -66,6 +66,14 @@ class Engine(Protocol):
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def means(self) -> list[float]:
+        """Of each batch so far, the mean of the signal that a method follows (``traits.Gated``).
+
+        The credit step appends to it. It is part of a checkpoint.
+        """
+        ...
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None

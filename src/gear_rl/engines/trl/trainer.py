@@ -88,6 +88,7 @@ class GEARTrainer(Evaluating):
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.segment_check = SegmentCheck()
+        self.signal_means = list[float]()
         self.tool_guard = ToolGuard(args.tool_time_limit, args.tool_max_chars)
         self.tool_guard.guard_options(options)
         self.run_folder = RunFolder(Path(cast(str, args.output_dir)), args.record_file)
@@ -358,7 +359,11 @@ class GEARTrainer(Evaluating):
             Path(super()._get_output_dir(trial)),
             lambda: super(GEARTrainer, self)._save_checkpoint(model, trial),
             self.held_weights.by_file(),
-            {"micro_batches": self._step, "rollouts": self._buffered_inputs if inside else None},
+            {
+                "micro_batches": self._step,
+                "rollouts": self._buffered_inputs if inside else None,
+                "means": self.signal_means,
+            },
         )
         if self.args.push_to_hub:  # only what is whole
             super()._push_from_checkpoint(cast(str, self.checkpoints.last))
@@ -380,6 +385,7 @@ class GEARTrainer(Evaluating):
             progress = self.checkpoints.load(Path(checkpoint), held)
             if progress is not None and same:  # rollouts of other settings may not even fit
                 self._step, self._buffered_inputs = progress["micro_batches"], progress["rollouts"]
+                self.signal_means = progress["means"]
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = super()._get_train_sampler(dataset)

@@ -136,6 +136,7 @@ class VerlEngine:
     tools: Sequence[Sequence[Mapping[str, Any]] | None]
     template_kwargs: Mapping[str, Any]
     metrics: dict[str, Any]
+    means: list[float]
     max_positions: int | None = None
     record_sink: Callable[[list[Record]], object] | None = None
 

@@ -23,7 +23,7 @@ from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import TRAINERS, check_method
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import RunConfig, load_config
+from gear_rl.runs.config import RunConfig, credit_settings, load_config
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR
 from gear_rl.runs.trainer import arena_model, is_arena, load_data, load_environment
@@ -371,7 +371,7 @@ def hydra_value(value: Any) -> str:
 
 def _credit(config: RunConfig, settings: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
     """Hydra's keys (with a plus sign where verl has no such key) and values of the section ``gear``."""
-    section = {"name": config.credit} if isinstance(config.credit, str) else dict(config.credit)
+    section = dict(credit_settings(config.credit))
     name = str(section.pop("name"))
     section |= {key: value for key, value in settings.items() if key in STEP}
     if config.privileged is not None:

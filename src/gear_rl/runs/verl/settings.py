@@ -11,7 +11,7 @@ from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import VerlSettings
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import build_method, checked
+from gear_rl.runs.config import build_method, checked, credit_settings
 
 SECTION = "gear"
 """The key of verl's configuration."""
@@ -35,15 +35,17 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
 
     ``teacher`` is short for ``teacher_model_kind``, and ``batch_size`` is verl's for forward passes.
 
-    >>> settings = read_settings({"credit": "gear", "alpha": 0.5, "teacher": "base"})
-    >>> settings.method.alpha, settings.config.teacher_model_kind
-    (0.5, 'base')
+    >>> settings = read_settings({"credit": "gear:tokens", "alpha": 0.5, "teacher": "base"})
+    >>> settings.method.onset_rule, settings.method.alpha, settings.config.teacher_model_kind
+    ('never', 0.5, 'base')
     >>> read_settings({"alhpa": 0.5})
     Traceback (most recent call last):
     gear_rl.errors.InputError: gear.alhpa: no such setting of method 'gear' or of the credit step; did ...
     """
     given = dict(section)
-    name, kind = str(given.pop("credit", "gear")), given.pop("teacher", None)
+    of_text = dict(credit_settings(str(given.pop("credit", "gear")), "gear.credit"))
+    name, kind = str(of_text.pop("name")), given.pop("teacher", None)
+    given |= of_text  # Hydra's group holds every default
     if kind is not None:
         if given.get("teacher_model_kind") not in (None, kind):
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")

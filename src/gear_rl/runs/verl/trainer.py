@@ -1,5 +1,6 @@
 """verl's trainers with token credit: another worker, and other advantages."""
 
+import json
 import logging
 from collections.abc import Mapping
 from functools import cached_property
@@ -41,6 +42,7 @@ from gear_rl.engines.verl.passes import (
 )
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
+from gear_rl.files import replace_file
 from gear_rl.records import Record, RecordWriter
 from gear_rl.runs.verl.settings import read_config
 from gear_rl.signals.batch import RolloutBatch
@@ -49,6 +51,8 @@ from gear_rl.signals.signal import names_of
 
 logger = logging.getLogger(__name__)
 
+MEANS = "gear_means.json"
+"""In verl's checkpoint: the means that the credit step keeps (``Engine.means``)."""
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """verl's roles of a worker that holds the actor."""
 
@@ -78,6 +82,7 @@ class CreditTrainer:
         self._writer: RecordWriter | None = None
         self._prompts_agree = False
         self._segment_check = SegmentCheck()
+        self._means = list[float]()
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.mode
             super().__init__(config)  # pyright: ignore[reportCallIssue]
@@ -100,6 +105,21 @@ class CreditTrainer:
         if ref.log_prob_micro_batch_size_per_gpu is None and ref.log_prob_micro_batch_size is None:
             # The worker asserts one, though it computes no log-probs of the reference.
             ref.log_prob_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
+
+    def _save_checkpoint(self) -> None:
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Before verl's own, which ends by naming the folder the newest.
+        replace_file(folder / MEANS, json.dumps(self._means).encode())
+        super()._save_checkpoint()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()  # pyright: ignore[reportAttributeAccessIssue]
+        given = self.config.trainer
+        newest = Path(given.default_local_dir) / f"global_step_{self.global_steps}"
+        file = Path(given.resume_from_path if given.resume_mode == "resume_path" else newest) / MEANS
+        if self.global_steps and file.is_file():
+            self._means = json.loads(file.read_bytes())
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # verl's rejection of tokens overwrites the mask, and turns are runs of sampled tokens.
@@ -157,6 +177,7 @@ class CreditTrainer:
             tools=[row.get("tools") for row in seen_rows(columns, len(real))],
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
             metrics=metrics,
+            means=self._means,
             max_positions=self._max_positions,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
