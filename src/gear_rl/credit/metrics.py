@@ -21,9 +21,8 @@ LEAST_IN_SEGMENTS = 0.1
 NO_SEGMENTS = (
     "%s makes next to no segments: %.1f %% of the trained tokens of %d batches are in one of two tokens or more, "
     "so its credit is token by token. Where nearly every token has more entropy than GEAR's end_threshold, as on "
-    "natural text, a segment ends at once. For longer segments, set end_rule to sentence, line, turn, or to "
-    "fixed_length with max_segment_tokens; or raise end_threshold. If single tokens are meant, set onset_rule to "
-    "never"
+    "natural text, a segment ends at once. If single tokens are meant, take gear:tokens; for longer segments set "
+    "end_rule to sentence, line or turn"
 )
 
 
