@@ -1,5 +1,6 @@
 """A run on two processes, resumed from verl's checkpoint, gives the credit and the records of the whole run."""
 
+import json
 from pathlib import Path
 
 from gear_rl.records import read_records
@@ -7,7 +8,10 @@ from verl_cpu import harness, reference
 
 
 def test_a_resumed_run_gives_the_same_credit_and_records(chain: Path, tmp_path: Path):
-    settings = [harness.SEEDED, *harness.GEAR, "+gear.record_file=records.jsonl", "trainer.save_freq=2"]
+    # AntiSD's gate follows the teacher's entropy from the first step on.
+    method = "+gear.credit='gear+antisd:warmup_steps=1,close_below=1.0'"
+    settings = [harness.SEEDED, *harness.GEAR[::2], method, "trainer.save_freq=2"]
+    settings += ["+gear.record_file=records.jsonl"]
     records = tmp_path / "checkpoints" / "records.jsonl"
 
     def run(*resume: str):
@@ -18,6 +22,7 @@ def test_a_resumed_run_gives_the_same_credit_and_records(chain: Path, tmp_path: 
     one = run()
     (tmp_path / "credit3.pt").unlink()
     checkpoint = tmp_path / "checkpoints" / "global_step_2"
+    assert len(json.loads((checkpoint / "gear_means.json").read_text())) == 2
     other = run("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}")
     assert one.keys() == other.keys() and len(one) >= 30
     for name in ("advantage", "divergence"):
