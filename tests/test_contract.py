@@ -12,7 +12,7 @@ import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS
-from gear_rl.traits import distillation_of, is_additive, is_even, is_per_completion
+from gear_rl.traits import distillation_of, is_additive, is_even, is_per_completion, is_whole_batch
 from gear_rl.types import CreditAssigner, TokenSignals, is_per_row
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
@@ -33,6 +33,7 @@ OFF = {
     "mt_grpo": {"turn_weight": 0.0},
     "crpo": {"style": ()},
     "mixed": {"first": Uniform(), "second": Uniform()},
+    "stare": {"weight": 1.0},
 }
 """The settings at which a method gives GRPO back; a method with a setting ``strength`` does so at 0."""
 COMPARES = {"entropy_forks": {"scope": "completion"}, "rlcsd": {"paths": "completion"}}
@@ -65,6 +66,7 @@ def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
         values[name] *= -1
     values["answer_confidence"] /= 3
     values["js_divergence"] /= 6
+    values["student_entropy"] /= 10
     for name, every in (("sentence_id", 3), ("line_id", 6), ("anchor_id", 4)):
         values[name] = torch.where(mask, torch.arange(T) // every, -1)
     place, length = mask.cumsum(-1), mask.sum(-1, keepdim=True)
@@ -165,7 +167,7 @@ def test_other_completions_change_nothing(method):
     """An engine requests the credit of some completions at a time from a method that says ``per_completion``."""
     alone = dataclasses.replace(method, **COMPARES.get(method.name, {}))
     assert not is_per_completion(method) or alone == method, f"{method.name} is in COMPARES"
-    if any(map(is_per_row, names_of(alone.needs))):
+    if is_whole_batch(alone) or any(map(is_per_row, names_of(alone.needs))):
         assert not is_per_completion(alone)
         pytest.skip(f"{method.name} compares the completions of a group")
     advantage_B, signals = example()
@@ -224,7 +226,8 @@ def test_a_teacher_that_agrees_is_grpo_bit_for_bit(name):
     agreed = dataclasses.replace(
         signals, teacher_logprob=signals.student_logprob, divergence=torch.zeros_like(signals.divergence)
     )
-    method = METHODS[name](**({"equal_groups": False, "largest": 9.0} if name == "cast" else {}))
+    alone = {"cast": {"equal_groups": False, "largest": 9.0}, "mixed": {"second": Uniform()}}
+    method = METHODS[name](**alone.get(name, {}))
     credit = method(advantage_B, agreed)
     assert torch.equal(credit.advantage, torch.where(signals.mask, advantage_B[:, None], 0.0))
 

@@ -37,6 +37,8 @@ def test_groups_of_equal_rewards_are_credited_by_their_success():
     credit = credited([0.0] * 4, log_ratios, [*WON, *LOST], rewards)
     assert [a for row in credit for a in row] == pytest.approx([a for row in expected for a in row])
     assert credited([0.0] * 4, log_ratios, [*WON, *LOST], rewards, equal_groups=False) == [[0.0]] * 4
+    # TRL's advantage of eight rewards of 0.1 is not quite 0.
+    assert credited([-7.4e-5] * 2, [[0.0]] * 2, LOST, [0.1, 0.1]) == [[-1.0], [-1.0]]
     # The reward of one of three is their mean: its group is not one of equal rewards.
     assert credited([0.7, 0.0, -0.7], [[0.0]] * 3, [4, 4, 4], [0.6, 0.4, 0.2])[1] == [0.0]
 

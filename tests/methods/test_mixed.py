@@ -55,6 +55,11 @@ def test_the_text_names_methods_and_their_settings(read):
         how="sum",
         share=1 / 3,
     )
+    assert read("uniform+gear*stare") == Mixed(
+        first=Uniform(), second=Mixed(first=Gear(), second=Stare()), how="sum"
+    )
+    assert read("gear*stare+uniform").first == Mixed(first=Gear(), second=Stare())
+    assert read("shuffled:of=gear:tokens").of == Gear(onset_rule="never")
     assert read("gear:onset_floor_nats=1e+3").onset_floor_nats == 1000
 
 

@@ -30,6 +30,15 @@ def test_bad_completions_have_a_weight_of_their_own():
     torch.testing.assert_close(credited(share=0.1, bad_weight=0.9), expected)
 
 
+def test_the_mean_entropy_is_that_of_completions_with_an_advantage():
+    signals = TokenSignals(
+        mask=torch.ones(2, 2, dtype=torch.bool),
+        student_logprob=-torch.tensor([[1.0, 2.0], [0.0, 0.0]]),
+        student_entropy=torch.tensor([[0.5, 0.5], [0.0, 0.0]]),  # the second was not scored
+    )
+    assert Stare(entropy_nats=0.4)(torch.tensor([1.0, 0.0]), signals).advantage.tolist() == [[1, 1], [0, 0]]
+
+
 def test_nothing_changes_while_the_policy_is_uncertain():
     assert credited(entropy=0.31).tolist() == [[1, 1, 1, 0], [2, 2, 2, 0], [-1, -1, -1, -1]]
     assert credited(entropy=0.29).tolist() != credited(entropy=0.31).tolist()

@@ -95,6 +95,8 @@ def test_a_preset_stands_for_its_settings(tmp_path):
     (tmp_path / "run.yaml").write_text("model: m\ndataset: d\nreward: r\ncredit: gear:paper\n")
     paper = Gear(departures="all", aftermath=0.0, end_threshold=0.5, alpha=1.0)
     assert build_method(load_config(tmp_path / "run.yaml").credit) == paper
+    refined = load_config(None, [*BASE, "--credit", "gear:tokens", "--credit.alpha", "2"])
+    assert build_method(refined.credit) == Gear(onset_rule="never", alpha=2)
     assert build_method("gear:tokens,alpha=2") == Gear(onset_rule="never", alpha=2)
 
 

@@ -97,6 +97,6 @@ class PlacesEngine(PlainEngine):
     def forward(self, request):
         mask, draw = request.completions.mask, torch.Generator().manual_seed(0)
         return {
-            name: torch.where(mask, torch.rand(mask.shape, generator=draw), 0.0)
+            name: torch.where(mask & request.scored_B[:, None], torch.rand(mask.shape, generator=draw), 0.0)
             for name in names_of(request.needs)
         }

@@ -105,7 +105,7 @@ def likelier(
 
 
 def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list[tuple[str, str] | None]:
-    """For each context the next two other texts, cyclically and then in ``pool``; None without.
+    """For each context the next two other texts, cyclically and then in ``pool``; None without or for no text.
 
     >>> two_others(["4", "4", "5", "6"])
     [('5', '6'), ('5', '6'), ('6', '4'), ('4', '5')]
@@ -115,8 +115,8 @@ def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list
     pairs: list[tuple[str, str] | None] = []
     for i, own in enumerate(contexts):
         around = (*contexts[i + 1 :], *contexts[:i], *pool)
-        others = list(dict.fromkeys(text for text in around if text is not None and text != own))
-        pairs.append((others[0], others[1]) if own is not None and len(others) > 1 else None)
+        others = list(dict.fromkeys(text for text in around if text and text != own))
+        pairs.append((others[0], others[1]) if own and len(others) > 1 else None)
     return pairs
 
 

@@ -50,11 +50,11 @@ def credit_beside_siblings(
     )
 
 
-def mean_over(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], engine: Engine) -> float:
-    """The mean of ``x`` over the tokens of the mask on all processes; 0 if there are none."""
+def mean_over(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], engine: Engine) -> float | None:
+    """The mean of ``x`` over the tokens of the mask on all processes; None if there are none."""
     sums = torch.stack([torch.where(mask, x, 0.0).double().sum(), mask.sum().double()])
     total, count = float_list(engine.gather(sums[None]).sum(0))
-    return total / max(count, 1.0)
+    return total / count if count else None
 
 
 def finite_rows(signals: TokenSignals) -> Bool[Tensor, " B"]:

@@ -137,10 +137,11 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
     if isinstance(method, Gated) and method.gate in signals:
-        engine.means.append(
-            mean_over(signals.get(method.gate), signals.mask & (scored_B & ~falls_B)[:, None], engine)
-        )
-        method = method.after(engine.means)
+        counted = signals.mask & (scored_B & ~falls_B)[:, None]
+        mean = mean_over(signals.get(method.gate), counted, engine)
+        if mean is not None:
+            engine.means.append(mean)
+            method = method.after(engine.means)
     credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
     # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)

@@ -90,11 +90,17 @@ def settings_in(text: str) -> dict[str, Any]:
     >>> settings_in("uniform+rlsd:strength=1")["second"], settings_in("gear*stare")["how"]
     ({'name': 'rlsd', 'strength': 1}, 'product')
     """
-    one, sign, others = COMBINED.split(text, 1) if COMBINED.search(text) else (text, "", "")
-    if sign:
-        count = len(COMBINED.findall(others)) + 2
-        mixed = {"name": "mixed", "first": settings_in(one), "second": settings_in(others)}
-        return mixed | ({"how": "product"} if sign == "*" else {"how": "sum", "share": 1 / count})
+    signs = COMBINED.findall(text)
+    if signs:
+        sign = "+" if "+" in signs else "*"  # a product binds more tightly
+        place = next(found.start() for found in COMBINED.finditer(text) if found[1] == sign)
+        mixed = {
+            "name": "mixed",
+            "first": settings_in(text[:place]),
+            "second": settings_in(text[place + 1 :]),
+        }
+        share = 1 / (signs.count("+") + 1)
+        return mixed | ({"how": "product"} if sign == "*" else {"how": "sum", "share": share})
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {"name": name.strip()}
     presets: Mapping[str, Mapping[str, Any]] = getattr(METHODS.get(name.strip()), "presets", {})
@@ -135,14 +141,12 @@ def _made(settings: Mapping[str, Any], text: str) -> CreditAssigner:
         raise ValueError(f"credit: no method {name!r}; {did_you_mean(name, METHODS)}")
     cls: Any = METHODS[name]
     usual = {field.name: field.default for field in fields(cls)}
-    given = {
-        # Settings without a name are those of the default method.
-        key: _made({"name": getattr(usual.get(key), "name", None), **value}, text)
-        if isinstance(value, Mapping)
-        else value
-        for key, value in settings.items()
-        if key != "name"
-    }
+    given: dict[str, Any] = {key: value for key, value in settings.items() if key != "name"}
+    for key, value in given.items():
+        default = usual.get(key)
+        if isinstance(default, CreditAssigner):  # a method inside a method, as text or as settings
+            inner = settings_in(value) if isinstance(value, str) else {"name": default.name, **value}
+            given[key] = _made(inner, text)
     try:
         return cls(**given)
     except TypeError as error:

@@ -1,5 +1,6 @@
 """CAST: a teacher without the answer, groups of equal rewards, signs that flip."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -63,9 +64,9 @@ class Cast:
         if self.flip_nats is not None and not self.flip_nats >= 0:
             raise ValueError(f"flip_nats: {self.flip_nats}; give 0 or more, or None")
         for name in ("good_range", "bad_range"):
-            least, most = getattr(self, name)
-            if not 0 < least <= 1 <= most:
-                raise ValueError(f"{name}: {(least, most)} must hold 1 between two positive numbers")
+            pair = getattr(self, name)
+            if not (len(pair) == 2 and 0 < pair[0] <= 1 <= pair[1] < math.inf):
+                raise ValueError(f"{name}: {pair} must hold 1 between two positive numbers, as in (0.8, 1.2)")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -94,6 +95,7 @@ class Cast:
         group_B = signals.get("group_B")
         distance_B = group_relative(signals.get("reward_B").double(), group_B).abs()
         mean_B = distance_B - group_relative(distance_B, group_B)
-        equal_B = (mean_B == 0) & (advantage_B == 0)
+        # A trainer's advantage of equal rewards is 0 but for rounding; where siblings fell back it is not.
+        equal_B = (mean_B == 0) & (advantage_B.abs() < 0.01)
         verdict_B = torch.where(signals.get("success_B") > 0, 1.0, -1.0).to(advantage_B.dtype)
         return torch.where(equal_B, verdict_B, advantage_B)

@@ -42,7 +42,7 @@ class Gear:
     which ends where the student's entropy rises and takes the ``z`` of its onset. Others keep their own.
     ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The defaults are our reading. ``gear:paper`` is the paper to the letter, with ``teacher_model_kind="live"``;
+    The defaults are our reading. ``gear:paper``, with a live teacher, is the paper to the letter;
     ``gear:tokens`` opens no segment. Use it where one mistake decides. ``alpha=0`` gives GRPO.
 
     >>> signals = TokenSignals(

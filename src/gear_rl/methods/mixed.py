@@ -74,7 +74,7 @@ class Mixed:
         gates = {getattr(method, "gate", "") for method in (self.first, self.second)} - {""}
         if len(gates) > 1:
             raise ValueError(
-                f"second: the methods follow {' and '.join(sorted(gates))}; one signal can be kept"
+                f"second: the methods follow {' and '.join(sorted(gates))}, but one signal is kept; leave one out"
             )
 
     @property
@@ -91,11 +91,15 @@ class Mixed:
 
     @property
     def additive(self) -> bool:
-        return is_additive(self.first) or is_additive(self.second)
+        return any(getattr(method, "additive", False) for method in (self.first, self.second))
 
     @property
     def distillation(self) -> Distillation | None:
-        return distillation_of(self.first) or distillation_of(self.second)
+        for share, method in ((self.share, self.first), (1.0 - self.share, self.second)):
+            term = distillation_of(method)
+            if term is not None:
+                return replace(term, anchor_weight=share * term.anchor_weight)
+        return None
 
     @property
     def engine_settings(self) -> Mapping[str, Any]:

@@ -18,8 +18,8 @@ class Stare:
 
     STARE (arXiv:2606.19236, released code): among the tokens of the batch's completions with ``A > 0``, the
     ``share`` with the largest surprisal ``-log p`` gets ``weight``, all others 1; with ``bad_weight`` the same
-    share of the tokens with ``A < 0`` gets that one (the release's C2 takes 0.9). Nothing changes while the
-    batch's mean entropy is ``entropy_nats`` or more.
+    share of the tokens with ``A < 0`` gets that one (the release's C2 takes 0.9). Nothing changes while the mean
+    entropy of completions with an advantage is ``entropy_nats`` or more; the release takes that of all.
 
     The release takes 1.05 from 14B parameters on. Weights are not scaled to mean 1. Use it where entropy falls.
 
@@ -57,8 +57,9 @@ class Stare:
         mask = signals.mask
         weight = torch.ones_like(mask, dtype=advantage_B.dtype)
         if self.needs:
-            entropy = torch.where(mask, signals.get("student_entropy"), 0.0)
-            certain = entropy.sum() < self.entropy_nats * mask.sum()
+            counted = mask & (advantage_B != 0)[:, None]  # of others an engine computes no signal
+            entropy = torch.where(counted, signals.get("student_entropy"), 0.0)
+            certain = entropy.sum() < self.entropy_nats * counted.sum()
             for sign, changed in ((1.0, self.weight), (-1.0, self.bad_weight)):
                 among = mask & (sign * advantage_B > 0)[:, None] & certain
                 surprising = among & (-signals.get("student_logprob") >= self._threshold(signals, among))

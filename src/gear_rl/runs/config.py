@@ -208,20 +208,22 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 def credit_settings(credit: Any, where: str = "credit") -> Mapping[str, Any]:
     """The name of a method and its settings, of a text or a mapping.
 
-    >>> credit_settings("gear:tokens"), credit_settings("mine.methods:Mine")
-    ({'name': 'gear', 'onset_rule': 'never'}, {'name': 'mine.methods:Mine'})
+    >>> credit_settings({"name": "gear:tokens", "alpha": 2}), credit_settings("mine.methods:Mine")
+    ({'name': 'gear', 'onset_rule': 'never', 'alpha': 2}, {'name': 'mine.methods:Mine'})
     """
-    settings: Any = credit
-    if isinstance(credit, str):
-        ours = "=" in credit or credit.partition(":")[0] in METHODS or COMBINED.search(credit)
-        try:
-            settings = settings_in(credit) if ours else {"name": credit}
-        except ValueError as error:
-            raise InputError(f"{where}: {error}") from None
-    if not isinstance(settings, Mapping):
+    if not isinstance(credit, str | Mapping):
         why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
         raise InputError(f"{where}: {credit!r:.200} {why}")
-    return cast(Mapping[str, Any], settings)
+    settings: Mapping[str, Any] = {"name": credit} if isinstance(credit, str) else cast(Any, credit)
+    name = settings.get("name")
+    if not isinstance(name, str):
+        return settings
+    if not ("=" in name or name.partition(":")[0] in METHODS or COMBINED.search(name)):
+        return settings  # a plain name, or package.module:object
+    try:
+        return {**settings_in(name), **{key: value for key, value in settings.items() if key != "name"}}
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def build_method(credit: Any, where: str = "credit") -> CreditAssigner:

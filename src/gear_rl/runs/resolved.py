@@ -12,7 +12,7 @@ from gear_rl.credit.config import METHOD_SETTINGS
 from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
-from gear_rl.runs.config import RunConfig
+from gear_rl.runs.config import RunConfig, credit_settings
 from gear_rl.traits import method_settings
 
 RUN_FILE, OUTPUT_DIR, RECORDS = "gear.yaml", "runs/train", "records.jsonl"
@@ -49,7 +49,7 @@ def write_run(config: RunConfig, trainer: Any) -> None:
     """
     folder: RunFolder = trainer.run_folder
     own = config.model_dump(exclude_none=True)
-    name = config.credit if isinstance(config.credit, str) else config.credit.get("name", trainer.credit.name)
+    name = credit_settings(config.credit).get("name", trainer.credit.name)
     own["credit"] = {**method_settings(trainer.credit), "name": name}
     own |= {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
     own |= {key: value for key, value in config.trainer.items() if key != "overwrite_output_dir"}

@@ -47,7 +47,8 @@ def warn_before(trainer: "GEARTrainer") -> None:
     places = max_positions(unwrapped(trainer.model).config)
     if places is None or not hasattr(rows, "__len__") or "prompt" not in rows.column_names:
         return
-    reads, column, limit = needs_context(trainer.credit), args.privileged_column, args.max_privileged_tokens
+    reads = needs_context(trainer.credit) and "row" in (args.privileged_sources or ())
+    column, limit = args.privileged_column, args.max_privileged_tokens
     prompts, contexts = list[int](), list[int]()
     for number, row in enumerate(rows.select(range(min(len(rows), ROWS_TO_MEASURE)))):
         prompt = row["prompt"] if isinstance(row["prompt"], str) else json.dumps(row["prompt"], default=str)

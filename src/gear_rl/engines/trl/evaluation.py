@@ -169,7 +169,7 @@ class Evaluating(GRPOTrainer):
 @contextmanager
 def unnoticed(trainer: Evaluating) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
-    names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs")
+    names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs", "signal_means")
     kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
     was_training = trainer.model.training
     try:

@@ -348,6 +348,7 @@ class GEARTrainer(Evaluating):
             configuration = fingerprint(self.args, self.credit, *parts)
             checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
             self._record_writer = None  # what it continues is read again
+            self.signal_means = []
             vars(self).pop("shares_passes", None)
             return super().train(checkpoint, *more, **options)
 

@@ -45,7 +45,6 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     given = dict(section)
     of_text = dict(credit_settings(str(given.pop("credit", "gear")), "gear.credit"))
     name, kind = str(of_text.pop("name")), given.pop("teacher", None)
-    given |= of_text  # Hydra's group holds every default
     if kind is not None:
         if given.get("teacher_model_kind") not in (None, kind):
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")
@@ -56,6 +55,10 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     of_method = (
         {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set[str]()
     )
+    for key, value in of_text.items():
+        # Hydra's group holds every default; another value beside the text was given.
+        if key not in given or (key in of_method and given[key] == cls.__dataclass_fields__[key].default):
+            given[key] = value
     known = [*sorted(of_method), *sorted(STEP), "credit", "teacher", "privileged", *_OWN]
     for key in set(given) - set(known):
         hint = did_you_mean(key, known)
