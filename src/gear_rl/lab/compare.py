@@ -16,7 +16,7 @@ from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import ORACLE
 from gear_rl.lab.training import Spec, finished, run_cells
-from gear_rl.methods import COMMA, settings_in
+from gear_rl.methods import COMBINED, COMMA, settings_in
 from gear_rl.runs.arena import task_of
 from gear_rl.runs.config import build_method, parse_word
 from gear_rl.traits import engine_settings_of
@@ -43,10 +43,12 @@ def split_methods(text: str) -> list[str]:
 
     >>> split_methods("gear:alpha=0.5,sign_mode=aware,shuffled")
     ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
+    >>> split_methods("gear:alpha=2,end_rule=turn*stare:share=0.2")
+    ['gear:alpha=2,end_rule=turn*stare:share=0.2']
     """
     methods: list[str] = []
     for part in COMMA.split(text):
-        if methods and "=" in part and ":" not in part:
+        if methods and "=" in part and ":" not in COMBINED.split(part)[0]:
             methods[-1] += f",{part.strip()}"
         elif part.strip():
             methods.append(part.strip())
