@@ -17,7 +17,10 @@ from support.commands import untouched
 pytestmark = pytest.mark.methods
 STEPS = 2
 TURNS = {"turn_reward", "anchor_id", "answer_confidence"}
-AGENTS = {name for name, cls in METHODS.items() if TURNS & set(names_of(cls().needs))} | {"serl"}
+AGENTS = {name for name, cls in METHODS.items() if TURNS & set(names_of(cls().needs))} | {
+    "serl",
+    "agent_opsd",
+}
 """Methods that tell turns apart: they train the task with tools."""
 SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}
 """A completion of this tier is shorter than a span of the default length."""

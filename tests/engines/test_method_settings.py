@@ -28,6 +28,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gear": {"teacher_model_kind": "base"},  # not published: chosen by measurement, docs/decisions/0013
     "shuffled": {"teacher_model_kind": "base"},  # GEAR's, as it shuffles GEAR by itself
     "random_onsets": {"teacher_model_kind": "base"},
+    "mixed": {"teacher_model_kind": "base"},  # GEAR's, its first method
     "rlsd": {"teacher_model_kind": "sync"},
     "serl": {"teacher_model_kind": "sync"},
     "rlcsd": {

@@ -60,9 +60,8 @@ class Cast:
     """Of an advantage, either way."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"], finite=["flip_size"], positive=["largest"])
-        if self.flip_nats is not None and not self.flip_nats >= 0:
-            raise ValueError(f"flip_nats: {self.flip_nats}; give 0 or more, or None")
+        finite = ["flip_size"] if self.flip_nats is None else ["flip_size", "flip_nats"]
+        check_settings(self, shares=["strength"], finite=finite, positive=["largest"])
         for name in ("good_range", "bad_range"):
             pair = getattr(self, name)
             if not (len(pair) == 2 and 0 < pair[0] <= 1 <= pair[1] < math.inf):
