@@ -113,6 +113,21 @@ class Traits:
     """Settings of the engine in the paper or released code; an engine applies each that the user did not set."""
 
 
+def at_step(method: CreditAssigner, step: int) -> CreditAssigner:
+    """The method at optimizer step ``step``, counted from 0; itself if it has no schedule."""
+    return method.at_step(step) if isinstance(method, Scheduled) else method
+
+
+def gate_of(method: CreditAssigner) -> str:
+    """The signal that a ``Gated`` method follows; empty for none."""
+    return getattr(method, "gate", "")
+
+
+def after(method: CreditAssigner, means: Sequence[float]) -> CreditAssigner:
+    """The method after batches with these means of its signal; itself if it follows none."""
+    return cast(Gated, method).after(means) if gate_of(method) else method
+
+
 def distillation_of(method: CreditAssigner) -> Distillation | None:
     """The method's distillation term, or None."""
     return getattr(method, "distillation", None)

@@ -32,7 +32,7 @@ from gear_rl.signals.passes import PassSignal, skipping_first
 from gear_rl.signals.signal import BatchSignal, needs_teacher, signals_of
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.traits import Gated, Scheduled, distillation_of, is_additive
+from gear_rl.traits import after, at_step, distillation_of, gate_of, is_additive
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def prepare(
     privileged: PrivilegedFunction | None = None,
 ) -> CreditPlan:
     """The privileged contexts of the rollouts, and the completions to score; every process must call this."""
-    method = method.at_step(batch.step) if isinstance(method, Scheduled) else method
+    method = at_step(method, batch.step)
     mask, advantage_B = batch.completions.mask, batch.advantage_B
     trained_B, reads_context = mask.any(-1), needs_context(method)
     missing_B, long_B = torch.zeros_like(trained_B), torch.zeros_like(trained_B)
@@ -136,12 +136,13 @@ def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResu
     falls_B = falls_B | absent_B
     base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
-    if isinstance(method, Gated) and method.gate in signals:
+    gate = gate_of(method)
+    if gate in signals:
         counted = signals.mask & (scored_B & ~falls_B)[:, None]
-        mean = mean_over(signals.get(method.gate), counted, engine)
+        mean = mean_over(signals.get(gate), counted, engine)
         if mean is not None:
             engine.means.append(mean)
-            method = method.after(engine.means)
+            method = after(method, engine.means)
     credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
     # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)

@@ -43,7 +43,7 @@ class Gear:
     ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
     The defaults are our reading. ``gear:paper``, with a live teacher, is the paper to the letter;
-    ``gear:tokens`` opens no segment. Use it where one mistake decides. ``alpha=0`` gives GRPO.
+    ``gear:tokens`` opens no segment. Use it where one mistake decides.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -15,10 +15,11 @@ from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
     Distillation,
-    Gated,
-    Scheduled,
+    after,
+    at_step,
     distillation_of,
     engine_settings_of,
+    gate_of,
     is_additive,
     is_per_completion,
     is_whole_batch,
@@ -33,9 +34,9 @@ class Mixed:
     """Two methods at once: the product of their weights, or a weighted sum of their advantages.
 
     Ours. As text ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product scales the weights of each
-    completion to mean 1 and takes methods that only reweight; a sum takes any, of which one may distil. The
-    signals of both are computed in one pass of each model. Of two engine settings that disagree, the first
-    method's counts. A segment begins where one of either begins.
+    completion to mean 1; both methods must reweight. A sum takes any two methods, but at most one that distils.
+    Each model runs one pass for both. Where two engine settings disagree, the first method's is taken. A segment
+    begins where a segment of either method begins.
 
     >>> from gear_rl.methods import EntropyForks, Uniform
     >>> signals = TokenSignals(
@@ -71,7 +72,7 @@ class Mixed:
             raise ValueError(
                 f"second: {self.second.name!r} distils, and so does {self.first.name!r}; a loss takes one term"
             )
-        gates = {getattr(method, "gate", "") for method in (self.first, self.second)} - {""}
+        gates = {gate_of(self.first), gate_of(self.second)} - {""}
         if len(gates) > 1:
             raise ValueError(
                 f"second: the methods follow {' and '.join(sorted(gates))}, but one signal is kept; leave one out"
@@ -107,23 +108,15 @@ class Mixed:
 
     @property
     def gate(self) -> str:
-        return getattr(self.first, "gate", "") or getattr(self.second, "gate", "")
+        return gate_of(self.first) or gate_of(self.second)
 
     def after(self, means: Sequence[float]) -> "Mixed":
-        """Both methods, of which one follows a signal, after these means."""
-        first, second = (
-            cast(Gated, method).after(means) if getattr(method, "gate", "") else method
-            for method in (self.first, self.second)
-        )
-        return replace(self, first=first, second=second)
+        """Both methods as they are after batches with these means."""
+        return replace(self, first=after(self.first, means), second=after(self.second, means))
 
     def at_step(self, step: int) -> "Mixed":
         """Both methods as they are at optimizer step ``step``."""
-        first, second = (
-            method.at_step(step) if isinstance(method, Scheduled) else method
-            for method in (self.first, self.second)
-        )
-        return replace(self, first=first, second=second)
+        return replace(self, first=at_step(self.first, step), second=at_step(self.second, step))
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask

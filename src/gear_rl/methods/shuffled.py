@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,10 +12,11 @@ from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
 from gear_rl.traits import (
     Distillation,
-    Gated,
-    Scheduled,
+    after,
+    at_step,
     distillation_of,
     engine_settings_of,
+    gate_of,
     is_additive,
     is_per_completion,
     is_whole_batch,
@@ -84,16 +85,15 @@ class Shuffled:
     @property
     def gate(self) -> str:
         """As the method that is shuffled; empty if that follows no signal."""
-        return getattr(self.of, "gate", "")
+        return gate_of(self.of)
 
     def after(self, means: Sequence[float]) -> "Shuffled":
-        """The permutations of the method as it is after these means."""
-        return replace(self, of=cast(Gated, self.of).after(means))
+        """The permutations of the method as it is after batches with these means."""
+        return replace(self, of=after(self.of, means))
 
     def at_step(self, step: int) -> "Shuffled":
         """The permutations of optimizer step ``step``, of the method as it is then."""
-        of = self.of.at_step(step) if isinstance(self.of, Scheduled) else self.of
-        return replace(self, of=of, step=step)
+        return replace(self, of=at_step(self.of, step), step=step)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         credit, mask = self.of(advantage_B, signals), signals.mask
