@@ -65,5 +65,6 @@ def _section(cls: Any) -> str:
         choices: list[str] = setting["choices"] or []
         if any(choice not in text for choice in choices):
             text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
-        lines.append(f"* `{setting['name']}` (`{setting['default']}`): {text}")
+        default = str(setting["default"]).replace("\n", r"\n")
+        lines.append(f"* `{setting['name']}` (`{default}`): {text}")
     return "\n".join(lines) + "\n"

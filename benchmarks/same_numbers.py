@@ -23,13 +23,13 @@ from typing import Any, cast
 METHODS = (
     *("uniform", "gear", "shuffled", "fixed_spans", "random_onsets", "rlsd", "serl", "rlcsd", "distilled_rl"),
     *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo", "raft"),
-    *("agent_opsd", "antisd", "cast", "stare", "mixed"),
+    *("agent_opsd", "antisd", "cast", "stare", "mixed", "step_scores"),
     *("opsd", "sdpo", "sdpg"),
 )
 TASKS = ("chain", "codebook", "errands")
 TOOLS = ("errands",)
 """Tasks that call tools."""
-TURNS = ("gigpo", "mt_grpo", "igpo", "serl", "agent_opsd")
+TURNS = ("gigpo", "mt_grpo", "igpo", "serl", "agent_opsd", "step_scores")
 """Methods that tell turns apart: they train tasks with tools alone."""
 CLOCKS = ("seconds", "time", "runtime", "per_second", "versions", "threads", "output_dir")
 """Parts of names whose values differ between two runs of one version."""

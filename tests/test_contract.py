@@ -64,7 +64,8 @@ def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
     values = {name: torch.rand(B, T, generator=g) * 3 for name in NAMES if not is_per_row(name)}
     for name in ("student_logprob", "teacher_logprob", "reference_logprob"):
         values[name] *= -1
-    values["answer_confidence"] /= 3
+    for name in ("answer_confidence", "turn_reward"):
+        values[name] /= 3
     values["js_divergence"] /= 6
     values["student_entropy"] /= 10
     for name, every in (("sentence_id", 3), ("line_id", 6), ("anchor_id", 4)):

@@ -34,8 +34,9 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "cli": EVERYTHING,
 }
 TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals", "credit"}
-ON_REQUEST = {"signals/transport.py": {"ot"}}
-"""Optional libraries that one file of those packages may import, inside a function: POT solves transport."""
+ON_REQUEST = {"signals/transport.py": {"ot"}, "signals/steps.py": {"transformers"}}
+"""Libraries that one file of those packages may import, inside a function: POT solves transport, transformers
+loads a process reward model."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

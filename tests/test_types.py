@@ -93,7 +93,19 @@ def test_a_term_outside_its_range_is_named(given, message):
 
 
 def test_methods_that_add_or_distil_need_signals_of_every_completion():
-    adds = {"antisd", "cast", "gigpo", "mt_grpo", "igpo", "crpo", "raft", "opsd", "sdpo", "sdpg"}
+    adds = {
+        "antisd",
+        "cast",
+        "gigpo",
+        "mt_grpo",
+        "igpo",
+        "step_scores",
+        "crpo",
+        "raft",
+        "opsd",
+        "sdpo",
+        "sdpg",
+    }
     assert {name for name in METHODS if is_additive(METHODS[name]())} == adds
     assert not is_additive(Opsd(strength=0.0)) and distillation_of(Opsd(strength=0.0)) is None
     assert is_additive(Sdpg(weight=0.0)), "its anchor is left"

@@ -5,12 +5,16 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import Qwen3ForTokenClassification
 
 from engines import tiny
+from engines.distilling import LORA
 from engines.probing import Probe
+from engines.running import history, same, trained, weights
 from engines.scripted import END, call, scripted
 from gear_rl.engines.trl.engine import HeldWeights
 from gear_rl.engines.trl.rollouts import Rollouts
+from gear_rl.methods import StepScores
 from gear_rl.signals.answers import answer_regions
 from gear_rl.signals.batch import Completions, Prompts
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
@@ -190,3 +194,27 @@ def test_passes_take_temperature_batch_size_seed_and_pattern_of_the_settings(tin
     )
     for name, value in own.items():
         assert torch.equal(getattr(signals, name), value), name
+
+
+@pytest.mark.parametrize("peft", [None, LORA], ids=["plain", "lora"])
+def test_scores_of_a_reward_function_and_of_a_reward_model_train(peft, tiny_model, tmp_path):
+    """One run with a score for every token, one with a classifier's: both move the weights as GRPO does not."""
+
+    def judge(completions: Any, completion_ids: Any, log_extra: Any, **_: Any) -> list[float]:
+        log_extra("step_scores", [[float(token % 2) for token in ids] for ids in completion_ids])
+        return tiny.vowels(completions)
+
+    config = tiny.model(len(tiny.tokenizer())).config
+    config.num_labels = 2
+    Qwen3ForTokenClassification(config).save_pretrained(tmp_path / "prm")
+    found = {}
+    for name, method in {
+        "grpo": StepScores(strength=0.0),
+        "logged": StepScores(steps="tokens", use="weights"),
+        "prm": StepScores(steps="tokens", discount=0.5, prm=str(tmp_path / "prm")),
+    }.items():
+        trainer = trained(tmp_path / name, tiny_model, method, reward=judge, peft=peft, max_steps=2)
+        assert not any(history(trainer, "gear/fallback/non_finite"))
+        found[name] = weights(trainer)
+    assert not any(same(found["grpo"], found[name]) for name in ("logged", "prm"))
+    assert not same(found["logged"], found["prm"])

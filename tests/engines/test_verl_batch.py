@@ -96,9 +96,11 @@ def test_a_completion_that_verl_rejects_is_not_scored_and_has_no_credit(name):
 
 
 def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
-    extra = [{"reward_extra_info": {"feedback": f"row {b}", "turn_rewards": [0.5]}} for b in range(4)]
+    given = {"turn_rewards": [0.5], "step_scores": "[[0, 2, 0.25]]"}  # as JSON, or verl averages it
+    extra = [{"reward_extra_info": {"feedback": f"row {b}", **given}} for b in range(4)]
     batch = batch_of(extra_fields=extra)
     assert batch.feedback == ["row 0", "row 1", "row 2", "row 3"] and batch.turn_rewards == [[0.5]] * 4
+    assert batch.step_scores == [[[0, 2, 0.25]]] * 4
     failed = {"role": "tool", "name": "pay", "content": "no", "failure": "raised"}
     seen = {
         "prompt": [{"role": "user", "content": "ab, you have 3"}],

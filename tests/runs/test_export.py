@@ -74,6 +74,14 @@ def test_several_rewards_are_weighed_without_none(tmp_path):
     assert score["support.desk:digits"] == 2.0 and isnan(score["support.desk:silent"])
 
 
+def test_scores_that_a_reward_logs_are_in_verls_result(tmp_path):
+    from gear_rl.runs.verl.reward import scorer
+
+    score = scorer(["arena"], dataset="arena/codebook/easy")
+    found = score("d", "codes Ka 17 Bo 28", "", {"answer": "Ka 17 Bo 08"})
+    assert found == {"score": 0.5, "acc": 0.5, "step_scores": "[[9, 11, 1.0], [15, 17, 0.0]]"}
+
+
 def test_an_agents_rows_reset_its_environment(tmp_path):
     given = command(tmp_path, *ERRANDS, *BATCH, "--max_tool_calling_iterations", "4")
     row = rows_of(tmp_path / "train.parquet")[0]

@@ -48,7 +48,8 @@ def methods(
         table = Table("setting", "default", "meaning")
         for setting in rows[0]["settings"]:
             choices = f" [{' | '.join(setting['choices'])}]" if setting["choices"] else ""
-            table.add_row(setting["name"], str(setting["default"]), escape((setting["help"] or "") + choices))
+            default = escape(str(setting["default"]).replace("\n", r"\n"))
+            table.add_row(setting["name"], default, escape((setting["help"] or "") + choices))
         out_console.print(table)
         if rows[0]["engine"]:
             words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())

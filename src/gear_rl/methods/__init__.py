@@ -32,6 +32,7 @@ from gear_rl.methods.serl import Serl
 from gear_rl.methods.shear import Shear
 from gear_rl.methods.shuffled import Shuffled
 from gear_rl.methods.stare import Stare
+from gear_rl.methods.step_scores import StepScores
 from gear_rl.methods.uniform import Uniform
 from gear_rl.types import CreditAssigner
 
@@ -56,6 +57,7 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Gigpo,
         MtGrpo,
         Igpo,
+        StepScores,
         AgentOpsd,
         Crpo,
         Opsd,
@@ -180,6 +182,7 @@ __all__ = [
     "Shear",
     "Shuffled",
     "Stare",
+    "StepScores",
     "Uniform",
     "method_of",
     "settings_in",

@@ -137,6 +137,8 @@ class RolloutBatch:
     """What a reward function logged as "feedback"; None where none did, and the tools' answers serve."""
     turn_rewards: Sequence[Any] | None = None
     """What a reward function logged as "turn_rewards"; None where none did."""
+    step_scores: Sequence[Any] | None = None
+    """What a reward function logged as "step_scores"; None where none did."""
     call_failed: Callable[[int, Mapping[str, Any]], bool] = lambda rollout, message: False
     """Whether the tool call of rollout ``b`` that a tool message answers has failed."""
     tool_counts: Sequence[Mapping[str, int]] | None = None
@@ -156,7 +158,7 @@ class RolloutBatch:
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
         given = ("student", "prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
-        for name in (*given, "feedback", "turn_rewards"):
+        for name in (*given, "feedback", "turn_rewards", "step_scores"):
             value: Any = getattr(self, name)
             entries = count if value is None else len(value.ids_BP if name == "student" else value)
             if entries != count:

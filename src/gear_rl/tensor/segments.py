@@ -21,6 +21,16 @@ def turn_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return torch.where(mask, begins.cumsum(-1) - 1, -1)
 
 
+def run_ids(number: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Number the runs of equal numbers from 0; -1 outside the mask, where every run ends.
+
+    >>> run_ids(torch.tensor([[7, 7, -1, -1, 7]]), torch.tensor([[True, True, True, False, True]]))
+    tensor([[ 0,  0,  1, -1,  2]])
+    """
+    differs = (number != _previous(number, fill=-1)) | ~_previous(mask, fill=False)
+    return torch.where(mask, (mask & differs).cumsum(-1) - 1, -1)
+
+
 def segment_ids(
     onset: Bool[Tensor, "B T"],
     boundary: Bool[Tensor, "B T"],

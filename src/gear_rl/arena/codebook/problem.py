@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,15 +201,24 @@ def share_right(completion: str, answer: str) -> float:
     return sum(decision.right for decision in decisions(completion, answer)) / len(wanted(answer))
 
 
-def codebook_reward(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
+def codebook_reward(
+    completions: Sequence[Any],
+    answer: Sequence[str],
+    log_extra: Callable[[str, list[Any]], object] = lambda name, values: None,
+    **_: Any,
+) -> list[float]:
     """The share of right codes, or whether all are where the answer begins with "all": a TRL reward function.
 
-    Completions are strings or lists of chat messages.
+    Completions are strings or lists of chat messages. Logs as "step_scores" the characters of each decision's
+    code, and 1.0 or 0.0.
 
     >>> codebook_reward(["codes Ka 17 Bo 28"] * 2, answer=["Ka 17 Bo 08", "all Ka 17 Bo 08"])
     [0.5, 0.0]
     """
-    shares = [share_right(*pair) for pair in zip(texts_of(completions), answer, strict=True)]
+    texts = texts_of(completions)
+    taken = [decisions(*pair) for pair in zip(texts, answer, strict=True)]
+    log_extra("step_scores", [[[one.start, one.end, float(one.right)] for one in each] for each in taken])
+    shares = [share_right(*pair) for pair in zip(texts, answer, strict=True)]
     exact = [gold.startswith(EXACT) for gold in answer]
     return [float(share == 1) if all_ else share for share, all_ in zip(shares, exact, strict=True)]
 

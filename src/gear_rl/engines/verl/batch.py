@@ -4,6 +4,7 @@ verl's columns have one entry per rollout, ids without padding, and keys ``{prom
 of ``extra_fields`` has the facts from our agent loop, ``SAMPLED`` the mask before verl rejected tokens.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -88,7 +89,8 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         num_rollouts=rows,
         environments=[SeenEnvironment(row) for row in seen] if agent else None,
         feedback=_logged(extra, "feedback"),
-        turn_rewards=_logged(extra, TURN_REWARDS),
+        turn_rewards=_numbers(extra, TURN_REWARDS),
+        step_scores=_numbers(extra, "step_scores"),
         call_failed=lambda b, message: message.get("failure") is not None,
         tool_counts=[row.get("tool_counts") or {} for row in seen] if agent else None,
         truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
@@ -147,6 +149,12 @@ def _advantages(columns: Columns, mask: Tensor) -> Tensor:
 def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
     """The values that the reward function returned under this name; None if there are none."""
     return [row.get(name) for row in extras] if any(name in row for row in extras) else None
+
+
+def _numbers(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
+    """The same of lists of numbers, which a reward function may return as JSON: verl averages other values."""
+    values = _logged(extras, name)
+    return values and [json.loads(value) if isinstance(value, str) else value for value in values]
 
 
 def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | None:

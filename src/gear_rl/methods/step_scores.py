@@ -1,0 +1,126 @@
+"""Scores of steps that the user has: as rewards that are compared in the group, or as weights."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gear_rl.errors import check_settings
+from gear_rl.signals.steps import PrmScore, StepId, Steps, StepScore
+from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_values
+from gear_rl.tensor.segments import run_ids, turn_ids
+from gear_rl.types import Credit, Signal, TokenSignals
+
+Use = Literal["rewards", "weights"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScores:
+    """Scores of your own, one per step: from a reward function, an environment or a process reward model.
+
+    ``use="rewards"`` is GRPO's process supervision (arXiv:2402.03300, section 4.1.3): with ``r_k`` the score of
+    step k, normalised over the group's steps, ``A_t = A + strength sum_{l >= k} discount^(l - k) r_l``.
+    **Additive**. ``use="weights"`` is ours, for scores from 0 to 1: ``A_t = A (1 + strength (w_k - 1))``, ``w``
+    the score where ``A > 0``, else 1 less the score, over its mean. A token outside every step keeps ``A``.
+
+    ``steps="turns"`` reads ``turn_rewards``; the others what a reward function logs as "step_scores".
+
+    >>> signals = TokenSignals(mask=torch.ones(2, 4, dtype=torch.bool),
+    ...     step_id=torch.tensor([[0, 0, 1, 1]] * 2), step_score=torch.tensor([[0.75, 0.75, 0.25, 0.25]] * 2))
+    >>> StepScores(use="weights", steps="separator")(torch.tensor([2.0, -2.0]), signals).advantage
+    tensor([[ 3.,  3.,  1.,  1.],
+            [-1., -1., -3., -3.]])
+    """
+
+    name: ClassVar[str] = "step_scores"
+    source: ClassVar[str] = "arXiv:2402.03300"
+
+    use: Use = "rewards"
+    """``rewards``: added, and compared in the group; ``weights``: they share out the advantage."""
+    steps: Steps = "turns"
+    """``turns``, ``tokens``, ``spans`` of characters, or what ends with ``separator``."""
+    separator: str = "\n\n"
+    """The text that ends a step."""
+    prm: str | None = None
+    """A token classifier over the policy's vocabulary, whose last class is read at step ends."""
+    strength: float = 1.0
+    """Of the scores beside the advantage; 0 gives GRPO."""
+    discount: float = 1.0
+    """Per step, of the rewards to come; 0 credits each step with its own."""
+    outcome: bool = True
+    """Add the completion's own advantage to rewards; the source does not."""
+    epsilon: float = 1e-4
+    """Added to the group's deviation."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, shares=["discount"], finite=["strength"], positive=["epsilon"])
+        if self.use == "weights" and self.strength > 1:
+            raise ValueError(f"strength: {self.strength}; give 0 to 1 with use=weights")
+        if not self.separator:
+            raise ValueError("separator: it is empty; give the text that ends a step")
+        if self.prm is not None and self.steps == "spans":
+            raise ValueError(
+                "steps: 'spans' come from a reward function with their scores, so there is nothing for prm; "
+                "set steps to turns, tokens or separator"
+            )
+
+    @property
+    def additive(self) -> bool:
+        """Whether the scores are rewards."""
+        return self.use == "rewards"
+
+    @property
+    def needs(self) -> tuple[str | Signal, ...]:
+        if self.strength == 0:
+            return ()
+        siblings = ("group_B",) if self.use == "rewards" else ()
+        if self.prm is None and self.steps == "turns":
+            return (*siblings, "turn_reward")
+        step = StepId(self.steps, self.separator)
+        if self.prm is not None:
+            return (*siblings, step, PrmScore(self.prm, self.steps, self.separator))
+        return (*siblings, step, StepScore(self.steps, self.separator))
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        if self.strength == 0:
+            one = torch.where(mask, 0, -1)
+            return Credit.from_weights(advantage_B, torch.ones_like(mask, dtype=torch.float32), one)
+        if "step_id" in signals:
+            step_id, score = signals.get("step_id"), signals.get("step_score")
+        else:
+            step_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+            score = signals.get("turn_reward")
+        segment_id, inside = run_ids(step_id, mask), step_id >= 0
+        if self.use == "weights":
+            weight = 1 + self.strength * (_weights(advantage_B, score, inside) - 1)
+            return Credit.from_weights(advantage_B, weight, segment_id)
+        own = advantage_B[:, None].expand(mask.shape)
+        advantage = torch.where(inside, own if self.outcome else 0.0, own)
+        advantage = advantage + self.strength * self._to_go(score, step_id, signals.get("group_B"))
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=segment_id)
+
+    def _to_go(
+        self, score: Float[Tensor, "B T"], step_id: Int[Tensor, "B T"], group_B: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B T"]:
+        """The normalised rewards from a token's step on."""
+        reward, has = turn_values(score, step_id), has_turn(step_id)
+        group = group_B[:, None].expand(reward.shape)
+        relative = group_relative(reward, group, has, epsilon=self.epsilon)
+        return on_turns(returns_to_go(relative, self.discount), step_id)
+
+
+def _weights(
+    advantage_B: Float[Tensor, " B"], score: Float[Tensor, "B T"], inside: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """The scores as shares of the advantage, of mean 1 over the tokens of steps; 1 where all are 0."""
+    odd = score[inside & ((score < 0) | (score > 1))]
+    if len(odd):
+        raise ValueError(
+            f"step_scores: a score of {float(odd[0]):g}; use=weights takes 0 to 1, use=rewards any number"
+        )
+    share = torch.where(inside, torch.where(advantage_B[:, None] > 0, score, 1 - score), 0.0)
+    mean = share.sum(-1, keepdim=True) / inside.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(inside & (mean > 0), share / torch.where(mean > 0, mean, 1.0), 1.0)
