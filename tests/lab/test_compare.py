@@ -22,6 +22,7 @@ from gear_rl.lab.compare import (
     best,
     compared,
     grid,
+    line_up,
     next_rate,
     parse_method,
     parse_methods,
@@ -57,6 +58,9 @@ def test_a_list_of_methods_is_split_between_methods():
     assert parse_method("own=gear:alpha=0.5") == ("own", {"name": "gear", "alpha": 0.5})
     blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
     assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]
+    _, engine, own, _ = line_up(["gear*stare:teacher_model_kind=live,rollouts=24"])
+    assert engine["gear*stare:teacher_model_kind=live,rollouts=24"]["teacher_model_kind"] == "live"
+    assert own["gear*stare:teacher_model_kind=live,rollouts=24"] == {"rollouts": 24}
     placebo = build_method(parse_method(blind)[1])
     assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):

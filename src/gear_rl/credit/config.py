@@ -233,3 +233,16 @@ def check_sources(sources: Sequence[str], has_function: bool = False) -> None:
         raise ValueError(f"privileged_sources: empty; give one or more of {', '.join(SOURCES)}")
     if "function" in sources and not has_function:
         raise ValueError("privileged_sources: 'function' needs a function; give one as `privileged`")
+
+
+def check_teacher(config: CreditConfig) -> None:
+    """Raise ``ValueError`` for a teacher that is the student: its own weights, and the student's prompt.
+
+    >>> check_teacher(CreditConfig(privileged_sources=["prompt"], teacher_model_kind="live"))
+    Traceback (most recent call last):
+    ValueError: teacher_model_kind: 'live' with privileged_sources ['prompt'] is the student itself; give base
+    """
+    if config.teacher_model_kind == "live" and config.privileged_sources == ["prompt"]:
+        raise ValueError(
+            "teacher_model_kind: 'live' with privileged_sources ['prompt'] is the student itself; give base"
+        )

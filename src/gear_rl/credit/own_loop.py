@@ -1,7 +1,7 @@
 """Credit for a training loop of one's own: one call, in one process, without a trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,7 @@ def token_advantages(
     temperature: float = 1.0,
     batch_size: int = 8,
     step: int = 0,
+    means: list[float] | None = None,
     log: Callable[[Mapping[str, float]], None] | None = None,
 ) -> Credit:
     """The advantage of every token of some completions: ``Credit.advantage``, (B, T), and the segments.
@@ -43,8 +44,9 @@ def token_advantages(
     ``prompts`` are texts or chat messages, ``completions`` the token ids that the policy sampled, ``contexts``
     what only the teacher sees, ``advantages`` one number per completion. ``group`` and ``rewards`` are for
     methods that compare siblings. ``teacher`` lends other weights to the teacher (``make_teacher``),
-    ``reference`` the initial weights. ``log`` receives the ``gear/*`` metrics. Raises ``ValueError``
-    where numbers of completions differ. ``examples/loop.py`` trains with it.
+    ``reference`` the initial weights. ``means`` is a list that every call of a run gets, for a method that follows
+    a signal (``antisd``). ``log`` receives the ``gear/*`` metrics. Raises ``ValueError`` where numbers of
+    completions differ. ``examples/loop.py`` trains with it.
     """
     if isinstance(method, type):
         raise ValueError(f"method: {method!r} is a class; give an object such as Gear()")
@@ -59,7 +61,8 @@ def token_advantages(
         temperature=temperature,
         batch_size=batch_size,
     )
-    engine = _OneProcess(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None))
+    means = [] if means is None else means
+    engine = _OneProcess(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
     device, count = advantages.device, len(completions)
     width = max(map(len, completions), default=0)
     ids = torch.full((count, width), pad_id, device=device)
@@ -95,8 +98,7 @@ class _OneProcess:
     passes: ModelPasses
     chat_template_kwargs: Mapping[str, Any]
     sink: Callable[[Mapping[str, float]], None]
-    means: list[float] = field(default_factory=list[float])
-    """Every call is the first batch of a run."""
+    means: list[float]
     max_positions, rank, world_size, record_sink = None, 0, 1, None
 
     def render(

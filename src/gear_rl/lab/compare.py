@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gear_rl.arena.task import get_task
 from gear_rl.credit.config import CreditConfig
@@ -254,7 +254,7 @@ def line_up(
     engine: dict[str, dict[str, Any]] = {}
     own: dict[str, dict[str, Any]] = {}
     for name, credit in named.items():
-        own[name] = {setting: credit.pop(setting) for setting in ("rollouts", SFT) if setting in credit}
+        own[name] = taken(credit, ("rollouts", SFT))
         if agent and SFT in own[name]:
             raise InputError(
                 f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
@@ -262,11 +262,22 @@ def line_up(
             )
         if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
             raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
-        given_here = {
-            field.name: credit.pop(field.name) for field in fields(CreditConfig) if field.name in credit
-        }
+        given_here = taken(credit, [field.name for field in fields(CreditConfig)])
         engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | given_here
     return named, engine, own, ceiling
+
+
+def taken(credit: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Takes these settings out of a method, and out of the methods inside it.
+
+    >>> credit = {"name": "mixed", "first": {"name": "gear", "teacher_model_kind": "live"}}
+    >>> taken(credit, ["teacher_model_kind"]), credit
+    ({'teacher_model_kind': 'live'}, {'name': 'mixed', 'first': {'name': 'gear'}})
+    """
+    found = {name: credit.pop(name) for name in names if name in credit}
+    for inner in [value for value in credit.values() if isinstance(value, dict)]:
+        found |= taken(cast(dict[str, Any], inner), names)
+    return found
 
 
 def grid(rate: float, count: int) -> list[float]:

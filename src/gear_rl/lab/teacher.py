@@ -22,6 +22,7 @@ from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.tensor.lists import float_list
+from gear_rl.traits import engine_settings_of
 
 BATCH = 16
 """Completions that are sampled and scored at a time, unless the user sets it."""
@@ -60,9 +61,16 @@ def teacher_config(
     own = [("model", model), ("dataset", data), ("reward", reward)]
     given = [word for name, value in own if value is not None for word in (f"--{name}", value)]
     config = load_config(file, [*given, *words])
-    if not needs_context(build_method(config.credit)):
+    method = build_method(config.credit)
+    if not needs_context(method):
         raise InputError(
             f"credit: {config.credit!r} has no teacher; leave it out, or give the method to train"
+        )
+    sources = config.trainer.get("privileged_sources") or engine_settings_of(method).get("privileged_sources")
+    if sources == ["prompt"]:
+        raise InputError(
+            f"privileged_sources: {method.name!r} shows its teacher nothing but the prompt, so there is no "
+            "context to measure; give another source, or another method"
         )
     return config
 

@@ -15,6 +15,7 @@ from gear_rl.credit.config import (
     CreditConfig,
     _setting,
     check_sources,
+    check_teacher,
 )
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context, source_counts, sources_of
 from gear_rl.credit.step import needs_passes
@@ -163,6 +164,8 @@ def checked_arguments(
             f"teacher_model: credit {credit.name!r} distils its teacher in the loss, which was never run with "
             "another model; leave it out, or take a method that reweights, such as 'gear'"
         )
+    if reads_context and args.teacher_model is None:
+        check_teacher(args)
     check_loss(credit, args.loss_type, args.importance_sampling_level, args.off_policy_mask_threshold)
     sources = sources_of(args, privileged)
     check_sources(sources, privileged is not None)
