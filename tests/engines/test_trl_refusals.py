@@ -41,7 +41,7 @@ EMPTY = tiny.rows().from_list([{**row, "privileged_context": "", "answer": " "} 
         (Gear(), {}, {"rollout_func": dict}, "teacher_prompt: 'render' cannot repeat the prompt"),
         (Gear(), {"teacher_model": "x", "teacher_model_kind": "ema"}, {}, "'ema' names the teacher's weights"),
         (Opsd(), {"teacher_model": "x"}, {}, "teacher_model: credit 'opsd' distils its teacher"),
-        (Cast(), {"teacher_model_kind": "live"}, {}, r"teacher_model_kind: 'live' .* is the student itself; give base"),
+        (Cast(), {"teacher_model_kind": "live"}, {}, r"'live' with .* is the student itself; give base"),
         (Gear(), {"importance_sampling_level": "sequence"}, {}, "token credit of 'gear' would be lost; set"),
         (Gigpo(), {"loss_type": "vespo"}, {}, "loss_type: 'vespo' weighs a completion by the sign of its advan"),
         (Gigpo(), {"off_policy_mask_threshold": 0.1}, {}, "off_policy_mask_threshold: 0.1 drops a completion by"),

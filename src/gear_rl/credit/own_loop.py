@@ -44,8 +44,8 @@ def token_advantages(
     ``prompts`` are texts or chat messages, ``completions`` the token ids that the policy sampled, ``contexts``
     what only the teacher sees, ``advantages`` one number per completion. ``group`` and ``rewards`` are for
     methods that compare siblings. ``teacher`` lends other weights to the teacher (``make_teacher``),
-    ``reference`` the initial weights. ``means`` is a list that every call of a run gets, for a method that follows
-    a signal (``antisd``). ``log`` receives the ``gear/*`` metrics. Raises ``ValueError`` where numbers of
+    ``reference`` the initial weights. ``means`` is a list that every call of a run gets, for methods that
+    follow a signal (``antisd``). ``log`` receives the ``gear/*`` metrics. Raises ``ValueError`` where numbers of
     completions differ. ``examples/loop.py`` trains with it.
     """
     if isinstance(method, type):
