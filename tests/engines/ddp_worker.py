@@ -17,7 +17,7 @@ from engines import probing, running, tiny
 from gear_rl import Gear, GEARTrainer, Uniform
 from gear_rl.credit.siblings import credit_beside_siblings
 from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.methods import Sdpg
+from gear_rl.methods import AgentOpsd, Cast, Opsd, Sdpg
 from gear_rl.signals.passes import ModelPasses
 
 
@@ -48,6 +48,9 @@ def main(model: str, folder: Path) -> None:
         ("late", Gear(), {}),
         ("gear", Gear(), {"student_pass": "own"}),
         ("sdpg", Sdpg(weight=0.5), {}),
+        ("opsd", Opsd(), {}),
+        ("cast", Cast(), {}),
+        ("agent_opsd", AgentOpsd(), {}),
     ):
         records = {} if credit is None else {"record_file": str(folder / f"{name}.jsonl")}
         # Few rows have a context, so that one process may have nothing to distil while the other has.

@@ -53,11 +53,13 @@ def same_records(first: Path, second: Path, count: int) -> None:
 
 
 def test_both_processes_end_with_the_same_weights_and_uniform_is_grpo_bit_for_bit(finished):
-    for name in ("grpo", "uniform", "gear", "late", "sdpg"):
+    for name in ("grpo", "uniform", "gear", "late", "sdpg", "opsd", "cast", "agent_opsd"):
         assert same(weights(finished, name, 0), weights(finished, name, 1)), name
     grpo = weights(finished, "grpo", 0)
     assert same(weights(finished, "uniform", 0), grpo)
-    assert not any(same(weights(finished, name, 0), grpo) for name in ("gear", "sdpg"))
+    assert not any(same(weights(finished, name, 0), grpo) for name in ("gear", "sdpg", "opsd", "cast"))
+    # One turn each, which AgentOPSD leaves to GRPO.
+    assert same(weights(finished, "agent_opsd", 0), grpo)
 
 
 def test_metrics_are_of_all_processes_which_run_as_many_forwards(finished):

@@ -275,8 +275,9 @@ def taken(credit: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     ({'teacher_model_kind': 'live'}, {'name': 'mixed', 'first': {'name': 'gear'}})
     """
     found = {name: credit.pop(name) for name in names if name in credit}
-    for inner in [value for value in credit.values() if isinstance(value, dict)]:
-        found |= taken(cast(dict[str, Any], inner), names)
+    for value in list(credit.values()):
+        if isinstance(value, dict):
+            found |= taken(cast(dict[str, Any], value), names)
     return found
 
 
