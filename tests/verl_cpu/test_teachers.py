@@ -33,11 +33,11 @@ def test_opsd_from_sampled_tokens_trains_as_under_trl(chain: Path, tmp_path: Pat
 
 
 def test_a_larger_teacher_of_two_ranks_is_that_of_trl(chain: Path, larger: Path, tmp_path: Path):
-    settings = ["+gear=cast", f"gear.teacher_model={larger}", "gear.flip_nats=0.1"]
-    run = harness.train(tmp_path, chain, *settings, steps=1, ranks=2)
-    out, credit = tmp_path / "trl.pt", "cast:flip_nats=0.1"
+    run = harness.train(tmp_path, chain, "+gear=cast", f"gear.teacher_model={larger}", steps=1, ranks=2)
     teacher = {"teacher_model": str(larger)}
-    theirs = reference.under_trl(tmp_path / "credit1.pt", chain / "model", out, credit, **teacher)
+    theirs = reference.under_trl(
+        tmp_path / "credit1.pt", chain / "model", tmp_path / "trl.pt", "cast", **teacher
+    )
     reference.assert_trains_as(run, theirs, at_least=16 * 8)
     seen = run.watched("credit1")["signals"]
     assert (seen.teacher_logprob - seen.student_logprob)[seen.mask].abs().mean() > 0.1, "another model's"

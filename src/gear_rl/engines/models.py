@@ -62,7 +62,7 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     ``vocabulary`` is the number of logits that the student has; a teacher padded to more is cut to them.
     ``ValueError`` where the two tokenizers disagree, or the teacher has fewer.
     """
-    check_vocabulary(name, tokenizer)
+    check_vocabulary(name, load_tokenizer(name), tokenizer)
     model = load_causal_lm(name, options)
     logits = int(model.get_output_embeddings().weight.shape[0])
     if logits < vocabulary:
@@ -74,9 +74,8 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     return model.eval().requires_grad_(False)
 
 
-def check_vocabulary(name: str, tokenizer: Any) -> None:
-    """Raise ``ValueError`` where the tokenizer of the teacher ``name`` is not the student's."""
-    other = load_tokenizer(name)
+def check_vocabulary(name: str, other: Any, tokenizer: Any) -> None:
+    """Raise ``ValueError`` where ``other``, the tokenizer of the teacher ``name``, is not the student's."""
     if other.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"teacher_model: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "

@@ -108,11 +108,10 @@ def check(config: Any, settings: VerlSettings) -> None:
         raise InputError(f"gear.{error}") from None
     if settings.teacher_model is not None and needs_teacher(method.needs):
         model = config.actor_rollout_ref.model
-        own = str(select(model, "tokenizer_path") or model.path)
-        tokenizer = _tokenizer("actor_rollout_ref.model.path", own)
-        _ = _tokenizer("gear.teacher_model", settings.teacher_model)
+        own = _tokenizer("actor_rollout_ref.model.path", select(model, "tokenizer_path") or model.path)
+        other = _tokenizer("gear.teacher_model", settings.teacher_model)
         try:
-            check_vocabulary(settings.teacher_model, tokenizer)
+            check_vocabulary(settings.teacher_model, other, own)
         except ValueError as error:
             raise InputError(f"gear.{error}") from None
 

@@ -36,9 +36,7 @@ class CreditWorker(ActorRolloutRefWorker):
         taught = needs_teacher(order.needs)
         base = taught and order.teacher_model is None and order.config.teacher_model_kind == "base"
         actor: Any = self.actor.engine
-        other = (
-            self._teacher_model(order.teacher_model) if taught and order.teacher_model is not None else None
-        )
+        other = self._teacher_model(order.teacher_model) if taught else None
         reference: Any = self.ref.engine if base and self.ref is not None else None
         with actor.eval_mode(), nullcontext() if reference is None else reference.eval_mode():
             passes = ModelPasses(
@@ -60,9 +58,9 @@ class CreditWorker(ActorRolloutRefWorker):
         fields = {signal_field(name): jagged(x.float().cpu(), lengths) for name, x in values.items()}
         return TensorDict(fields, batch_size=len(lengths))
 
-    def _teacher_model(self, name: str) -> nn.Module:
-        """The frozen model that is the teacher, loaded once; every rank holds it whole."""
-        if self._other is None:
+    def _teacher_model(self, name: str | None) -> nn.Module | None:
+        """The frozen model that is the teacher, if another is: loaded once, whole on every rank."""
+        if name is not None and self._other is None:
             actor: Any = self.actor.engine
             config: Any = unwrapped(actor.module).config
             dtype = {"dtype": actor._autocast_dtype}  # FSDP computes in it, whatever the weights are kept in
