@@ -39,7 +39,13 @@ OFF = {
 COMPARES = {"entropy_forks": {"scope": "completion"}, "rlcsd": {"paths": "completion"}}
 """Methods that look at other completions by default, and the settings at which they do not."""
 
-every_method = pytest.mark.parametrize("method", [cls() for cls in METHODS.values()], ids=list(METHODS))
+DEFAULTS = [cls() for cls in METHODS.values()]
+SAMPLED = [METHODS[name](sampled=True) for name in ("opsd", "sdpo", "sdpg")]
+"""Distillation as an advantage, in place of a term of the loss."""
+
+every_method = pytest.mark.parametrize(
+    "method", [*DEFAULTS, *SAMPLED], ids=[*METHODS, *(f"{method.name}, sampled" for method in SAMPLED)]
+)
 every_reweighting_method = pytest.mark.parametrize(
     "method", [METHODS[name]() for name in REWEIGHTING], ids=REWEIGHTING
 )
@@ -253,7 +259,7 @@ def test_the_sign_of_the_advantage_is_kept_and_no_advantage_gives_none(method):
     assert (method(torch.zeros(7), signals).advantage == 0).all()
 
 
-@every_method
+@pytest.mark.parametrize("method", DEFAULTS, ids=list(METHODS))
 def test_a_method_is_a_frozen_dataclass_of_the_catalogue(method):
     assert isinstance(method, CreditAssigner) and METHODS[method.name] is type(method) and method.source
     assert hash(method) == hash(type(method)()) and dataclasses.replace(method) == method

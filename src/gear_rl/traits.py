@@ -90,6 +90,26 @@ class Distillation:
         check_settings(self, positive=positive, finite=["anchor_weight"])
 
 
+def check_sampled(method: Any, **form: Any) -> None:
+    """Raise ``ValueError`` for a setting of the term that ``sampled=True`` does not read.
+
+    ``form`` is the term that the sampled tokens estimate. The method's own default passes too, since an engine's
+    configuration may hold every default.
+
+    >>> from gear_rl.methods import Opsd
+    >>> Opsd(sampled=True, beta=0.0)
+    Traceback (most recent call last):
+    ValueError: beta: 0.0 is not read with sampled=True, which stands for beta=1.0; leave it out
+    """
+    for field in fields(method):
+        value = getattr(method, field.name)
+        if method.sampled and field.name in form and value not in (form[field.name], field.default):
+            raise ValueError(
+                f"{field.name}: {value!r} is not read with sampled=True, which stands for "
+                f"{field.name}={form[field.name]!r}; leave it out"
+            )
+
+
 class Traits:
     """What a method may declare by a class attribute or a property, with the defaults."""
 
@@ -107,8 +127,8 @@ class Traits:
     makes_segments: bool = False
     """The method should find segments of two tokens or more: an engine warns where a run has next to none."""
     even: bool = False
-    """All tokens of a completion get the same advantage in every setting, so that a loss with one ratio for the
-    completion loses nothing. Not inherited: a subclass declares it again."""
+    """All tokens of a completion get the same advantage, so that a loss with one ratio for the completion loses
+    nothing. Not inherited: a subclass declares it again."""
     engine_settings: Mapping[str, Any] = {}
     """Settings of the engine in the paper or released code; an engine applies each that the user did not set."""
 
@@ -160,7 +180,7 @@ def is_even(method: CreditAssigner) -> bool:
     >>> [name for name in METHODS if is_even(METHODS[name]())]
     ['uniform', 'crpo', 'opsd', 'sdpo', 'sdpg', 'raft']
     """
-    return bool(vars(type(method)).get("even", False))
+    return "even" in vars(type(method)) and bool(cast(Any, method).even)
 
 
 def engine_settings_of(method: CreditAssigner) -> dict[str, Any]:

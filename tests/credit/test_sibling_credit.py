@@ -91,6 +91,16 @@ def test_a_bad_number_reaches_its_own_completion_alone(monkeypatch, caplog, name
     assert (signals.turn_id[1] == -1).all()
 
 
+def test_a_bad_number_of_a_teacher_is_not_imitated(monkeypatch):
+    poisoning(monkeypatch, 1, "teacher_logprob")
+    batch, result, _ = passed(Opsd(sampled=True, strength=0.5))
+    others, seen = [0, 2, 3, 4, 5, 6, 7], result.signals
+    pull = torch.where(MASK, seen.teacher_logprob - seen.student_logprob, 0.0)
+    expected = 0.5 * (plain(batch) + pull)
+    torch.testing.assert_close(result.credit.advantage[others], expected[others])
+    assert torch.equal(result.credit.advantage[1], plain(batch)[1]) and pull[others].any()
+
+
 def test_a_bad_number_where_the_advantage_is_0_reaches_no_sibling(monkeypatch):
     poisoning(monkeypatch, 1, "turn_reward")
     probe = Probe(needs=("group_B", "turn_reward"), bonus=0.5)

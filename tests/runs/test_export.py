@@ -128,6 +128,15 @@ def test_a_method_in_words_becomes_its_settings(tmp_path):
     assert found["+gear"] == "mixed" and found["+gear.second"] == "{name:stare}"
 
 
+def test_another_models_weights_are_the_teachers_there_too(tmp_path, monkeypatch):
+    (tmp_path / "large").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = command(tmp_path / "out", *CHAIN, *BATCH, "--credit", "rlsd", "--teacher_model", "./large")
+    assert given["gear.teacher_model"] == str(tmp_path / "large")
+    assert "teacher_model" not in (tmp_path / "out" / "launch.sh").read_text().partition("set -euo")[0]
+    assert "gear.teacher_model" not in command(tmp_path / "none", *CHAIN, *BATCH)
+
+
 def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "kept_folder", lambda: tmp_path)
     given = command(tmp_path / "out", *CHAIN, *BATCH, "--model", "smollm2")

@@ -1,22 +1,25 @@
 """The section ``gear`` of verl's configuration, and what is refused; verl itself is not needed for it."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gear_rl.arena.model import load as load_arena
 from gear_rl.credit.config import CreditConfig
 from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import VerlSettings, reads_reference
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.verl.settings import group_of, read_settings
+from gear_rl.signals.signal import needs_teacher
 from gear_rl.traits import distillation_of
 
 REWEIGHTING = [name for name, cls in METHODS.items() if distillation_of(cls()) is None]
 
 
-ACTOR = "actor_rollout_ref.actor"
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model.path"
 VERL = {
     "trainer.default_local_dir": "runs/verl",
     "trainer.v1.trainer_mode": "gear_sync",
@@ -67,12 +70,56 @@ def test_a_method_that_reweights_runs_and_its_group_is_its_defaults(name):
 
 
 @pytest.mark.parametrize(
+    "section",
+    [
+        {"credit": "opsd", "sampled": True},
+        {"credit": "sdpo", "sampled": True},
+        {"credit": "sdpg", "sampled": True, "anchor": "none"},
+        {"credit": "uniform+opsd:sampled=true"},
+    ],
+)
+def test_a_method_that_distils_from_sampled_tokens_runs(section):
+    assert needs_teacher(check(config_of(section)).method.needs)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> tuple[str, str]:
+    """Two folders with a tokenizer, of which the second knows a token more."""
+    for name, more in (("own", []), ("other", ["never seen"])):
+        tokenizer = load_arena()[1]
+        tokenizer.add_tokens(more)
+        tokenizer.save_pretrained(tmp_path / name)
+    return str(tmp_path / "own"), str(tmp_path / "other")
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_before_a_run(models):
+    own, other = models
+    for name, message in {
+        other: r"gear\.teacher_model: .*other has another vocabulary than the model",
+        own + "/none": r"gear\.teacher_model: '.*none' has no tokenizer that can be loaded",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            check(config_of({"teacher": None, "teacher_model": name}, {MODEL: own}))
+    with pytest.raises(InputError, match=r"actor_rollout_ref\.model\.path: '.*none' has no tokenizer"):
+        check(config_of({"teacher": None, "teacher_model": own}, {MODEL: own + "/none"}))
+    # Its weights are the teacher's, so a copy that the method asks for by default is not made.
+    for method in ("gear", "rlsd"):
+        config = config_of({"credit": method, "teacher": None, "teacher_model": own}, {MODEL: own})
+        assert not reads_reference(config, check(config))
+    check(config_of({"credit": "gigpo", "teacher": None, "teacher_model": other}, {MODEL: own}))
+
+
+@pytest.mark.parametrize(
     ("section", "message"),
     [
         ({"credit": "geer"}, r"gear\.credit: no method 'geer'; did you mean"),
         ({"teacher": "base", "teacher_model_kind": "live"}, r"gear\.teacher: 'base', but"),
         ({"tool_time_limit": "long"}, r"gear\.tool_time_limit: 'long'"),
         ({"privileged": "nowhere:function"}, r"gear\.privileged: cannot import 'nowhere'"),
+        (
+            {"teacher": "live", "teacher_model": "x"},
+            r"gear\.teacher: 'live' names .* gear\.teacher_model; leave",
+        ),
     ],
 )
 def test_a_wrong_setting_names_itself(section, message):
@@ -85,12 +132,28 @@ def test_a_wrong_setting_names_itself(section, message):
     [
         ({}, {"trainer.v1.trainer_mode": "sync"}, r"trainer_mode: 'sync' does not assign token credit"),
         ({}, {"trainer.use_v1": False}, r"trainer\.use_v1: False"),
-        ({"credit": "opsd"}, {}, r"gear\.credit: 'opsd' adds a distillation term"),
+        ({"credit": "opsd"}, {}, r"gear\.credit: 'opsd' adds a divergence .*; set gear\.sampled=true"),
+        ({"credit": "uniform+sdpo"}, {}, r"gear\.credit: 'mixed' adds a divergence"),
+        (
+            {"credit": "sdpg", "sampled": True},
+            {},
+            r"gear\.anchor: 'urkl' .*; set it to none, and .*use_kl_loss=True .* mse \(urkl\)",
+        ),
+        (
+            {"credit": "opsd", "sampled": True},
+            {f"{ACTOR}.policy_loss.loss_mode": "geo_mean"},
+            r"'geo_mean' averages",
+        ),
         ({"privileged_sources": ["function"]}, {}, r"gear\.privileged_sources: 'function' needs a function"),
         (
             {"credit": "rlsd", "teacher": None},
             {},
-            r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\)",
+            r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\) .*or name a gear\.teacher_model",
+        ),
+        (
+            {"credit": "cast", "teacher": "live"},
+            {},
+            r"gear\.teacher_model_kind: 'live' .* is the student itself",
         ),
         ({}, {f"{ACTOR}.strategy": "megatron"}, r"actor\.strategy: 'megatron'"),
         ({}, {f"{ACTOR}.ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
@@ -115,6 +178,7 @@ def test_what_cannot_run_is_refused_with_what_would(section, changes, message):
         ({"teacher": None}, 0, True),
         ({"teacher": "base"}, 8, False),
         ({"credit": "gigpo", "teacher": "base"}, 0, False),
+        ({"credit": "uniform", "teacher": None, "teacher_model": "x"}, 0, False),
     ],
 )
 def test_the_base_teacher_without_lora_reads_verls_reference(section, rank, reads):

@@ -1,6 +1,7 @@
 """The same rollouts outside of verl: the credit step in this process, and TRL's trainer in its own."""
 
 import dataclasses
+import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 import gear_rl
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
-from gear_rl.methods import METHODS
+from gear_rl.methods import method_of
 from gear_rl.signals.batch import RolloutBatch
 from support.batches import PlainEngine
+from verl_cpu.harness import Run
 
 TRL_PYTHON = os.environ.get("TRL_PYTHON", "")
 """The interpreter of an environment with TRL, which cannot be this one."""
@@ -36,7 +38,7 @@ def credited(
     batch: Mapping[str, Any], model: Path, method: str, tools: list[Any] | None = None
 ) -> dict[str, Any]:
     """What the credit step makes of the rollouts of a run, with the weights in a folder: its `CreditResult`."""
-    assigner = METHODS[method]()
+    assigner = method_of(method)
     config = CreditConfig(teacher_model_kind="live").resolved(assigner)
     weights = Qwen3ForCausalLM.from_pretrained(model, local_files_only=True).eval()
     engine = EngineWithTools(AutoTokenizer.from_pretrained(model), weights, config)
@@ -45,11 +47,14 @@ def credited(
     return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
 
 
-def under_trl(saved: Path, model: Path, out: Path) -> dict[str, Any]:
-    """What TRL's trainer makes of the same with GEAR, and its loss; skips the test without an interpreter."""
+def under_trl(
+    saved: Path, model: Path, out: Path, credit: str = "gear", tools: Sequence[Any] = (), **settings: Any
+) -> dict[str, Any]:
+    """What TRL's trainer makes of the same with a method, and its loss; skips the test without an interpreter."""
     if not TRL_PYTHON:
         pytest.skip("TRL_PYTHON names no interpreter with TRL")
-    command = [TRL_PYTHON, Path(__file__).with_name("under_trl.py"), saved, model, out]
+    options = {"credit": credit, "tools": [*tools], "settings": settings}
+    command = [TRL_PYTHON, Path(__file__).with_name("under_trl.py"), saved, model, out, json.dumps(options)]
     paths = {"PYTHONPATH": str(Path(gear_rl.__file__).parents[1]), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, timeout=300, env=os.environ | paths
@@ -70,6 +75,28 @@ def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least:
     assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
     # The pass of verl's reference shares no prompts, so its last bits are others.
     torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=1e-5)
+
+
+def assert_trains_as(run: Run, theirs: Mapping[str, Any], *, at_least: int, atol: float = 1e-4) -> None:
+    """The first step of a run: its signals, its credit and its loss are those of another trainer."""
+    ours = run.watched("credit1")
+    scored, mask = ours["scored_B"], ours["signals"].mask
+    assert torch.equal(scored, theirs["scored_B"]) and scored.sum() >= at_least
+    assert (
+        torch.equal(mask, theirs["signals"].mask)
+        and ours["signals"].values.keys() == theirs["signals"].values.keys()
+    )
+    for name, values in ours["signals"].values.items():
+        other = theirs["signals"].values[name]
+        if values.shape == mask.shape:
+            assert gap(values, other, mask & scored[:, None]) <= atol, name
+        elif not name.startswith("group"):  # whose numbers are names
+            torch.testing.assert_close(values, other, atol=atol, rtol=0, msg=name)
+    credit = ours["credit"].advantage
+    torch.testing.assert_close(credit, theirs["credit"].advantage, atol=atol, rtol=atol)
+    assert run.column("actor/pg_loss")[0] == pytest.approx(theirs["loss"], abs=atol)
+    plain = torch.where(mask, ours["batch"]["advantage_B"][:, None], 0.0)
+    assert (credit - plain).abs().max() > 100 * atol, "GRPO would agree, too"
 
 
 def by_rollout(saved: Mapping[str, Any]) -> dict[tuple[int, ...], dict[str, torch.Tensor]]:

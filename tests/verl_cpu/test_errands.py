@@ -10,6 +10,8 @@ from gear_rl.engines.tools import tool_functions
 from gear_rl.records import read_records
 from verl_cpu import harness, reference, tasks
 
+METHOD = "gear+agent_opsd"
+"""One that makes segments, and one that tells turns apart."""
 TURNS = [
     "data.max_prompt_length=320",
     "data.max_response_length=200",
@@ -24,9 +26,9 @@ TURNS = [
 def test_an_environment_trains_over_several_turns(tmp_path: Path):
     errands = tasks.write(tmp_path, "errands", "easy")
     settings = [
-        "+gear=gear",
-        "gear.environment=arena/errands/easy",
-        f"gear.record_file={tmp_path}/records.jsonl",
+        *("trainer.v1.trainer_mode=gear_sync", f"+gear.credit='{METHOD}'"),
+        "+gear.environment=arena/errands/easy",
+        f"+gear.record_file={tmp_path}/records.jsonl",
     ]
     run = harness.train(tmp_path, errands, *TURNS, *settings, steps=2, rollouts=(8, 8))
     records = list(read_records(tmp_path / "records.jsonl"))
@@ -46,6 +48,10 @@ def test_an_environment_trains_over_several_turns(tmp_path: Path):
     # The credit is that of one process.
     environment = get_task("errands").environment
     tools = [get_json_schema(getattr(environment(), name)) for name in tool_functions(environment)]
-    alone = reference.credited(saved["batch"], errands / "model", "gear", tools)
+    alone = reference.credited(saved["batch"], errands / "model", METHOD, tools)
     reference.assert_same(saved, alone, at_least=32)
     assert torch.equal(saved["signals"].turn_id, alone["signals"].turn_id)
+    # It is that of TRL, too, and so is the loss.
+    out = tmp_path / "trl.pt"
+    theirs = reference.under_trl(tmp_path / "credit1.pt", errands / "model", out, METHOD, tools)
+    reference.assert_trains_as(run, theirs, at_least=32)

@@ -1,9 +1,10 @@
 """One of two processes, in TRL's environment: gives TRL's trainer the rollouts and advantages that a run of verl
 saved, and saves the credit that it assigns and its loss.
 
-`python under_trl.py SAVED MODEL OUT`
+`python under_trl.py SAVED MODEL OUT OPTIONS`, where OPTIONS are those of `replay`, as JSON.
 """
 
+import json
 import sys
 import tempfile
 from dataclasses import fields
@@ -14,14 +15,27 @@ from datasets import Dataset
 
 import gear_rl.engines.trl.trainer as engine
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.methods.gear import Gear
+from gear_rl.methods import method_of
 
 
 class Replayed(GEARTrainer):
     """Samples what was sampled already."""
 
     rollouts_of: dict[str, list[Any]]
-    """Prompts and completions as ids, and advantages, in TRL's order."""
+    """Prompts and completions as ids, which of them are sampled, and advantages, in TRL's order."""
+    schemas: list[Any]
+    """The tools that the prompts show."""
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        own, self.tools = self.tools, self.schemas
+        try:
+            return super()._tokenize_prompts(prompts)
+        finally:
+            self.tools = own
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        ids, completions, _, *more = super()._generate(prompts)
+        return ids, completions, self.rollouts_of["masks"], *more
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
         assert prompt_ids == self.rollouts_of["prompts"], "TRL renders the prompts in another way than verl"
@@ -35,18 +49,25 @@ class Replayed(GEARTrainer):
         return super()._compute_loss(model, inputs)  # under a loss of one's own the credit is made before it
 
 
-def replay(batch: dict[str, Any], model: str) -> dict[str, Any]:
-    """What TRL's trainer makes of a batch of rollouts, in the order of the batch."""
+def replay(
+    batch: dict[str, Any], model: str, credit: str, tools: list[Any], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What TRL's trainer makes of a batch of rollouts with a method, in the order of the batch."""
     order = sorted(range(len(batch["rows"])), key=lambda b: batch["group"][b])
     size = batch["group"].count(0)
     student, completions = batch["student"], batch["completions"]
     rows = [{**batch["rows"][b], "prompt": batch["prompts"][b]} for b in order[::size]]
+    if batch["environments"] is not None:
+        contexts = [batch["environments"][b].privileged_context() for b in order[::size]]
+        rows = [{**row, "privileged_context": text} for row, text in zip(rows, contexts, strict=True)]
+    rewards = [batch["rewards"][b] for b in order]
     results = []
     assign = engine.assign
     engine.assign = lambda *given: results.append(assign(*given)) or results[-1]
     with tempfile.TemporaryDirectory() as folder:
-        settings = GEARConfig(
+        arguments = GEARConfig(
             folder,
+            **settings,
             per_device_train_batch_size=len(order),
             num_generations=size,
             max_completion_length=completions.ids.shape[1],
@@ -60,14 +81,16 @@ def replay(batch: dict[str, Any], model: str) -> dict[str, Any]:
         )
         trainer = Replayed(
             model,
-            lambda completions, **_: [0.0] * len(completions),
-            settings,
+            lambda **_: rewards,
+            arguments,
             Dataset.from_list(rows),
-            credit=Gear(),
+            credit=method_of(credit),
         )
+        trainer.schemas = tools
         trainer.rollouts_of = {
             "prompts": [student.ids_BP[b][student.attention_BP[b].bool()].tolist() for b in order],
             "completions": [completions.ids[b][completions.attention[b].bool()].tolist() for b in order],
+            "masks": [completions.mask[b][completions.attention[b].bool()].int().tolist() for b in order],
             "advantages": batch["advantage_B"][order].tolist(),
         }
         loss = trainer.train().training_loss
@@ -91,5 +114,5 @@ def restored(result: Any, order: list[int]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    saved, model, out = sys.argv[1:]
-    torch.save(replay(torch.load(saved, weights_only=False)["batch"], model), out)
+    saved, model, out, options = sys.argv[1:]
+    torch.save(replay(torch.load(saved, weights_only=False)["batch"], model, **json.loads(options)), out)

@@ -62,12 +62,7 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     ``vocabulary`` is the number of logits that the student has; a teacher padded to more is cut to them.
     ``ValueError`` where the two tokenizers disagree, or the teacher has fewer.
     """
-    other = load_tokenizer(name)
-    if other.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"teacher_model: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "
-            "tokens); a teacher scores the student's own token ids, so take a model with the same tokenizer"
-        )
+    check_vocabulary(name, load_tokenizer(name), tokenizer)
     model = load_causal_lm(name, options)
     logits = int(model.get_output_embeddings().weight.shape[0])
     if logits < vocabulary:
@@ -77,6 +72,15 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     if logits > vocabulary:
         model.resize_token_embeddings(vocabulary)
     return model.eval().requires_grad_(False)
+
+
+def check_vocabulary(name: str, other: Any, tokenizer: Any) -> None:
+    """Raise ``ValueError`` where ``other``, the tokenizer of the teacher ``name``, is not the student's."""
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"teacher_model: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "
+            "tokens); a teacher scores the student's own token ids, so take a model with the same tokenizer"
+        )
 
 
 def _base_of(adapter: str) -> str:

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.errors import check_settings
-from gear_rl.traits import Distillation
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.traits import Distillation, check_sampled
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -20,10 +22,12 @@ class Opsd:
     ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, ``p`` the student, ``q`` the teacher and
     ``m = beta q + (1 - beta) p``; ``A_t = (1 - strength) A``. One segment per completion.
 
+    ``sampled`` is its released option: ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled
+    token, whose gradient is that of KL(p || q) in expectation. **Additive**, and nothing in the loss.
+
     Its scripts sample at 1.1 and divide the logits by 1.1; ours divides beside the engine's sampling
     temperature, so leave that at 1. Use it where solutions are known and rewards say little.
 
-    >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Opsd(strength=0.75)(torch.tensor([2.0]), signals)
     >>> credit.advantage, credit.distill_weight
@@ -34,7 +38,6 @@ class Opsd:
 
     name: ClassVar[str] = "opsd"
     source: ClassVar[str] = "arXiv:2601.18734"
-    even: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
     strength: float = 1.0
@@ -45,19 +48,30 @@ class Opsd:
     """Divides the logits of both, beside the sampling temperature."""
     top_k: int | None = None
     """Number of the teacher's likeliest tokens, normalised to 1; None for all. The released option is 50."""
+    sampled: bool = False
+    """The sampled token's log-ratio as advantage, for the term at ``beta=1, temperature=1`` without ``top_k``."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])
+        check_sampled(self, beta=1.0, temperature=1.0, top_k=None)
         _ = self._term  # names a setting that is outside its range
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ()
+        return ("student_logprob", "teacher_logprob") if self.additive else ()
+
+    @property
+    def additive(self) -> bool:
+        return self.sampled and self.strength > 0
+
+    @property
+    def even(self) -> bool:
+        return not self.additive
 
     @property
     def distillation(self) -> Distillation | None:
-        """The term of the loss; None at ``strength=0``."""
-        return self._term if self.strength > 0 else None
+        """The term of the loss; None where ``sampled``, and at ``strength=0``."""
+        return self._term if self.strength > 0 and not self.sampled else None
 
     @property
     def _term(self) -> Distillation:
@@ -66,4 +80,9 @@ class Opsd:
         )
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        return Credit.distilling(advantage_B, signals.mask, self.strength)
+        mask = signals.mask
+        if not self.additive:
+            return Credit.distilling(advantage_B, mask, self.strength)
+        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+        advantage = (1.0 - self.strength) * advantage_B[:, None] + self.strength * log_ratio
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))

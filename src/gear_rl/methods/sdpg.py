@@ -1,5 +1,6 @@
 """SDPG: GRPO plus a pull towards the privileged teacher and an anchor to the first policy."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -8,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.errors import check_settings
-from gear_rl.traits import Anchor, Distillation
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.traits import Anchor, Distillation, check_sampled
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -35,7 +37,6 @@ class Sdpg:
 
     name: ClassVar[str] = "sdpg"
     source: ClassVar[str] = "arXiv:2606.04036"
-    even: ClassVar[bool] = True
 
     weight: float = 1e-3
     """Coefficient of the divergence, the paper's beta(k) before its schedule."""
@@ -56,9 +57,13 @@ class Sdpg:
     ``none``."""
     anchor_weight: float = 1e-3
     """Coefficient of the anchor, the paper's alpha."""
+    sampled: bool = False
+    """Adds ``weight (log q - log p)`` of the sampled token, within ``max_nats``, in place of ``D_t``: ``beta=1``.
+    **Additive**; the anchor stays in the loss."""
 
     def __post_init__(self) -> None:
         check_settings(self, finite=["weight"])
+        check_sampled(self, beta=1.0)
         for field in ("warmup_steps", "decay_steps"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field}: {getattr(self, field)}; give 0 steps or more")
@@ -71,12 +76,21 @@ class Sdpg:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("reference_logprob",) if self._anchored else ()
+        taught = ("student_logprob", "teacher_logprob") if self.additive else ()
+        return (*taught, "reference_logprob") if self._anchored else taught
+
+    @property
+    def additive(self) -> bool:
+        return self.sampled and self.weight > 0
+
+    @property
+    def even(self) -> bool:
+        return not self.additive
 
     @property
     def distillation(self) -> Distillation | None:
         """The term of the loss; None where neither the weight nor the anchor leaves anything of it."""
-        return self._term if self.weight > 0 or self._anchored else None
+        return self._term if self._anchored or (self.weight > 0 and not self.sampled) else None
 
     @property
     def _anchored(self) -> bool:
@@ -96,15 +110,20 @@ class Sdpg:
         return replace(self, weight=self.weight * share, warmup_steps=0, decay_steps=0)
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        mask, distill = signals.mask, None
+        mask = signals.mask
         if self._anchored:
             # The loss reads it; needed here so that it cannot be forgotten.
             _ = signals.get("reference_logprob")
-        if self.distillation is not None:
-            chosen = mask & (advantage_B > 0)[:, None] if self.positive_only else mask
-            distill = torch.where(chosen, self.weight, 0.0)
+        chosen = mask & (advantage_B > 0)[:, None] if self.positive_only else mask
+        weight = torch.where(chosen, self.weight, 0.0)
+        advantage, segment_id = advantage_B[:, None], torch.where(mask, 0, -1)
+        if self.additive:
+            log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+            limit = math.inf if self.max_nats is None else self.max_nats
+            advantage = advantage + weight * log_ratio.clamp(-limit, limit)
+            weight, segment_id = torch.zeros_like(weight), masked_rank(mask)
         return Credit(
-            advantage=torch.where(mask, advantage_B[:, None], 0.0),
-            segment_id=torch.where(mask, 0, -1),
-            distill_weight=distill,
+            advantage=torch.where(mask, advantage, 0.0),
+            segment_id=segment_id,
+            distill_weight=None if self.distillation is None else weight,
         )

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.errors import check_settings
-from gear_rl.traits import Distillation, TopKOf
+from gear_rl.tensor.masked import masked_rank
+from gear_rl.traits import Distillation, TopKOf, check_sampled
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -20,10 +22,9 @@ class Sdpo:
     loss, ``D_t`` OPSD's divergence over the student's ``top_k`` likeliest tokens and all others as one outcome,
     ``r_t = min(exp(log pi - log pi_old), ratio_clip)``; ``A_t = (1 - strength) A``. One segment per completion.
 
-    The paper has the reverse KL over the vocabulary (``beta=1, top_k=None``), the code these defaults. Use it
-    with feedback, or where groups hold a success.
+    The paper has the reverse KL over the vocabulary (``beta=1, top_k=None``), the code these defaults and, where
+    it has no logits, ``sampled``: OPSD's, **additive**. Use it with feedback, or where groups hold a success.
 
-    >>> import torch
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Sdpo()(torch.tensor([2.0]), signals)
     >>> credit.advantage, credit.distill_weight
@@ -34,7 +35,6 @@ class Sdpo:
 
     name: ClassVar[str] = "sdpo"
     source: ClassVar[str] = "arXiv:2601.20802"
-    even: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {
         "teacher_model_kind": "ema",
         "teacher_update_rate": 0.05,
@@ -54,19 +54,30 @@ class Sdpo:
     """All other tokens are one more outcome; if not, the ``top_k`` are normalised to 1."""
     ratio_clip: float | None = 2.0
     """Largest importance ratio; None for no ratio."""
+    sampled: bool = False
+    """The sampled token's log-ratio as advantage, for the term at ``beta=1`` without ``top_k``."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])
+        check_sampled(self, beta=1.0, top_k=None, ratio_clip=None)
         _ = self._term  # names a setting that is outside its range
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ()
+        return ("student_logprob", "teacher_logprob") if self.additive else ()
+
+    @property
+    def additive(self) -> bool:
+        return self.sampled and self.strength > 0
+
+    @property
+    def even(self) -> bool:
+        return not self.additive
 
     @property
     def distillation(self) -> Distillation | None:
-        """The term of the loss; None at ``strength=0``."""
-        return self._term if self.strength > 0 else None
+        """The term of the loss; None where ``sampled``, and at ``strength=0``."""
+        return self._term if self.strength > 0 and not self.sampled else None
 
     @property
     def _term(self) -> Distillation:
@@ -79,4 +90,9 @@ class Sdpo:
         )
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        return Credit.distilling(advantage_B, signals.mask, self.strength)
+        mask = signals.mask
+        if not self.additive:
+            return Credit.distilling(advantage_B, mask, self.strength)
+        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+        advantage = (1.0 - self.strength) * advantage_B[:, None] + self.strength * log_ratio
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))

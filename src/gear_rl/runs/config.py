@@ -294,7 +294,7 @@ def settings_of(cls: Any) -> list[dict[str, Any]]:
 
     >>> from gear_rl.methods import Opsd
     >>> {row["name"]: row["default"] for row in settings_of(Opsd)}
-    {'strength': 1.0, 'beta': 0.5, 'temperature': 1.1, 'top_k': None}
+    {'strength': 1.0, 'beta': 0.5, 'temperature': 1.1, 'top_k': None, 'sampled': False}
     """
     hints, texts, rows = typing.get_type_hints(cls), dict[str, str](), list[dict[str, Any]]()
     bases: list[Any] = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]

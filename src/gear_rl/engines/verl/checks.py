@@ -6,10 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources
+from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.step import needs_passes
 from gear_rl.engines.folder import RunFolder
+from gear_rl.engines.models import check_vocabulary, load_tokenizer
 from gear_rl.errors import InputError
 from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.traits import distillation_of, is_even
@@ -35,6 +36,8 @@ class VerlSettings:
     """Seconds for a call of a tool."""
     tool_max_chars: int | None = 20_000
     """Longest answer of a tool."""
+    teacher_model: str | None = None
+    """A model whose weights the teacher has in place of the student's: a folder or a hub name."""
 
 
 def check(config: Any, settings: VerlSettings) -> None:
@@ -103,27 +106,45 @@ def check(config: Any, settings: VerlSettings) -> None:
         RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
+    if settings.teacher_model is not None and needs_teacher(method.needs):
+        model = config.actor_rollout_ref.model
+        own = _tokenizer("actor_rollout_ref.model.path", select(model, "tokenizer_path") or model.path)
+        other = _tokenizer("gear.teacher_model", settings.teacher_model)
+        try:
+            check_vocabulary(settings.teacher_model, other, own)
+        except ValueError as error:
+            raise InputError(f"gear.{error}") from None
 
 
 def check_method(settings: VerlSettings) -> None:
     """Raise ``InputError`` for a method, a teacher or a source that cannot run in verl."""
     method, config = settings.method, settings.config
-    if distillation_of(method) is not None:
+    term = distillation_of(method)
+    if term is not None and term.anchor != "none":
         raise InputError(
-            f"gear.credit: {method.name!r} adds a distillation term to the loss, and verl's loss has no place "
-            "for one; take a method that reweights, such as gear or rlsd"
+            f"gear.anchor: {term.anchor!r} is a term of the loss, which verl has itself; set it to none, and "
+            "actor_rollout_ref.actor.use_kl_loss=True with the kl_loss_type mse (urkl) or low_var_kl (ufkl) and "
+            "the anchor's weight as kl_loss_coef"
+        )
+    if term is not None:
+        raise InputError(
+            f"gear.credit: {method.name!r} adds a divergence of whole distributions to the loss, and verl's loss "
+            "sees the log-probs of sampled tokens alone; set gear.sampled=true (opsd, sdpo, sdpg), which makes "
+            "it an advantage, or take a method that reweights, such as gear"
         )
     if "reference_logprob" in names_of(method.needs):
         raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
     try:
         check_sources(cast(list[str], config.privileged_sources), settings.privileged is not None)
+        if needs_context(method) and settings.teacher_model is None:
+            check_teacher(config)
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
     kind = config.teacher_model_kind
-    if needs_context(method) and kind not in ("live", "base"):
+    if needs_context(method) and settings.teacher_model is None and kind not in ("live", "base"):
         raise InputError(
             f"gear.teacher: {kind!r} (given, or published with {method.name!r}) keeps a copy of the weights, "
-            "which verl has sharded among its workers; set it to live or base"
+            "which verl has sharded among its workers; set it to live or base, or name a gear.teacher_model"
         )
 
 
@@ -132,8 +153,18 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
     model = config.actor_rollout_ref.model
     rank = select(model, "lora.rank") or model.get("lora_rank", 0) or 0
     has_adapter = int(rank) > 0 or model.get("lora_adapter_path") is not None
-    base = settings.config.teacher_model_kind == "base" and needs_teacher(settings.method.needs)
-    return base and not has_adapter
+    base = settings.config.teacher_model_kind == "base" and settings.teacher_model is None
+    return base and needs_teacher(settings.method.needs) and not has_adapter
+
+
+def _tokenizer(key: str, name: str) -> Any:
+    try:
+        return load_tokenizer(name)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{key}: {name!r} has no tokenizer that can be loaded ({first}); give a folder or a hub name"
+        ) from None
 
 
 def select(config: Any, path: str) -> Any:

@@ -45,6 +45,7 @@ class Order:
     pad_id: int
     temperature: float
     seed: int
+    teacher_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,7 @@ class VerlEngine:
     metrics: dict[str, Any]
     means: list[float]
     max_positions: int | None = None
+    teacher_model: str | None = None
     record_sink: Callable[[list[Record]], object] | None = None
 
     def render(
@@ -162,6 +164,7 @@ class VerlEngine:
             pad_id=int(self.tokenizer.pad_token_id or 0),
             temperature=self.temperature,
             seed=self.seed,
+            teacher_model=self.teacher_model,
         )
         values = self.passes(places, [pickle.dumps(row) for row in rows_of_request(request, places)], order)
         width = request.completions.mask.shape[1]

@@ -72,6 +72,7 @@ DEFAULTS: dict[str, Any] = {
     "max_tool_calling_iterations": None,
     "tool_time_limit": 30.0,
     "tool_max_chars": 20_000,
+    "teacher_model": None,
 }
 """The defaults of ``gear train`` for every setting that is exported, since TRL may not be installed."""
 _AGGREGATION = {
@@ -134,8 +135,7 @@ def export(
     environment = _environment(config)
     arena = arena_model(config) if is_arena(config.model) else None
     if arena is None:
-        settings, model = DEFAULTS | config.trainer, resolve_model(config.model)
-        model = str(Path(model).resolve()) if Path(model).is_dir() else model
+        settings, model = DEFAULTS | config.trainer, _model(config.model)
     else:
         settings, model = DEFAULTS | arena[2] | config.trainer, str(out / "model")
     overrides: dict[str, Any] = {
@@ -374,6 +374,8 @@ def _credit(config: RunConfig, settings: Mapping[str, Any], environment: str | N
     section = dict(credit_settings(config.credit))
     name = str(section.pop("name"))
     section |= {key: value for key, value in settings.items() if key in STEP}
+    if settings["teacher_model"] is not None:
+        section["teacher_model"] = _model(str(settings["teacher_model"]), "teacher_model")
     if config.privileged is not None:
         section["privileged"] = config.privileged
     if environment is not None:
@@ -385,6 +387,12 @@ def _credit(config: RunConfig, settings: Mapping[str, Any], environment: str | N
     else:  # a class of the user's own has no group
         overrides, known = {"trainer.v1.trainer_mode": TRAINERS[0], f"+{SECTION}.credit": name}, set[str]()
     return overrides | {f"{'' if k in known else '+'}{SECTION}.{k}": value for k, value in section.items()}
+
+
+def _model(name: str, where: str = "model") -> str:
+    """A folder as a whole path, since verl's workers run elsewhere; a name on the hub as it is."""
+    found = resolve_model(name, where)
+    return str(Path(found).resolve()) if Path(found).is_dir() else found
 
 
 def _adapter(lora: Mapping[str, Any] | None) -> dict[str, Any]:

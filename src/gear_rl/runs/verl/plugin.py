@@ -20,7 +20,6 @@ from gear_rl.engines.verl.checks import TRAINERS, check, check_environment, sele
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.verl.settings import SECTION, group_of, read_config
-from gear_rl.traits import distillation_of
 
 REGISTERED = {
     "verl.trainer.ppo.v1": "gear_rl.runs.verl.trainer",
@@ -44,19 +43,18 @@ class CheckConfiguration(Callback):
 
 
 def store_groups() -> None:
-    """Add a group ``gear`` with every method that runs in verl to Hydra's store, and the check as a callback."""
+    """Add a group ``gear`` with every method to Hydra's store, and the check as a callback."""
     # Without the group, no other code of ours runs before Ray does, and none at all with verl's own trainers.
     store = ConfigStore.instance()
     callback = {"_target_": f"{__name__}.{CheckConfiguration.__name__}"}
     store.store(group="hydra", name="config", node=HydraConf(callbacks={SECTION: callback}))
-    for name, cls in METHODS.items():
-        if distillation_of(cls()) is None:
-            node = {
-                SECTION: group_of(name),
-                "algorithm": {"adv_estimator": "grpo"},
-                "trainer": {"v1": {"trainer_mode": TRAINERS[0]}},
-            }
-            store.store(group=SECTION, name=name, node=node, package="_global_")
+    for name in METHODS:
+        node = {
+            SECTION: group_of(name),
+            "algorithm": {"adv_estimator": "grpo"},
+            "trainer": {"v1": {"trainer_mode": TRAINERS[0]}},
+        }
+        store.store(group=SECTION, name=name, node=node, package="_global_")
 
 
 class _After(importlib.abc.MetaPathFinder):

@@ -18,7 +18,7 @@ SECTION = "gear"
 _BATCH_SIZE = 8
 """Completions in a forward pass, where verl has no setting of its own."""
 STEP = {field.name for field in dataclasses.fields(CreditConfig)}
-_OWN = ("environment", "tool_time_limit", "tool_max_chars")
+_OWN = ("environment", "tool_time_limit", "tool_max_chars", "teacher_model")
 
 
 def read_config(config: Any) -> VerlSettings:
@@ -49,6 +49,11 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
         if given.get("teacher_model_kind") not in (None, kind):
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")
         given["teacher_model_kind"] = kind
+    kind = given.get("teacher_model_kind")
+    if kind is not None and given.get("teacher_model") is not None:
+        raise InputError(
+            f"gear.teacher: {kind!r} names the teacher's weights, and so does gear.teacher_model; leave one out"
+        )
     if ":" not in name and name not in METHODS:
         raise InputError(f"gear.credit: no method {name!r}; {did_you_mean(name, METHODS)}")
     cls: Any = METHODS[name] if name in METHODS else import_object(name, "gear.credit")

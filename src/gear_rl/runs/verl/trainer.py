@@ -179,6 +179,7 @@ class CreditTrainer:
             metrics=metrics,
             means=self._means,
             max_positions=self._max_positions,
+            teacher_model=self.credit.teacher_model,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
 
