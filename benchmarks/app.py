@@ -135,6 +135,19 @@ def contexts(
 
 @app.command()
 @user_errors
+def prm(
+    out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("runs/prm"),
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of 32 sequences.")] = 400,
+) -> None:
+    """Train a process reward model of the codebook, for step_scores:prm=FOLDER; minutes."""
+    from benchmarks.prm import train_prm
+
+    found = train_prm(out, steps=steps)
+    out_console.print(f"wrote {out}; of the last batch's wrong codes it finds {found:.0%}")
+
+
+@app.command()
+@user_errors
 def curves(
     methods: Annotated[
         str,

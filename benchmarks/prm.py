@@ -22,7 +22,7 @@ UNLABELLED = -100
 def train_prm(folder: Path, *, steps: int = 400, batch: int = 32, symbols: Sequence[int] = (8, 24)) -> float:
     """Train the shipped model as a token classifier: class 0 for a wrong code, 1 for every other token.
 
-    Saves it with its tokenizer, and returns the share of codes that it calls rightly in a last batch.
+    Saves it with its tokenizer, and returns the share of the last batch's wrong codes that it finds.
     """
     _, tokenizer = load(task=TASK.name)
     torch.manual_seed(0)
