@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from transformers import Qwen3Config, Qwen3ForTokenClassification
 from transformers.utils import get_json_schema
 
 from gear_rl.arena.task import get_task
@@ -10,8 +11,8 @@ from gear_rl.engines.tools import tool_functions
 from gear_rl.records import read_records
 from verl_cpu import harness, reference, tasks
 
-METHOD = "gear+agent_opsd"
-"""One that makes segments, and one that tells turns apart."""
+METHODS = "gear+agent_opsd+step_scores:prm={prm}"
+"""One that makes segments, one that tells turns apart, and one that reads a reward model at the ends of turns."""
 TURNS = [
     "data.max_prompt_length=320",
     "data.max_response_length=200",
@@ -25,8 +26,12 @@ TURNS = [
 
 def test_an_environment_trains_over_several_turns(tmp_path: Path):
     errands = tasks.write(tmp_path, "errands", "easy")
+    method = METHODS.format(prm=tmp_path / "prm")
+    torch.manual_seed(2)
+    labelled = Qwen3Config.from_pretrained(errands / "model", num_labels=2)
+    Qwen3ForTokenClassification(labelled).save_pretrained(tmp_path / "prm")
     settings = [
-        *("trainer.v1.trainer_mode=gear_sync", f"+gear.credit='{METHOD}'"),
+        *("trainer.v1.trainer_mode=gear_sync", f"+gear.credit='{method}'"),
         "+gear.environment=arena/errands/easy",
         f"+gear.record_file={tmp_path}/records.jsonl",
     ]
@@ -48,10 +53,13 @@ def test_an_environment_trains_over_several_turns(tmp_path: Path):
     # The credit is that of one process.
     environment = get_task("errands").environment
     tools = [get_json_schema(getattr(environment(), name)) for name in tool_functions(environment)]
-    alone = reference.credited(saved["batch"], errands / "model", METHOD, tools)
+    alone = reference.credited(saved["batch"], errands / "model", method, tools)
     reference.assert_same(saved, alone, at_least=32)
     assert torch.equal(saved["signals"].turn_id, alone["signals"].turn_id)
+    scores = [saved["signals"].get("step_score"), alone["signals"].get("step_score")]
+    torch.testing.assert_close(*scores)
+    assert len(scores[0].unique()) > 100
     # It is that of TRL, too, and so is the loss.
     out = tmp_path / "trl.pt"
-    theirs = reference.under_trl(tmp_path / "credit1.pt", errands / "model", out, METHOD, tools)
+    theirs = reference.under_trl(tmp_path / "credit1.pt", errands / "model", out, method, tools)
     reference.assert_trains_as(run, theirs, at_least=32)

@@ -111,7 +111,8 @@ class PrmScore(PassSignal):
 
     @torch.no_grad()
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
-        step_id, completions = request.inputs["step_id"], request.completions
+        completions = request.completions
+        step_id = torch.where(completions.mask, request.inputs["step_id"], -1)  # verl pads it with 0
         model = reward_model(self.prm, str(completions.ids.device))
         table = torch.zeros(step_id.shape, device=step_id.device)
         for rows in torch.split(request.scored_B.nonzero()[:, 0], passes.batch_size):
