@@ -118,7 +118,9 @@ def test_a_reward_model_is_read_at_the_ends_of_steps(engine, prm):
         "student": prompts,
         "teachers": [],
     }
-    request = ForwardRequest(**plan_of, scored_B=torch.tensor([True, True, False]), inputs={"step_id": steps})
+    request = ForwardRequest(
+        **plan_of, scored_B=torch.tensor([True, True, False]), inputs={"step_id": steps.clamp(min=0)}
+    )
     found = engine.forward(request)["step_score"]
     model = reward_model(prm, "cpu")
     for b in range(2):

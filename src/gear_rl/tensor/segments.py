@@ -24,7 +24,7 @@ def turn_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 def run_ids(number: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Number the runs of equal numbers from 0; -1 outside the mask, where every run ends.
 
-    >>> run_ids(torch.tensor([[7, 7, -1, -1, 7]]), torch.tensor([[True, True, True, False, True]]))
+    >>> run_ids(torch.tensor([[7, 7, -1, 7, 7]]), torch.tensor([[True, True, True, False, True]]))
     tensor([[ 0,  0,  1, -1,  2]])
     """
     differs = (number != _previous(number, fill=-1)) | ~_previous(mask, fill=False)
