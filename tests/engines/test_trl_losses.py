@@ -165,7 +165,7 @@ def test_only_an_even_method_itself_takes_one_ratio_for_a_completion():
 
 
 def test_only_an_additive_method_is_refused_where_a_sign_stands_for_the_completion():
-    adding = {name for name, cls in METHODS.items() if getattr(cls, "additive", False) is True}
+    adding = {name for name, cls in METHODS.items() if getattr(cls(), "additive", False)}
     assert {"gigpo", "mt_grpo", "igpo", "crpo"} <= adding
     for method in (*(METHODS[name]() for name in adding), Shuffled(of=Crpo()), Probe(additive=True)):
         check_loss(method, "sapo")
