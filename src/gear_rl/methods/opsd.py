@@ -25,8 +25,8 @@ class Opsd:
     ``sampled`` is its released option: ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled
     token, whose gradient is that of KL(p || q) in expectation. **Additive**, and nothing in the loss.
 
-    Its scripts sample at 1.1 and divide the logits by 1.1; ours divides beside the engine's sampling
-    temperature, so leave that at 1. Use it where solutions are known and rewards say little.
+    Its scripts sample at 1.1; here the logits are divided beside the engine's temperature, so leave that at 1.
+    Use it where rewards say little.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Opsd(strength=0.75)(torch.tensor([2.0]), signals)
