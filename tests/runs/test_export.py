@@ -19,6 +19,7 @@ from gear_rl.errors import InputError
 from gear_rl.runs import models
 from gear_rl.runs.trainer import load_environment
 from gear_rl.runs.verl.export import DEFAULTS, export, read_run
+from gear_rl.runs.verl.reward import scorer
 
 CHAIN = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
 ERRANDS = ["--model", "arena/errands", "--dataset", "arena/errands/easy", "--held_out", "8"]
@@ -75,8 +76,6 @@ def test_several_rewards_are_weighed_without_none(tmp_path):
 
 
 def test_scores_that_a_reward_logs_are_in_verls_result(tmp_path):
-    from gear_rl.runs.verl.reward import scorer
-
     score = scorer(["arena"], dataset="arena/codebook/easy")
     found = score("d", "codes Ka 17 Bo 28", "", {"answer": "Ka 17 Bo 08"})
     assert found == {"score": 0.5, "acc": 0.5, "step_scores": "[[9, 11, 1.0], [15, 17, 0.0]]"}

@@ -1,5 +1,6 @@
 """Which steps a completion has, and what a reward function or a process reward model says of them."""
 
+import dataclasses
 import math
 
 import pytest
@@ -132,6 +133,8 @@ def test_a_reward_model_is_read_at_the_ends_of_steps(engine, prm):
         torch.testing.assert_close(found[b][batch.completions.mask[b]], right[last])
         assert len(right[last].unique()) == int(number.max()) + 1
     assert (found[2] == 0).all()
+    none = dataclasses.replace(request, scored_B=torch.zeros(3, dtype=torch.bool))
+    assert not engine.forward(none)["step_score"].any(), "weights of a batch of equal rewards"
 
 
 def test_a_model_that_is_no_classifier_is_refused(engine, prm, tmp_path):

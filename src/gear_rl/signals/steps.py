@@ -115,7 +115,8 @@ class PrmScore(PassSignal):
         step_id = torch.where(completions.mask, request.inputs["step_id"], -1)  # verl pads it with 0
         model = reward_model(self.prm, str(completions.ids.device))
         table = torch.zeros(step_id.shape, device=step_id.device)
-        for rows in torch.split(request.scored_B.nonzero()[:, 0], passes.batch_size):
+        scored = request.scored_B.nonzero()[:, 0]
+        for rows in torch.split(scored, passes.batch_size) if len(scored) else ():
             prompts, width = request.student.trimmed(rows), trained_width(step_id[rows] >= 0)
             ids = torch.cat([prompts.ids_BP, completions.ids[rows, :width]], 1)
             attention = torch.cat([prompts.attention_BP, completions.attention[rows, :width]], 1)
