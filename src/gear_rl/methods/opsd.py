@@ -1,5 +1,6 @@
 """OPSD: the student imitates a teacher that saw the solution, on its own completions."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,16 +15,49 @@ from gear_rl.traits import Distillation, check_sampled
 from gear_rl.types import Credit, TokenSignals
 
 
+class SelfDistilling(ABC):
+    """What OPSD and SDPO have in common: a term of the loss, or with ``sampled`` an advantage in its place."""
+
+    __slots__ = ()
+    strength: float
+    sampled: bool
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("student_logprob", "teacher_logprob") if self.additive else ()
+
+    @property
+    def additive(self) -> bool:
+        return self.sampled and self.strength > 0
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """The term of the loss; None where ``sampled``, and at ``strength=0``."""
+        return self._term if self.strength > 0 and not self.sampled else None
+
+    @property
+    @abstractmethod
+    def _term(self) -> Distillation: ...
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        if not self.additive:
+            return Credit.distilling(advantage_B, mask, self.strength)
+        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
+        advantage = (1.0 - self.strength) * advantage_B[:, None] + self.strength * log_ratio
+        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opsd:
+class Opsd(SelfDistilling):
     """Every token is pulled towards what the teacher, who saw the solution, would have written there.
 
     On-policy self-distillation (OPSD, arXiv:2601.18734): each token adds ``strength D_t`` to the loss,
     ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, ``p`` the student, ``q`` the teacher and
     ``m = beta q + (1 - beta) p``; ``A_t = (1 - strength) A``. One segment per completion.
 
-    ``sampled`` is its released option: ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled
-    token, whose gradient is that of KL(p || q) in expectation. **Additive**, and nothing in the loss.
+    ``sampled``, a released option: ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled token,
+    KL(p || q) in expectation. **Additive**, and nothing in the loss.
 
     Its scripts sample at 1.1; here the logits are divided beside the engine's temperature, so leave that at 1.
     Use it where rewards say little.
@@ -57,32 +91,11 @@ class Opsd:
         _ = self._term  # names a setting that is outside its range
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("student_logprob", "teacher_logprob") if self.additive else ()
-
-    @property
-    def additive(self) -> bool:
-        return self.sampled and self.strength > 0
-
-    @property
     def even(self) -> bool:
         return not self.additive
-
-    @property
-    def distillation(self) -> Distillation | None:
-        """The term of the loss; None where ``sampled``, and at ``strength=0``."""
-        return self._term if self.strength > 0 and not self.sampled else None
 
     @property
     def _term(self) -> Distillation:
         return Distillation(
             beta=self.beta, top_k=self.top_k, top_k_of="teacher", tail=False, temperature=self.temperature
         )
-
-    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        mask = signals.mask
-        if not self.additive:
-            return Credit.distilling(advantage_B, mask, self.strength)
-        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
-        advantage = (1.0 - self.strength) * advantage_B[:, None] + self.strength * log_ratio
-        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))

@@ -4,18 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from gear_rl.errors import check_settings
-from gear_rl.tensor.masked import masked_rank
+from gear_rl.methods.opsd import SelfDistilling
 from gear_rl.traits import Distillation, TopKOf, check_sampled
-from gear_rl.types import Credit, TokenSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sdpo:
+class Sdpo(SelfDistilling):
     """Every token is pulled towards what the policy writes once it saw a success of its group, or feedback.
 
     Self-distillation policy optimisation (SDPO, arXiv:2601.20802): each token adds ``strength r_t D_t`` to the
@@ -25,6 +20,8 @@ class Sdpo:
     The paper has the reverse KL over the vocabulary (``beta=1, top_k=None``), the code these defaults and, where
     it has no logits, ``sampled``: OPSD's, **additive**. Use it with feedback, or where groups hold a success.
 
+    >>> import torch
+    >>> from gear_rl.types import TokenSignals
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Sdpo()(torch.tensor([2.0]), signals)
     >>> credit.advantage, credit.distill_weight
@@ -63,21 +60,8 @@ class Sdpo:
         _ = self._term  # names a setting that is outside its range
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return ("student_logprob", "teacher_logprob") if self.additive else ()
-
-    @property
-    def additive(self) -> bool:
-        return self.sampled and self.strength > 0
-
-    @property
     def even(self) -> bool:
         return not self.additive
-
-    @property
-    def distillation(self) -> Distillation | None:
-        """The term of the loss; None where ``sampled``, and at ``strength=0``."""
-        return self._term if self.strength > 0 and not self.sampled else None
 
     @property
     def _term(self) -> Distillation:
@@ -88,11 +72,3 @@ class Sdpo:
             tail=self.tail,
             ratio_clip=self.ratio_clip,
         )
-
-    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        mask = signals.mask
-        if not self.additive:
-            return Credit.distilling(advantage_B, mask, self.strength)
-        log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
-        advantage = (1.0 - self.strength) * advantage_B[:, None] + self.strength * log_ratio
-        return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))
