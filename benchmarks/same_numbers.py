@@ -23,7 +23,7 @@ from typing import Any, cast
 METHODS = (
     *("uniform", "gear", "shuffled", "fixed_spans", "random_onsets", "rlsd", "serl", "rlcsd", "distilled_rl"),
     *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo", "raft"),
-    *("agent_opsd", "antisd", "cast", "stare", "mixed", "step_scores"),
+    *("agent_opsd", "antisd", "cast", "stare", "mixed", "step_scores", "sc_grpo"),
     *("opsd", "sdpo", "sdpg"),
 )
 TASKS = ("chain", "codebook", "errands")

@@ -27,6 +27,7 @@ OFF = {
     "random_onsets": {"of": METHODS["gear"](alpha=0.0)},
     "serl": {"of": METHODS["rlsd"](strength=0.0)},
     "distilled_rl": {"clip_ratio": 1.0},
+    "sc_grpo": {"of": METHODS["gear"](alpha=0.0)},
     "entropy_forks": {"top_share": 1.0},
     "sdpg": {"weight": 0.0, "anchor": "none"},
     "gigpo": {"turn_weight": 0.0},
@@ -224,7 +225,7 @@ def test_switched_off_it_is_grpo_bit_for_bit(name):
     assert torch.equal(credit.advantage, torch.where(signals.mask, advantage_B[:, None], 0.0))
     assert credit.distill_weight is None or not credit.distill_weight.any()
     assert distillation_of(method) is None
-    assert not method.needs or name in ("gear", "shuffled", "random_onsets"), "no pass for nothing"
+    assert not method.needs or name in ("gear", "shuffled", "random_onsets", "sc_grpo"), "no pass for nothing"
 
 
 @pytest.mark.parametrize("name", TAUGHT)

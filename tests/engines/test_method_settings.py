@@ -36,6 +36,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "teacher_contrast": "sibling",
         "privileged_sources": ["sibling"],
     },
+    "sc_grpo": {"teacher_model_kind": "base", "privileged_sources": ["sibling"]},  # GEAR's, inferred
     "cast": {"teacher_model_kind": "base", "privileged_sources": ["prompt"]},
     "opsd": {"teacher_model_kind": "base"},
     "sdpo": {

@@ -26,6 +26,7 @@ from gear_rl.methods.raft import Raft
 from gear_rl.methods.random_onsets import RandomOnsets
 from gear_rl.methods.rlcsd import Rlcsd
 from gear_rl.methods.rlsd import Rlsd
+from gear_rl.methods.sc_grpo import ScGrpo
 from gear_rl.methods.sdpg import Sdpg
 from gear_rl.methods.sdpo import Sdpo
 from gear_rl.methods.serl import Serl
@@ -44,6 +45,7 @@ METHODS: dict[str, type[CreditAssigner]] = {
         Rlsd,
         Serl,
         Rlcsd,
+        ScGrpo,
         DistilledRl,
         Cast,
         AntiSd,
@@ -176,6 +178,7 @@ __all__ = [
     "RandomOnsets",
     "Rlcsd",
     "Rlsd",
+    "ScGrpo",
     "Sdpg",
     "Sdpo",
     "Serl",
