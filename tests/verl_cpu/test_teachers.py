@@ -24,12 +24,24 @@ def larger(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_opsd_from_sampled_tokens_trains_as_under_trl(chain: Path, tmp_path: Path):
-    run = harness.train(tmp_path, chain, "+gear=opsd", "gear.sampled=true", steps=1)
-    out, credit = tmp_path / "trl.pt", "opsd:sampled=true"
-    theirs = reference.under_trl(tmp_path / "credit1.pt", chain / "model", out, credit)
-    # Where rewards are equal it trains, too.
-    reference.assert_trains_as(run, theirs, at_least=16 * 8)
+@pytest.mark.parametrize(
+    ("name", "own", "teacher", "at_least"),
+    [
+        ("opsd", [], {}, 16 * 8),
+        ("sdpo", [], {"teacher_model_kind": "live"}, 8),  # of its own, a moving average, verl has no weights
+        ("sdpg", ["anchor=none"], {}, 16 * 8),  # verl has the anchor itself
+    ],
+)
+def test_distillation_from_sampled_tokens_trains_as_under_trl(
+    name: str, own: list[str], teacher: dict[str, str], at_least: int, chain: Path, tmp_path: Path
+):
+    own = ["sampled=true", *own]
+    words = [*own, *(f"teacher={kind}" for kind in teacher.values())]
+    run = harness.train(tmp_path, chain, f"+gear={name}", *(f"gear.{word}" for word in words), steps=1)
+    out, credit = tmp_path / "trl.pt", f"{name}:{','.join(own)}"
+    theirs = reference.under_trl(tmp_path / "credit1.pt", chain / "model", out, credit, **teacher)
+    # Where rewards are equal it trains, too; SDPO's teacher needs a sibling's success.
+    reference.assert_trains_as(run, theirs, at_least=at_least)
 
 
 def test_a_larger_teacher_of_two_ranks_is_that_of_trl(chain: Path, larger: Path, tmp_path: Path):

@@ -53,6 +53,8 @@ def write_run(config: RunConfig, trainer: Any) -> None:
     own["credit"] = {**method_settings(trainer.credit), "name": name}
     own |= {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
     own |= {key: value for key, value in config.trainer.items() if key != "overwrite_output_dir"}
+    if trainer.args.teacher_model is not None:
+        del own["teacher_model_kind"]  # the policy's weights, which another model stands in for
     own["output_dir"] = str(folder.path)
     if folder.records is not None and not folder.records_outside:
         own["record_file"] = os.path.relpath(folder.records.resolve(), folder.path.resolve())

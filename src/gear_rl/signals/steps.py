@@ -130,7 +130,7 @@ class PrmScore(PassSignal):
 
 @lru_cache(maxsize=2)
 def reward_model(name: str, device: str) -> nn.Module:
-    """The token classifier in a folder or of that name, frozen, on a device; loaded once."""
+    """The token classifier in a folder or of that name, frozen, on a device; loaded once, with its memory logged."""
     from transformers import AutoConfig, AutoModelForTokenClassification
 
     config, classifier = cast(Any, AutoConfig), cast(Any, AutoModelForTokenClassification)  # partial types
@@ -146,7 +146,8 @@ def reward_model(name: str, device: str) -> nn.Module:
             f"prm: {name!r} is a {kinds[0]}, which has no score for a token; give a token classifier, as TRL's "
             "PRMTrainer saves one"
         )
-    model: nn.Module = classifier.from_pretrained(name, dtype="auto")
+    model = classifier.from_pretrained(name, dtype="auto")
+    logger.info("prm: %s takes %.2f GB of %s", name, model.get_memory_footprint() / 1e9, device)
     return model.to(device).eval().requires_grad_(False)
 
 
