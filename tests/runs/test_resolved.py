@@ -2,6 +2,7 @@
 
 import yaml
 
+from gear_rl.arena.task import get_task
 from gear_rl.cli.progress import ProgressLine
 from gear_rl.runs.config import build_method, load_config
 from gear_rl.runs.resolved import RUN_FILE
@@ -31,6 +32,8 @@ def test_it_holds_the_settings_that_were_run(tmp_path):
 def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     words = (*WORDS, *SMALL, "--max_steps", "2", "--save_steps", "1", "--output_dir", str(folder))
+    # The method's own teacher_model_kind may not come back from the file.
+    words = (*words, "--teacher_model", str(get_task("chain").checkpoint))
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
