@@ -32,7 +32,7 @@ def request_of(lengths: list[int]) -> ForwardRequest:
             "answer_region": ids % 5,
             "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(3),
             "judged_group_B": torch.arange(len(lengths)) // 2,
-            "succeeded_B": torch.arange(len(lengths)) % 2 == 1,
+            "success_B": torch.arange(len(lengths)) % 2 == 1,
         },
     )
 

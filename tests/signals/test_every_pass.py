@@ -21,7 +21,7 @@ READ = {
     "answer_region": right_padded([[0] * (len(row) - 1) + [1] for row in COMPLETIONS], -1, 7),
     "answer_ids_BN": right_padded([[70, 71], [73], [74, 75], [76]], -1, 2),
     "judged_group_B": torch.zeros(4, dtype=torch.int64),
-    "succeeded_B": torch.tensor([True, False, False, True]),
+    "success_B": torch.tensor([True, False, False, True]),
 }
 PASSES = {  # the signals, their forwards for a batch, those for row 2 alone, and how near two runs are
     "shared": (FOLD_SIGNALS, 2, 2, {"atol": 2e-5, "rtol": 1e-4}),

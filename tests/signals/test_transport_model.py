@@ -54,7 +54,7 @@ def converged(monkeypatch):
 
 def distances(model, width=9, prompt_width=0, **options):
     student = prompts_of([*PROMPTS, range(1, prompt_width + 1)]).take(torch.arange(8))
-    inputs = {"judged_group_B": torch.tensor(GROUP), "succeeded_B": torch.tensor(OUTCOME)}
+    inputs = {"judged_group_B": torch.tensor(GROUP), "success_B": torch.tensor(OUTCOME)}
     completions = completions_of(COMPLETIONS, MASKS, width)
     [found] = passed(model, [TransportDistance(3, 2)], completions, student, **inputs, **options).values()
     return found

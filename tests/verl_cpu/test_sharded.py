@@ -52,7 +52,7 @@ def request_of(name: str, rows: torch.Tensor) -> ForwardRequest:
             "answer_region": region[rows],
             "answer_ids_BN": torch.tensor([[7, 8]] * len(rows)),
             "judged_group_B": (torch.arange(ROWS) // 4)[rows],
-            "succeeded_B": (torch.arange(ROWS) % 2 == 1)[rows],
+            "success_B": (torch.arange(ROWS) % 2 == 1)[rows],
         },
     )
 

@@ -175,6 +175,7 @@ __all__ = [
     "OarG",
     "OarP",
     "Opsd",
+    "Raft",
     "RandomOnsets",
     "Rlcsd",
     "Rlsd",

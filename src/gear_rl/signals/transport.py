@@ -17,7 +17,7 @@ from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.forwards import evaluating, last_states
 from gear_rl.signals.passes import ModelPasses, PassSignal
-from gear_rl.signals.signal import BatchSignal, GroupB, RewardB
+from gear_rl.signals.signal import BatchSignal, GroupB, SuccessB
 from gear_rl.tensor.lists import int_list
 
 _NOWHERE = 1e12
@@ -55,12 +55,12 @@ class TransportDistance(PassSignal):
 
     @property
     def reads(self) -> tuple[BatchSignal, ...]:
-        return (JudgedGroup(), Succeeded())
+        return (JudgedGroup(), SuccessB())
 
     @torch.no_grad()
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
         mask, scored_B, size = request.completions.mask, request.scored_B, passes.batch_size
-        right = cast(list[bool], request.inputs["succeeded_B"].bool().tolist())  # pyright: ignore
+        right = cast(list[bool], request.inputs["success_B"].bool().tolist())  # pyright: ignore
         groups = [
             rows
             for rows in _groups(mask, request.inputs["judged_group_B"])
@@ -96,16 +96,6 @@ class JudgedGroup(BatchSignal):
         group_B = GroupB().compute(batch, engine)
         own_B = torch.arange(len(group_B), device=group_B.device)
         return torch.where(batch.judged(), group_B, -1 - own_B)
-
-
-@dataclass(frozen=True)
-class Succeeded(BatchSignal):
-    """Whether the completion's reward is at least ``success_reward``."""
-
-    name = "succeeded_B"
-
-    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        return RewardB().compute(batch, engine) >= batch.success_reward
 
 
 def token_distances(
