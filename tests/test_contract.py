@@ -71,11 +71,11 @@ def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
     values = {name: torch.rand(B, T, generator=g) * 3 for name in NAMES if not is_per_row(name)}
     for name in ("student_logprob", "teacher_logprob", "reference_logprob"):
         values[name] *= -1
-    for name in ("answer_confidence", "turn_reward"):
+    for name in ("answer_confidence", "turn_reward", "step_score"):
         values[name] /= 3
     values["js_divergence"] /= 6
     values["student_entropy"] /= 10
-    for name, every in (("sentence_id", 3), ("line_id", 6), ("anchor_id", 4)):
+    for name, every in (("sentence_id", 3), ("line_id", 6), ("anchor_id", 4), ("step_id", 3)):
         values[name] = torch.where(mask, torch.arange(T) // every, -1)
     place, length = mask.cumsum(-1), mask.sum(-1, keepdim=True)
     region = torch.where(place == length, 2, torch.where(place > length - 3, 1, 0))

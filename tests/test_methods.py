@@ -20,6 +20,7 @@ TURNS = {"turn_reward", "anchor_id", "answer_confidence"}
 AGENTS = {name for name, cls in METHODS.items() if TURNS & set(names_of(cls().needs))} | {
     "serl",
     "agent_opsd",
+    "step_scores",
 }
 """Methods that tell turns apart: they train the task with tools."""
 SETTINGS = {"fixed_spans": {"name": "fixed_spans", "span_tokens": 4}}

@@ -5,12 +5,22 @@ import math
 import pytest
 import torch
 
-from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured
+from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured, weights
 from gear_rl.credit.plan import FALLBACKS
 from gear_rl.credit.siblings import cleaned, finite_rows, without
 from gear_rl.methods import FixedSpans, Gear, RandomOnsets, Rlsd, Uniform
 from gear_rl.signals.table import SIGNALS
 from gear_rl.types import Credit, TokenSignals, is_per_row
+
+
+def test_credit_where_the_reward_has_none_is_measured_by_its_own_size():
+    """In a group of equal rewards, as CAST credits one: 3 and -1 have the mean size 2 and count as 0.4 tokens."""
+    credit = Credit(advantage=torch.tensor([[3.0, -1.0], [0.0, 0.0]]), segment_id=torch.tensor([[0, 1]] * 2))
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    assert weights(credit, torch.zeros(2), mask).tolist() == [[1.5, -0.5], [1.0, 1.0]]
+    none = dict.fromkeys(FALLBACKS, torch.zeros(2, dtype=torch.bool))
+    sums, largest = measured(credit, TokenSignals(mask=mask), torch.zeros(2), mask.any(-1), none)
+    assert largest == 1.5 and sums["effective_tokens"].item() == pytest.approx(0.4 + 2)
 
 
 def test_two_completions_by_hand():

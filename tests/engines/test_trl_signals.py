@@ -206,7 +206,8 @@ def test_scores_of_a_reward_function_and_of_a_reward_model_train(peft, tiny_mode
 
     config = tiny.model(len(tiny.tokenizer())).config
     config.num_labels = 2
-    Qwen3ForTokenClassification(config).save_pretrained(tmp_path / "prm")
+    for part in (Qwen3ForTokenClassification(config), tiny.tokenizer()):
+        part.save_pretrained(tmp_path / "prm")
     found = {}
     for name, method in {
         "grpo": StepScores(strength=0.0),

@@ -3,7 +3,20 @@
 import pytest
 import torch
 
-from gear_rl.methods import Gear, Gigpo, Mixed, Opsd, Rlsd, Sdpo, Stare, Uniform, method_of
+from gear_rl.methods import (
+    Cast,
+    Gear,
+    Gigpo,
+    Mixed,
+    Opsd,
+    Rlsd,
+    Sdpo,
+    Shuffled,
+    Stare,
+    StepScores,
+    Uniform,
+    method_of,
+)
 from gear_rl.runs.config import build_method
 from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 from gear_rl.types import TokenSignals
@@ -60,14 +73,27 @@ def test_the_text_names_methods_and_their_settings(read):
     )
     assert read("gear*stare+uniform").first == Mixed(first=Gear(), second=Stare())
     assert read("shuffled:of=gear:tokens").of == Gear(onset_rule="never")
+    assert read("uniform + gear * stare") == read("uniform+gear*stare")
+    assert read("shuffled:of=gear:tokens*stare").of == read("gear:tokens*stare")
+    assert read("shuffled:of=rlsd,seed=3*stare") == Mixed(first=Shuffled(of=Rlsd(), seed=3), second=Stare())
+    assert read('step_scores:steps=separator,separator=", ",strength=2').separator == ", "
     assert read("gear:onset_floor_nats=1e+3").onset_floor_nats == 1000
 
 
 def test_what_cannot_be_mixed_is_named():
     with pytest.raises(ValueError, match="how: 'product' multiplies weights, and 'gigpo' adds"):
         Mixed(first=Gear(), second=Gigpo())
+    with pytest.raises(ValueError, match="second: 'step_scores' reads 'step_id' with other settings than"):
+        Mixed(first=StepScores(steps="tokens"), second=StepScores(), how="sum")
     with pytest.raises(ValueError, match="second: 'sdpo' distils, and so does 'opsd'"):
         Mixed(first=Opsd(), second=Sdpo(), how="sum")
+
+
+def test_the_contexts_are_those_of_the_first_teacher():
+    published = {"teacher_model_kind": "base", "privileged_sources": ["prompt"]}
+    assert engine_settings_of(Mixed(first=Gear(), second=Cast(), how="sum")) == {"teacher_model_kind": "base"}
+    assert engine_settings_of(Mixed(first=Cast(), second=Gear(), how="sum")) == published
+    assert engine_settings_of(Mixed(first=Uniform(), second=Cast(), how="sum")) == published
 
 
 def test_both_follow_the_steps():

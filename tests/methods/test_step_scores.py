@@ -52,18 +52,6 @@ def test_scores_of_nothing_leave_the_advantage():
         close(StepScores(steps="tokens", use=use)(BASE, none).advantage, plain)
 
 
-def test_turns_read_the_rewards_of_turns():
-    signals = TokenSignals(
-        mask=MASK,
-        turn_reward=torch.tensor([[1.0] * 5, [0.25, 0.25, 0, 0.75, 0]]),
-        group_B=torch.tensor([4, 4]),
-    )
-    assert StepScores().needs == ("group_B", "turn_reward")
-    credit = StepScores(use="weights")(BASE, signals)
-    # 1 - .25 twice and 1 - .75: mean 1.75 / 3
-    close(credit.advantage, torch.tensor([[1.0] * 5, [-9 / 7, -9 / 7, 0, -3 / 7, 0]]))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -99,6 +99,15 @@ def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
     assert not (folder / "other" / "model.safetensors").exists()
 
 
+def test_scores_that_cannot_be_read_are_one_line(used, tiny_model):
+    _, call = used
+    for credit, words in (
+        (f"step_scores:prm={tiny_model}", ("prm: ", "which has no score for a token")),
+        ("step_scores:steps=tokens", ('no reward function logged "step_scores"; call log_extra',)),
+    ):
+        one_line(call("--max_steps", "2", "--output_dir", "scored", "--credit", credit), *words)
+
+
 def test_a_file_that_is_read_is_not_written(used):
     folder, call = used
     rows = (folder / "rows.jsonl").read_bytes()

@@ -2,17 +2,21 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 import torch
-from transformers import Qwen3ForTokenClassification
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast, Qwen3ForTokenClassification
 
 from engines import tiny
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
+from gear_rl.engines.models import check_reward_model
 from gear_rl.methods import StepScores
 from gear_rl.signals.batch import ForwardRequest, left_padded
-from gear_rl.signals.steps import PrmScore, StepId, StepScore, reward_model
+from gear_rl.signals.steps import PrmScore, StepId, StepScore, reward_model, token_places
+from gear_rl.signals.turns import TurnReward
 from support.batches import PlainEngine, batch_of
 
 
@@ -55,6 +59,35 @@ def test_steps_end_with_the_separator_and_with_the_turn(engine):
     assert StepId("turns").compute(batch, engine)[1].max() == 0
 
 
+@pytest.mark.parametrize("separator", ["\n\n", "\\n", " ;", ";", "😀"])
+@pytest.mark.parametrize("end", ["", "|"])
+def test_there_are_as_many_steps_as_pieces_with_text(engine, separator, end):
+    """As a reward function counts them, which sees neither special tokens nor what ends a turn."""
+    mark = separator.replace("\\n", "\n")
+    texts = ["one{0}two", "one{0}two{0}", "{0}one{0}{0}{0}two", "{0}{0} one {0}  {0}", "é{0}{0}ü{0}x y{0}z"]
+    texts = [text.format(mark) for text in texts]
+    steps = StepId("separator", separator).compute(written(engine, *(text + end for text in texts)), engine)
+    counts = [len([piece for piece in text.split(mark) if piece.strip()]) for text in texts]
+    assert (steps.max(-1).values + 1).tolist() == counts == [2, 2, 2, 1, 4]
+
+
+def test_a_tokenizer_that_drops_leading_spaces_has_its_places():
+    words = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2, "s": 3, "<s>": 4}, "s"))
+    words.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
+    text = fast.decode([0, 1, 3, 4, 2], skip_special_tokens=True)
+    places = token_places(fast, [0, 1, 3, 4, 2])
+    assert [text[place.start : place.stop] for place in places] == ["one", " two", "s", "", " three"]
+
+
+def test_tokens_of_one_character_share_it(engine):
+    ids = engine.tokenizer("a答😀b")["input_ids"]
+    text = [("a答😀b")[place.start : place.stop] for place in token_places(engine.tokenizer, ids)]
+    assert text == ["a", *["答"] * 3, *["😀"] * 4, "b"]
+    batch = written(engine, "a答😀b", step_scores=[[[1, 2, 0.5]]])
+    assert pieces(engine, batch, StepScore("spans").compute(batch, engine))[1][1] == 0.5
+
+
 def test_scores_of_steps_tokens_and_spans(engine):
     batch = written(engine, "12 ; 3 ;4", step_scores=[[0.5, -1, 2]])
     score = StepScore("separator", " ;").compute(batch, engine)
@@ -67,6 +100,10 @@ def test_scores_of_steps_tokens_and_spans(engine):
     score, steps = (signal("spans").compute(batch, engine) for signal in (StepScore, StepId))
     assert [one for one in pieces(engine, batch, score) if one[1]] == [("1", 1.0), ("34", 0.25)]
     assert steps.unique().tolist() == [-1, 0, 1] and steps.max(-1).values.tolist() == [1]
+    batch = written(engine, "12 3", step_scores=[[0.25]])
+    assert (StepScore("turns").compute(batch, engine)[0] == 0.25).all()
+    fallen = TurnReward().compute(written(engine, "12 3"), engine)
+    assert torch.equal(StepScore("turns").compute(written(engine, "12 3"), engine), fallen)
 
 
 def test_what_does_not_fit_is_nan_and_named(engine, caplog):
@@ -78,7 +115,14 @@ def test_what_does_not_fit_is_nan_and_named(engine, caplog):
         ValueError, match='step_scores: no reward function logged "step_scores"; call log_extra'
     ):
         StepScore("tokens").compute(written(engine, "1"), engine)
-    for odd in ([[3, 1, 0.5]], [1.0], [["a", 1, 0.5]]):
+    spans = written(engine, "1 2", "1 2", "1 2", step_scores=[[[0, 1, 0.5]], None, [[0, 1, 0.5], [9, 12, 1]]])
+    found = StepScore("spans").compute(spans, engine)
+    assert found[0].isfinite().all() and found[1:].isnan().all(), "none were logged, and one lies beyond"
+    assert StepScore("tokens").compute(written(engine, "1", step_scores=[[None]]), engine).isnan().all()
+    for odd in (0.5, "12", [[1.0]], ["a"]):
+        with pytest.raises(ValueError, match=r"step_scores: .* is no list of numbers; log one for each"):
+            StepScore("tokens").compute(written(engine, "1", step_scores=[odd]), engine)
+    for odd in ([[3, 1, 0.5]], [1.0], [["a", 1, 0.5]], [[0, math.inf, 1.0]]):
         with pytest.raises(
             ValueError, match=r"step_scores: .*; with steps=spans give each span as \[begin, end"
         ):
@@ -102,6 +146,7 @@ def prm(engine, tmp_path_factory):
     config.num_labels = 2
     torch.manual_seed(3)
     Qwen3ForTokenClassification(config).save_pretrained(folder)
+    engine.tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -142,6 +187,15 @@ def test_a_model_that_is_no_classifier_is_refused(engine, prm, tmp_path):
     policy = str(tmp_path), "a Qwen3ForCausalLM, which has no score"
     for name, message in (policy, ("/none", "cannot be loaded")):
         with pytest.raises(ValueError, match=f"prm: .*{message}"):
-            reward_model(name, "cpu")
+            check_reward_model(name, engine.tokenizer)
+    check_reward_model(prm, engine.tokenizer)
+    other = shutil.copytree(prm, tmp_path / "other")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a"))).save_pretrained(
+        other
+    )
+    with pytest.raises(
+        ValueError, match=r"prm: .* has another vocabulary than the model \(1 and \d+ tokens\)"
+    ):
+        check_reward_model(str(other), engine.tokenizer)
     assert math.isfinite(sum(float(p.sum()) for p in reward_model(prm, "cpu").parameters()))
     assert not any(p.requires_grad for p in reward_model(prm, "cpu").parameters())

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForTokenClassification
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForTokenClassification
 from transformers.utils import get_json_schema
 
 from gear_rl.arena.task import get_task
@@ -29,7 +29,8 @@ def test_an_environment_trains_over_several_turns(tmp_path: Path):
     method = METHODS.format(prm=tmp_path / "prm")
     torch.manual_seed(2)
     labelled = Qwen3Config.from_pretrained(errands / "model", num_labels=2)
-    Qwen3ForTokenClassification(labelled).save_pretrained(tmp_path / "prm")
+    for part in (Qwen3ForTokenClassification(labelled), AutoTokenizer.from_pretrained(errands / "model")):
+        part.save_pretrained(tmp_path / "prm")
     settings = [
         *("trainer.v1.trainer_mode=gear_sync", f"+gear.credit='{method}'"),
         "+gear.environment=arena/errands/easy",

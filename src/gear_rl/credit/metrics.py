@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.credit.plan import FALLBACKS
+from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_lengths, segment_starts
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
@@ -29,13 +30,16 @@ NO_SEGMENTS = (
 def weights(
     credit: Credit, advantage_B: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Each token's advantage over its completion's; 1 where that is 0, and 0 on masked tokens.
+    """Each token's advantage over its completion's, or over its mean size where that is 0; 0 on masked tokens.
+
+    1 on a completion without any.
 
     >>> credit = Credit(advantage=torch.tensor([[1.0, 3.0]]), segment_id=torch.tensor([[0, 1]]))
     >>> weights(credit, torch.tensor([2.0]), torch.ones(1, 2, dtype=torch.bool))
     tensor([[0.5000, 1.5000]])
     """
-    base = advantage_B[:, None]
+    base, size = advantage_B[:, None], masked_mean(credit.advantage.abs(), mask)
+    base = torch.where(base == 0, size, base)
     weight = torch.where(base == 0, 1.0, credit.advantage / torch.where(base == 0, 1.0, base))
     return torch.where(mask, weight, 0.0)
 

@@ -215,6 +215,8 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
         found = engine.gather_objects(list(plan.sources))
         kinds = [name if name is None or name in SOURCES else "row" for name in found]
         metrics |= {f"gear/context/{name}": float(kinds.count(name)) for name in plan.source_names}
+    if gate_of(plan.method) and engine.means:
+        metrics["gear/gate"] = engine.means[-1]
     engine.log(metrics)
     if engine.record_sink is not None:
         records = engine.gather_objects(records_of(plan, result, engine.tokenizer))

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gear_rl.signals.signal import signals_of
+from gear_rl.signals.steps import PrmScore, check_classifier
+from gear_rl.types import CreditAssigner
+
 _ADAPTER = "adapter_config.json"
 
 
@@ -74,13 +78,24 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     return model.eval().requires_grad_(False)
 
 
-def check_vocabulary(name: str, other: Any, tokenizer: Any) -> None:
-    """Raise ``ValueError`` where ``other``, the tokenizer of the teacher ``name``, is not the student's."""
+def check_vocabulary(name: str, other: Any, tokenizer: Any, setting: str = "teacher_model") -> None:
+    """Raise ``ValueError`` where ``other``, the tokenizer of the model ``name``, is not the student's."""
     if other.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
-            f"teacher_model: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "
-            "tokens); a teacher scores the student's own token ids, so take a model with the same tokenizer"
+            f"{setting}: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "
+            "tokens); it reads the student's own token ids, so take a model with the same tokenizer"
         )
+
+
+def reward_models(method: CreditAssigner) -> list[str]:
+    """The process reward models that the method's signals name."""
+    return [signal.prm for signal in signals_of(method.needs) if isinstance(signal, PrmScore)]
+
+
+def check_reward_model(name: str, tokenizer: Any) -> None:
+    """Raise ``ValueError`` for what is no token classifier, or was saved with another tokenizer."""
+    check_classifier(name)
+    check_vocabulary(name, load_tokenizer(name), tokenizer, "prm")
 
 
 def _base_of(adapter: str) -> str:

@@ -72,10 +72,12 @@ METHODS: dict[str, type[CreditAssigner]] = {
     )
 }
 """Every method by its name; a file of this folder that is missing here fails a test."""
-COMBINED = re.compile(rf"([*+])(?=(?:{'|'.join(METHODS)})\b)")
+COMBINED = re.compile(rf"\s*([*+])\s*(?=(?:{'|'.join(METHODS)})\b)")
 """Between two methods that are mixed, as in ``gear*stare``; not the plus of ``1e+3``."""
-COMMA = re.compile(r",(?![^\[]*\])")
-"""Between two methods or settings, not in the brackets of a list, as in ``clip=[0.5,2]``."""
+_INSIDE = re.compile(rf"=(?:{'|'.join(METHODS)})\b[\w:.*+\s]*$")
+"""What stands before a sign that belongs to a method inside a method, as in ``shuffled:of=gear*stare``."""
+COMMA = re.compile(r',(?![^\[]*\])(?=(?:[^"]*"[^"]*")*[^"]*$)')
+"""Between two methods or settings, not in a list, as in ``clip=[0.5,2]``, nor in quotes."""
 
 
 def settings_in(text: str) -> dict[str, Any]:
@@ -94,17 +96,17 @@ def settings_in(text: str) -> dict[str, Any]:
     >>> settings_in("uniform+rlsd:strength=1")["second"], settings_in("gear*stare")["how"]
     ({'name': 'rlsd', 'strength': 1}, 'product')
     """
-    signs = COMBINED.findall(text)
+    signs = [found for found in COMBINED.finditer(text) if not _INSIDE.search(text[: found.start()])]
     if signs:
-        sign = "+" if "+" in signs else "*"  # a product binds more tightly
-        place = next(found.start() for found in COMBINED.finditer(text) if found[1] == sign)
+        sums = [found for found in signs if found[1] == "+"]
+        sign = (sums or signs)[0]  # a product binds more tightly
         mixed = {
             "name": "mixed",
-            "first": settings_in(text[:place]),
-            "second": settings_in(text[place + 1 :]),
+            "first": settings_in(text[: sign.start()]),
+            "second": settings_in(text[sign.end() :]),
         }
-        share = 1 / (signs.count("+") + 1)
-        return mixed | ({"how": "product"} if sign == "*" else {"how": "sum", "share": share})
+        share = 1 / (len(sums) + 1)
+        return mixed | ({"how": "product"} if not sums else {"how": "sum", "share": share})
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {"name": name.strip()}
     presets: Mapping[str, Mapping[str, Any]] = getattr(METHODS.get(name.strip()), "presets", {})
@@ -147,7 +149,10 @@ def _made(settings: Mapping[str, Any], text: str) -> CreditAssigner:
     usual = {field.name: field.default for field in fields(cls)}
     given: dict[str, Any] = {key: value for key, value in settings.items() if key != "name"}
     for key, value in given.items():
-        default = usual.get(key)
+        if key not in usual:
+            why = f"method {name!r} has no such setting; {did_you_mean(key, usual)}"
+            raise ValueError(f"credit.{key}: {why}")
+        default = usual[key]
         if isinstance(default, CreditAssigner):  # a method inside a method, as text or as settings
             inner = settings_in(value) if isinstance(value, str) else {"name": default.name, **value}
             given[key] = _made(inner, text)

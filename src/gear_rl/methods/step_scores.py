@@ -10,7 +10,7 @@ from torch import Tensor
 from gear_rl.errors import check_settings
 from gear_rl.signals.steps import PrmScore, StepId, Steps, StepScore
 from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_values
-from gear_rl.tensor.segments import run_ids, turn_ids
+from gear_rl.tensor.segments import run_ids
 from gear_rl.types import Credit, Signal, TokenSignals
 
 Use = Literal["rewards", "weights"]
@@ -25,7 +25,7 @@ class StepScores:
     **Additive**. ``use="weights"`` is ours, for scores from 0 to 1: ``A_t = A (1 + strength (w_k - 1))``, ``w``
     the score where ``A > 0``, else 1 less the score, over its mean. A token outside every step keeps ``A``.
 
-    ``steps="turns"`` reads ``turn_rewards``; the others what a reward function logs as "step_scores".
+    The scores are what a reward function logs as "step_scores"; without them, turns have their ``turn_rewards``.
 
     >>> signals = TokenSignals(mask=torch.ones(2, 4, dtype=torch.bool),
     ...     step_id=torch.tensor([[0, 0, 1, 1]] * 2), step_score=torch.tensor([[0.75, 0.75, 0.25, 0.25]] * 2))
@@ -42,7 +42,7 @@ class StepScores:
     steps: Steps = "turns"
     """``turns``, ``tokens``, ``spans`` of characters, or what ends with ``separator``."""
     separator: str = "\n\n"
-    """The text that ends a step."""
+    """The text that ends a step; ``\\n`` in it is a line break."""
     prm: str | None = None
     """A token classifier over the policy's vocabulary, whose last class is read at step ends."""
     strength: float = 1.0
@@ -76,8 +76,6 @@ class StepScores:
         if self.strength == 0:
             return ()
         siblings = ("group_B",) if self.use == "rewards" else ()
-        if self.prm is None and self.steps == "turns":
-            return (*siblings, "turn_reward")
         step = StepId(self.steps, self.separator)
         if self.prm is not None:
             return (*siblings, step, PrmScore(self.prm, self.steps, self.separator))
@@ -88,11 +86,7 @@ class StepScores:
         if self.strength == 0:
             one = torch.where(mask, 0, -1)
             return Credit.from_weights(advantage_B, torch.ones_like(mask, dtype=torch.float32), one)
-        if "step_id" in signals:
-            step_id, score = signals.get("step_id"), signals.get("step_score")
-        else:
-            step_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
-            score = signals.get("turn_reward")
+        step_id, score = signals.get("step_id"), signals.get("step_score")
         segment_id, inside = run_ids(step_id, mask), step_id >= 0
         if self.use == "weights":
             weight = 1 + self.strength * (_weights(advantage_B, score, inside) - 1)

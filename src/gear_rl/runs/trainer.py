@@ -55,7 +55,8 @@ def train(
             named = None if Path(config.dataset).exists() else config.dataset
             trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=named)
     except (FloatingPointError, ImportError, ValueError) as error:
-        ours = str(error).startswith(("resume_from_checkpoint", "output_dir", "record_file"))
+        names = ("resume_from_checkpoint", "output_dir", "record_file", "step_scores", "prm")
+        ours = str(error).startswith(names)
         if not ours and isinstance(error, ValueError):  # an ImportError is a library's that a setting needs
             raise
         raise InputError(str(error)) from None

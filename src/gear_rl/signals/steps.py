@@ -1,6 +1,5 @@
 """The steps of a completion, and a number for each: logged by a reward function, or a process reward model's."""
 
-import itertools
 import logging
 import math
 import re
@@ -14,11 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
-from gear_rl.signals.engine import Engine, Tokenizer, token_texts
+from gear_rl.signals.engine import Engine, Tokenizer
 from gear_rl.signals.forwards import positions, takes_positions
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.signals.text_units import unit_ids
+from gear_rl.signals.turns import TurnReward
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
@@ -33,7 +33,7 @@ class StepId(BatchSignal):
     """Which step of the completion a token belongs to: 0, 1, 2, ...; -1 outside of every step.
 
     A step is a turn, a token, what ends with ``separator`` or with the turn, or one of the spans of characters
-    that a reward function logged.
+    that a reward function logged. White space alone is no step between separators, nor is a special token.
     """
 
     name = "step_id"
@@ -49,8 +49,11 @@ class StepId(BatchSignal):
             case "tokens":
                 return torch.where(mask, mask.cumsum(-1) - 1, -1)
             case "separator":
-                end = re.compile(rf"({re.escape(self.separator)})\s*+")
-                return unit_ids(token_texts(engine.tokenizer, ids), mask, end)
+                mark = re.escape(self.separator.replace("\\n", "\n"))
+                # Those before the first step end none, and of several in a row the last one ends it.
+                end = re.compile(rf"\A(?:\s*{mark})+|({mark}(?:\s*{mark})*)\s*+")
+                texts = [_own_texts(engine.tokenizer, *row) for row in zip(ids, mask, strict=True)]
+                return unit_ids(texts, mask, end)
             case "spans":
                 rows = zip(ids, mask, logged_scores(batch), strict=True)
                 return torch.stack([_in_spans(engine.tokenizer, *row) for row in rows])
@@ -60,9 +63,9 @@ class StepId(BatchSignal):
 class StepScore(BatchSignal):
     """The logged score of a token's step, on every token of the step; 0 outside of every step.
 
-    A rollout without scores, and one with another number of them than steps, holds NaN; of the latter a warning
-    names both numbers. Raises ``ValueError`` where no reward function logged "step_scores", and for spans that
-    are not ``[begin, end, score]``.
+    Turns without logged scores have their ``TurnReward``. A rollout without scores, or with another number of
+    them than steps, holds NaN; of the latter a warning tells. Raises ``ValueError`` where no reward function
+    logged "step_scores", and for what is no list of numbers, or with spans of ``[begin, end, score]``.
     """
 
     name = "step_score"
@@ -71,23 +74,23 @@ class StepScore(BatchSignal):
     separator: str = "\n\n"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        step_id = StepId(self.steps, self.separator).compute(batch, engine)
+        if self.steps == "turns" and batch.step_scores is None:
+            return TurnReward().compute(batch, engine)
+        step_id, mask = StepId(self.steps, self.separator).compute(batch, engine), batch.completions.mask
         table = torch.zeros(step_id.shape, dtype=torch.float32)
+        missing_B = torch.zeros(len(step_id), dtype=torch.bool)
         for b, given in enumerate(logged_scores(batch)):
-            count = int(step_id[b].max()) + 1 if step_id.shape[1] else 0
-            if given is None:
-                table[b] = math.nan
-            elif self.steps == "spans":
-                table[b, :count] = torch.tensor([score for _, _, score in _spans(given)[:count]])
-            elif len(given) == count:
-                table[b, :count] = torch.tensor(given, dtype=torch.float32)
-            else:
+            scores, count = _numbers(given, self.steps), len({*int_list(step_id[b])} - {-1})
+            missing_B[b] = scores is None or len(scores) != count
+            if scores is not None and not missing_B[b]:
+                table[b, :count] = torch.tensor(scores)
+            elif scores is not None:
                 logger.warning(
                     "step_scores: rollout %d has %d steps (%s), but %d scores were logged; it keeps its GRPO "
-                    "advantage", b, count, self.steps, len(given)
+                    "advantage", b, count, self.steps, len(scores)
                 )  # fmt: skip
-                table[b] = math.nan
-        return on_turns(table.to(step_id.device), step_id)
+        score = on_turns(table.to(step_id.device), step_id)
+        return torch.where(missing_B.to(mask.device)[:, None] & mask, math.nan, score)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class PrmScore(PassSignal):
             prompts, width = request.student.trimmed(rows), trained_width(step_id[rows] >= 0)
             ids = torch.cat([prompts.ids_BP, completions.ids[rows, :width]], 1)
             attention = torch.cat([prompts.attention_BP, completions.attention[rows, :width]], 1)
-            _check_vocabulary(self.prm, model, ids)
+            _check_size(self.prm, model, ids)
             places = {"position_ids": positions(attention)} if takes_positions(model) else {}
             logits = model(input_ids=ids, attention_mask=attention, **places).logits[:, -width:].float()
             right = logits.softmax(-1)[..., -1] if logits.shape[-1] > 1 else logits[..., 0].sigmoid()
@@ -130,12 +133,21 @@ class PrmScore(PassSignal):
 
 @lru_cache(maxsize=2)
 def reward_model(name: str, device: str) -> nn.Module:
-    """The token classifier in a folder or of that name, frozen, on a device; loaded once, with its memory logged."""
-    from transformers import AutoConfig, AutoModelForTokenClassification
+    """The token classifier in a folder or of that name, frozen, on a device; loaded once, its size logged."""
+    from transformers import AutoModelForTokenClassification
 
-    config, classifier = cast(Any, AutoConfig), cast(Any, AutoModelForTokenClassification)  # partial types
+    check_classifier(name)
+    model = cast(Any, AutoModelForTokenClassification).from_pretrained(name, dtype="auto")  # partial types
+    logger.info("prm: %s takes %.2f GB of %s", name, model.get_memory_footprint() / 1e9, device)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def check_classifier(name: str) -> None:
+    """Raise ``ValueError`` for a folder or a name that holds no token classifier."""
+    from transformers import AutoConfig
+
     try:
-        kinds = config.from_pretrained(name).architectures or ["none"]
+        kinds = cast(Any, AutoConfig).from_pretrained(name).architectures or ["none"]
     except (OSError, ValueError) as error:
         raise ValueError(
             f"prm: {name!r} cannot be loaded ({str(error).splitlines()[0]}); give a folder or a name of a token "
@@ -146,9 +158,6 @@ def reward_model(name: str, device: str) -> nn.Module:
             f"prm: {name!r} is a {kinds[0]}, which has no score for a token; give a token classifier, as TRL's "
             "PRMTrainer saves one"
         )
-    model = classifier.from_pretrained(name, dtype="auto")
-    logger.info("prm: %s takes %.2f GB of %s", name, model.get_memory_footprint() / 1e9, device)
-    return model.to(device).eval().requires_grad_(False)
 
 
 def logged_scores(batch: RolloutBatch) -> Sequence[Any]:
@@ -161,16 +170,32 @@ def logged_scores(batch: RolloutBatch) -> Sequence[Any]:
     return batch.step_scores
 
 
-def _spans(given: Sequence[Any]) -> list[tuple[int, int, float]]:
+def _numbers(given: Any, steps: Steps) -> list[float] | None:
+    """The scores of a rollout; None where it has none."""
+    if given is None:
+        return None
+    if steps == "spans":
+        return [score for _, _, score in _spans(given)]
+    try:
+        if isinstance(given, str):
+            raise TypeError
+        return [math.nan if score is None else float(score) for score in given]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"step_scores: {given!r:.80} is no list of numbers; log one for each rollout, or None"
+        ) from None
+
+
+def _spans(given: Any) -> list[tuple[int, int, float]]:
     """The spans of a rollout, in the order of the text."""
     try:
         spans = sorted((int(begin), int(end), float(score)) for begin, end, score in given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         spans = [(0, 0, 0.0)]
     if not all(0 <= begin < end for begin, end, _ in spans):
         raise ValueError(
-            f"step_scores: {given!r}; with steps=spans give each span as [begin, end, score], in characters of "
-            "the completion"
+            f"step_scores: {given!r:.80}; with steps=spans give each span as [begin, end, score], in characters "
+            "of the completion"
         )
     return spans
 
@@ -178,27 +203,41 @@ def _spans(given: Sequence[Any]) -> list[tuple[int, int, float]]:
 def _in_spans(tokenizer: Tokenizer, ids: Tensor, mask: Tensor, given: Any) -> Int[Tensor, " T"]:
     """The number of the first span that a token's characters overlap; -1 for none."""
     spans = [] if given is None else _spans(given)
-    found, begin = [-1] * len(ids), 0
-    places = int_list(mask.nonzero()[:, 0])
-    for t, text in zip(places, plain_texts(tokenizer, int_list(ids[mask])), strict=True):
-        end = begin + len(text)
-        inside = (n for n, span in enumerate(spans) if span[0] < end and begin < span[1])
-        found[t], begin = next(inside, -1), end
+    found = [-1] * len(ids)
+    for t, own in zip(
+        int_list(mask.nonzero()[:, 0]), token_places(tokenizer, int_list(ids[mask])), strict=True
+    ):
+        inside = (n for n, span in enumerate(spans) if span[0] < own.stop and own.start < span[1])
+        found[t] = next(inside, -1)
     return torch.tensor(found, dtype=torch.int64, device=ids.device)
 
 
-def plain_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token without special tokens; joined they are the completion that rewards see.
-
-    A character of several tokens belongs to the first of them.
-    """
-    alone = [tokenizer.decode([token], skip_special_tokens=True) for token in ids]
-    texts = list[str]()
-    for broken, run in itertools.groupby(range(len(ids)), key=lambda t: "\ufffd" in alone[t]):
-        tokens = list(run)
-        whole = tokenizer.decode([ids[t] for t in tokens], skip_special_tokens=True)
-        texts += [whole, *[""] * (len(tokens) - 1)] if broken else [alone[t] for t in tokens]
+def _own_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
+    """The part of the completion's text that each token adds; empty outside the mask."""
+    own, texts, read = int_list(ids[mask]), [""] * len(ids), 0
+    text = tokenizer.decode(own, skip_special_tokens=True)
+    for t, place in zip(int_list(mask.nonzero()[:, 0]), token_places(tokenizer, own), strict=True):
+        texts[t] = text[max(read, place.start) : place.stop]
+        read = place.stop
     return texts
+
+
+def token_places(tokenizer: Tokenizer, ids: Sequence[int]) -> list[range]:
+    """The characters of each token in the text without special tokens, which is what rewards see.
+
+    Tokens that make one character share it. Each is decoded behind the one before it, since some tokenizers drop
+    the space before what they decode.
+    """
+    places, length, before, read = list[range](), 0, 0, 0
+    for t in range(1, len(ids) + 1):
+        known, text = (tokenizer.decode(ids[before:end], skip_special_tokens=True) for end in (read, t))
+        if text.endswith("\ufffd") and t < len(ids) and t - read < 4:  # bytes of a character
+            continue
+        added = len(text) - len(known)
+        places += [range(length, length + added)] * (t - read)
+        length += added
+        before, read = read if added else before, t
+    return places
 
 
 def _at_step_ends(value: Float[Tensor, "N W"], step_id: Int[Tensor, "N T"]) -> Float[Tensor, "N T"]:
@@ -212,10 +251,16 @@ def _at_step_ends(value: Float[Tensor, "N W"], step_id: Int[Tensor, "N T"]) -> F
     return table.scatter_(1, torch.where(last, own, num_tokens), value)[:, :num_tokens]
 
 
-def _check_vocabulary(name: str, model: Any, ids: Tensor) -> None:
+def _check_size(name: str, model: Any, ids: Tensor) -> None:
     size, largest = int(model.get_input_embeddings().num_embeddings), int(ids.max())
     if largest >= size:
         raise ValueError(
             f"prm: {name!r} has {size} tokens, and the rollouts hold token {largest}; take a model with the "
             "policy's tokenizer"
+        )
+    longest = getattr(model.config, "max_position_embeddings", None) or ids.shape[1]
+    if ids.shape[1] > longest:
+        raise ValueError(
+            f"prm: {name!r} reads {longest} tokens, and a rollout has {ids.shape[1]}; take a model that reads "
+            "more, or a smaller max_completion_length"
         )

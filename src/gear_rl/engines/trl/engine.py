@@ -13,7 +13,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.step import needs_passes
-from gear_rl.engines.models import load_frozen_teacher
+from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
 from gear_rl.records import Record
 from gear_rl.signals.batch import ForwardRequest
@@ -40,6 +40,8 @@ class HeldWeights(TrainerCallback):
         self._trainer, self._continues_adapter = trainer, continues_adapter
         self.teacher_model: nn.Module | None = None
         """The model that the setting ``teacher_model`` names."""
+        for read in reward_models(trainer.credit):
+            check_reward_model(read, trainer._tokenizer)
         name = trainer.args.teacher_model
         if name is not None and needs_context(trainer.credit):
             dtype = {"dtype": str(trainer.model.dtype).removeprefix("torch.")}

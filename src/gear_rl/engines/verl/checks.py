@@ -10,7 +10,7 @@ from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, chec
 from gear_rl.credit.contexts import PrivilegedFunction, needs_context
 from gear_rl.credit.step import needs_passes
 from gear_rl.engines.folder import RunFolder
-from gear_rl.engines.models import check_vocabulary, load_tokenizer
+from gear_rl.engines.models import check_reward_model, check_vocabulary, load_tokenizer, reward_models
 from gear_rl.errors import InputError
 from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.traits import distillation_of, is_even
@@ -106,14 +106,19 @@ def check(config: Any, settings: VerlSettings) -> None:
         RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
-    if settings.teacher_model is not None and needs_teacher(method.needs):
-        model = config.actor_rollout_ref.model
-        own = _tokenizer("actor_rollout_ref.model.path", select(model, "tokenizer_path") or model.path)
-        other = _tokenizer("gear.teacher_model", settings.teacher_model)
-        try:
-            check_vocabulary(settings.teacher_model, other, own)
-        except ValueError as error:
-            raise InputError(f"gear.{error}") from None
+    read = reward_models(method)
+    teacher = settings.teacher_model if needs_teacher(method.needs) else None
+    if not read and teacher is None:
+        return
+    model = config.actor_rollout_ref.model
+    own = _tokenizer("actor_rollout_ref.model.path", select(model, "tokenizer_path") or model.path)
+    try:
+        for name in read:
+            check_reward_model(name, own)
+        if teacher is not None:
+            check_vocabulary(teacher, _tokenizer("gear.teacher_model", teacher), own)
+    except ValueError as error:
+        raise InputError(f"gear.{error}") from None
 
 
 def check_method(settings: VerlSettings) -> None:
