@@ -57,7 +57,7 @@ class Record:
     credit: list[float]
     """The advantage of each token, as the loss saw it."""
     weight: list[float]
-    """``credit / advantage``; 1 where the advantage is 0."""
+    """``credit / advantage``, or over the mean size of ``credit`` where the advantage is 0."""
     signals: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Signals of the forward passes, in nats; empty where no pass was run (zero advantage)."""
     fallback: str | None = None

@@ -203,9 +203,7 @@ def test_a_users_signal_is_an_object_in_needs(tokenizer):
     config = CreditConfig().resolved(Counts())
     plain = step(rollouts, Counts(), Blind(tokenizer), config).credit.advantage
     assert torch.equal(plain, torch.where(mask, base * mask.cumsum(-1), 0.0))
-    with pytest.raises(
-        ValueError, match=r"needs: Place\(start=1\) and Place\(start=0\); a method may need one"
-    ):
+    with pytest.raises(ValueError, match=r"needs: Place\(start=1\) and Place\(start=0\) are one signal at"):
         step(rollouts, Counts(needs=(Place(), Place(start=1))), Blind(tokenizer), config)
 
 

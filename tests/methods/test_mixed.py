@@ -75,6 +75,9 @@ def test_the_text_names_methods_and_their_settings(read):
     assert read("shuffled:of=gear:tokens").of == Gear(onset_rule="never")
     assert read("uniform + gear * stare") == read("uniform+gear*stare")
     assert read("shuffled:of=gear:tokens*stare").of == read("gear:tokens*stare")
+    assert read("shuffled:of=gear:alpha=0.5*stare").of == read("gear:alpha=0.5*stare")
+    assert read("shuffled:of=gear,of.alpha=1").of == Gear(alpha=1)
+    assert read("sc_grpo:of.alpha=2").of == Gear(onset_rule="never", alpha=2), "beside its own setting"
     assert read("shuffled:of=rlsd,seed=3*stare") == Mixed(first=Shuffled(of=Rlsd(), seed=3), second=Stare())
     assert read('step_scores:steps=separator,separator=", ",strength=2').separator == ", "
     assert read("gear:onset_floor_nats=1e+3").onset_floor_nats == 1000
@@ -83,7 +86,9 @@ def test_the_text_names_methods_and_their_settings(read):
 def test_what_cannot_be_mixed_is_named():
     with pytest.raises(ValueError, match="how: 'product' multiplies weights, and 'gigpo' adds"):
         Mixed(first=Gear(), second=Gigpo())
-    with pytest.raises(ValueError, match="second: 'step_scores' reads 'step_id' with other settings than"):
+    with pytest.raises(
+        ValueError, match=r"needs: StepId.*'turns'.* and StepId.*'tokens'.* are one signal at two settings"
+    ):
         Mixed(first=StepScores(steps="tokens"), second=StepScores(), how="sum")
     with pytest.raises(ValueError, match="second: 'sdpo' distils, and so does 'opsd'"):
         Mixed(first=Opsd(), second=Sdpo(), how="sum")

@@ -59,16 +59,24 @@ def test_steps_end_with_the_separator_and_with_the_turn(engine):
     assert StepId("turns").compute(batch, engine)[1].max() == 0
 
 
-@pytest.mark.parametrize("separator", ["\n\n", "\\n", " ;", ";", "😀"])
+@pytest.mark.parametrize("separator", ["\n\n", "\\n", " ;", ";", "😀", "\n-"])
 @pytest.mark.parametrize("end", ["", "|"])
 def test_there_are_as_many_steps_as_pieces_with_text(engine, separator, end):
     """As a reward function counts them, which sees neither special tokens nor what ends a turn."""
     mark = separator.replace("\\n", "\n")
-    texts = ["one{0}two", "one{0}two{0}", "{0}one{0}{0}{0}two", "{0}{0} one {0}  {0}", "é{0}{0}ü{0}x y{0}z"]
+    texts = [
+        "one{0}\ntwo{0}\n",
+        "{0}{0}",
+        "one{0}two",
+        "one{0}two{0}",
+        "{0}one{0}{0}{0}two",
+        "{0}{0} one {0}  {0}",
+        "é{0}{0}ü{0}x y{0}z",
+    ]
     texts = [text.format(mark) for text in texts]
     steps = StepId("separator", separator).compute(written(engine, *(text + end for text in texts)), engine)
     counts = [len([piece for piece in text.split(mark) if piece.strip()]) for text in texts]
-    assert (steps.max(-1).values + 1).tolist() == counts == [2, 2, 2, 1, 4]
+    assert (steps.max(-1).values + 1).tolist() == counts == [2, 0, 2, 2, 2, 1, 4]
 
 
 def test_a_tokenizer_that_drops_leading_spaces_has_its_places():

@@ -17,12 +17,12 @@ def methods(
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
     from gear_rl.methods import COMBINED, METHODS
-    from gear_rl.runs.config import settings_of
+    from gear_rl.runs.config import build_method, settings_of
     from gear_rl.signals.signal import names_of
     from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
     if name is not None and COMBINED.search(name):
-        name = "mixed"
+        name = build_method(name).name
     if name is not None and name not in METHODS:
         raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")
     rows: list[dict[str, Any]] = [

@@ -83,7 +83,7 @@ def check_vocabulary(name: str, other: Any, tokenizer: Any, setting: str = "teac
     if other.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"{setting}: {name} has another vocabulary than the model ({len(other)} and {len(tokenizer)} "
-            "tokens); it reads the student's own token ids, so take a model with the same tokenizer"
+            "tokens); it reads the student's own token ids, so take a model saved with the same tokenizer"
         )
 
 

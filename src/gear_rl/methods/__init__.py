@@ -35,6 +35,7 @@ from gear_rl.methods.shuffled import Shuffled
 from gear_rl.methods.stare import Stare
 from gear_rl.methods.step_scores import StepScores
 from gear_rl.methods.uniform import Uniform
+from gear_rl.traits import method_settings
 from gear_rl.types import CreditAssigner
 
 METHODS: dict[str, type[CreditAssigner]] = {
@@ -72,9 +73,9 @@ METHODS: dict[str, type[CreditAssigner]] = {
     )
 }
 """Every method by its name; a file of this folder that is missing here fails a test."""
-COMBINED = re.compile(rf"\s*([*+])\s*(?=(?:{'|'.join(METHODS)})\b)")
+COMBINED = re.compile(rf"\s*([*+])\s*(?=(?:{'|'.join(METHODS)})\b(?!-))")
 """Between two methods that are mixed, as in ``gear*stare``; not the plus of ``1e+3``."""
-_INSIDE = re.compile(rf"=(?:{'|'.join(METHODS)})\b[\w:.*+\s]*$")
+_INSIDE = re.compile(rf"=(?:{'|'.join(METHODS)})\b[^,]*$")
 """What stands before a sign that belongs to a method inside a method, as in ``shuffled:of=gear*stare``."""
 COMMA = re.compile(r',(?![^\[]*\])(?=(?:[^"]*"[^"]*")*[^"]*$)')
 """Between two methods or settings, not in a list, as in ``clip=[0.5,2]``, nor in quotes."""
@@ -121,6 +122,8 @@ def settings_in(text: str) -> dict[str, Any]:
         *outer, last = key.strip().split(".")
         inner = settings
         for step in outer:
+            if isinstance(inner.get(step), str):
+                inner[step] = settings_in(inner[step])
             inner = inner.setdefault(step, {})
         try:
             inner[last] = json.loads(value)
@@ -154,7 +157,9 @@ def _made(settings: Mapping[str, Any], text: str) -> CreditAssigner:
             raise ValueError(f"credit.{key}: {why}")
         default = usual[key]
         if isinstance(default, CreditAssigner):  # a method inside a method, as text or as settings
-            inner = settings_in(value) if isinstance(value, str) else {"name": default.name, **value}
+            inner: dict[str, Any] = settings_in(value) if isinstance(value, str) else value
+            if "name" not in inner:  # settings of the default method
+                inner = {**method_settings(default), **inner}
             given[key] = _made(inner, text)
     try:
         return cls(**given)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.stare import Stare
-from gear_rl.signals.signal import needs_teacher
+from gear_rl.signals.signal import signals_of
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
@@ -37,7 +37,7 @@ class Mixed:
     Ours. As text ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product scales the weights of each
     completion to mean 1; both methods must reweight. A sum takes any two methods, but at most one that distils.
     Each model runs one pass for both. Where two engine settings disagree, the first method's is taken; the
-    contexts are those of the first that has a teacher. A segment begins where one of either method begins.
+    contexts are those of the first that has any. A segment begins where one of either method begins.
 
     >>> from gear_rl.methods import EntropyForks, Uniform
     >>> signals = TokenSignals(
@@ -73,14 +73,7 @@ class Mixed:
             raise ValueError(
                 f"second: {self.second.name!r} distils, and so does {self.first.name!r}; a loss takes one term"
             )
-        read: dict[str, str | Signal] = {}
-        for need in self.needs:
-            name = need if isinstance(need, str) else need.name
-            if read.setdefault(name, need) != need:
-                raise ValueError(
-                    f"second: {self.second.name!r} reads {name!r} with other settings than {self.first.name!r}, "
-                    "but a signal is computed once; give both the same"
-                )
+        signals_of(self.needs)  # refuses one signal at two settings
         gates = {gate_of(self.first), gate_of(self.second)} - {""}
         if len(gates) > 1:
             raise ValueError(
@@ -113,11 +106,11 @@ class Mixed:
 
     @property
     def engine_settings(self) -> Mapping[str, Any]:
-        settings = engine_settings_of(self.second) | engine_settings_of(self.first)
-        taught = needs_teacher(self.first.needs) or distillation_of(self.first) is not None
-        if taught and "privileged_sources" not in engine_settings_of(self.first):
+        own, settings = engine_settings_of(self.first), engine_settings_of(self.second)
+        reads = any(signal.teacher or signal.context for signal in signals_of(self.first.needs))
+        if reads or distillation_of(self.first) is not None:
             settings.pop("privileged_sources", None)
-        return settings
+        return settings | own
 
     @property
     def gate(self) -> str:

@@ -26,7 +26,7 @@ from gear_rl.errors import InputError, did_you_mean
 from gear_rl.methods import COMBINED, METHODS, settings_in
 from gear_rl.runs.trl_names import NAMES, with_our_names
 from gear_rl.signals.signal import names_of
-from gear_rl.traits import distillation_of
+from gear_rl.traits import distillation_of, method_settings
 from gear_rl.types import CreditAssigner
 
 _SCALARS = {
@@ -266,7 +266,8 @@ def _built(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
             made[key] = checked(at, value, hints[key])
             continue
         if isinstance(value, Mapping):  # settings without a name are those of the default method
-            value = {"name": getattr(fields[key].default, "name", None), **cast(Mapping[str, Any], value)}
+            usual = {} if "name" in value else method_settings(fields[key].default)
+            value = {**usual, **cast(Mapping[str, Any], value)}
         inner = made[key] = build_method(value, at)
         if not isinstance(inner, hints[key]):
             raise InputError(

@@ -90,7 +90,9 @@ def signals_of(needs: Sequence[str | Signal]) -> tuple[Signal, ...]:
             raise ValueError(f"no signal is called {need!r}; the signals are {', '.join(SIGNALS)}")
         signal = SIGNALS[need] if isinstance(need, str) else need
         if found.setdefault(signal.name, signal) != signal:
-            raise ValueError(f"needs: {signal!r} and {found[signal.name]!r}; a method may need one of them")
+            raise ValueError(
+                f"needs: {signal!r} and {found[signal.name]!r} are one signal at two settings; keep one of them"
+            )
     return tuple(found.values())
 
 

@@ -1,5 +1,6 @@
 """The steps of a completion, and a number for each: logged by a reward function, or a process reward model's."""
 
+import itertools
 import logging
 import math
 import re
@@ -53,7 +54,9 @@ class StepId(BatchSignal):
                 # Those before the first step end none, and of several in a row the last one ends it.
                 end = re.compile(rf"\A(?:\s*{mark})+|({mark}(?:\s*{mark})*)\s*+")
                 texts = [_own_texts(engine.tokenizer, *row) for row in zip(ids, mask, strict=True)]
-                return unit_ids(texts, mask, end)
+                written = [bool(re.sub(mark, "", "".join(own)).strip()) for own in texts]
+                step_id = unit_ids(texts, mask, end, lines=False)
+                return torch.where(mask.new_tensor(written)[:, None], step_id, -1)
             case "spans":
                 rows = zip(ids, mask, logged_scores(batch), strict=True)
                 return torch.stack([_in_spans(engine.tokenizer, *row) for row in rows])
@@ -123,7 +126,7 @@ class PrmScore(PassSignal):
             prompts, width = request.student.trimmed(rows), trained_width(step_id[rows] >= 0)
             ids = torch.cat([prompts.ids_BP, completions.ids[rows, :width]], 1)
             attention = torch.cat([prompts.attention_BP, completions.attention[rows, :width]], 1)
-            _check_size(self.prm, model, ids)
+            _check_size(self.prm, model, ids, int(attention.sum(-1).max()))
             places = {"position_ids": positions(attention)} if takes_positions(model) else {}
             logits = model(input_ids=ids, attention_mask=attention, **places).logits[:, -width:].float()
             right = logits.softmax(-1)[..., -1] if logits.shape[-1] > 1 else logits[..., 0].sigmoid()
@@ -225,9 +228,13 @@ def _own_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
 def token_places(tokenizer: Tokenizer, ids: Sequence[int]) -> list[range]:
     """The characters of each token in the text without special tokens, which is what rewards see.
 
-    Tokens that make one character share it. Each is decoded behind the one before it, since some tokenizers drop
-    the space before what they decode.
+    Tokens that make one character share it. Where those decoded alone are not the text, each is decoded behind
+    the one before it, since some tokenizers drop the space before what they decode.
     """
+    alone = {token: tokenizer.decode([token], skip_special_tokens=True) for token in {*ids}}
+    if "".join(alone[token] for token in ids) == tokenizer.decode(ids, skip_special_tokens=True):
+        ends = [*itertools.accumulate((len(alone[token]) for token in ids), initial=0)]
+        return [range(*pair) for pair in itertools.pairwise(ends)]
     places, length, before, read = list[range](), 0, 0, 0
     for t in range(1, len(ids) + 1):
         known, text = (tokenizer.decode(ids[before:end], skip_special_tokens=True) for end in (read, t))
@@ -251,16 +258,16 @@ def _at_step_ends(value: Float[Tensor, "N W"], step_id: Int[Tensor, "N T"]) -> F
     return table.scatter_(1, torch.where(last, own, num_tokens), value)[:, :num_tokens]
 
 
-def _check_size(name: str, model: Any, ids: Tensor) -> None:
+def _check_size(name: str, model: Any, ids: Tensor, length: int) -> None:
     size, largest = int(model.get_input_embeddings().num_embeddings), int(ids.max())
     if largest >= size:
         raise ValueError(
             f"prm: {name!r} has {size} tokens, and the rollouts hold token {largest}; take a model with the "
             "policy's tokenizer"
         )
-    longest = getattr(model.config, "max_position_embeddings", None) or ids.shape[1]
-    if ids.shape[1] > longest:
+    longest = getattr(model.config, "max_position_embeddings", None) or length
+    if length > longest:
         raise ValueError(
-            f"prm: {name!r} reads {longest} tokens, and a rollout has {ids.shape[1]}; take a model that reads "
+            f"prm: {name!r} reads {longest} tokens, and a rollout has {length}; take a model that reads "
             "more, or a smaller max_completion_length"
         )

@@ -57,12 +57,13 @@ class LineId(BatchSignal):
 
 
 def unit_ids(
-    texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"], end: re.Pattern[str]
+    texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"], end: re.Pattern[str], *, lines: bool = True
 ) -> Int[Tensor, "B T"]:
     """Number the sentences or the lines of each completion from 0; -1 outside the mask.
 
     ``texts[b][t]`` is token t decoded alone. A token belongs where its first character that is not white space
-    does; one without text to the unit of the token before.
+    does; one without text to the unit of the token before. With ``lines`` the next unit begins behind the last
+    line break of ``end``, else behind its group.
 
     >>> texts = [["Pi", " is", " 3", ".", "14", ".", " So", " what", "?"]]
     >>> unit_ids(texts, torch.ones(1, 9, dtype=torch.bool), SENTENCE_END)
@@ -77,7 +78,7 @@ def unit_ids(
                 places.setdefault(number, []).append(t)
         ids, last = [-1] * len(turn), -1
         for tokens in places.values():
-            units = _units([row[t] for t in tokens], end)
+            units = _units([row[t] for t in tokens], end, lines)
             # A turn begins with a new number; a unit that lies inside one token leaves none behind.
             for i, t in enumerate(tokens):
                 last += i == 0 or units[i] != units[i - 1]
@@ -86,13 +87,13 @@ def unit_ids(
     return torch.tensor(rows, dtype=torch.int64, device=mask.device).view(mask.shape)
 
 
-def _units(texts: Sequence[str], end: re.Pattern[str]) -> list[int]:
+def _units(texts: Sequence[str], end: re.Pattern[str], lines: bool) -> list[int]:
     """How many units of the turn ended before each token."""
     text = "".join(texts)
     first, beyond = len(text) - len(text.lstrip()), len(text.rstrip())
     begins: list[int] = []
     for match in end.finditer(text):
-        newline = text.rfind("\n", match.start(), match.end())
+        newline = text.rfind("\n", match.start(), match.end()) if lines else -1
         begin = newline + 1 if newline >= 0 else max(match.end(group) for group in range(1, end.groups + 1))
         # White space alone is no unit, neither before the first word nor after the last.
         if first < begin < beyond:
