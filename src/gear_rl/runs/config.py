@@ -265,9 +265,9 @@ def _built(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
         if not _is_method_type(hints[key]):
             made[key] = checked(at, value, hints[key])
             continue
-        if isinstance(value, Mapping):  # settings without a name are those of the default method
-            usual = {} if "name" in value else method_settings(fields[key].default)
-            value = {**usual, **cast(Mapping[str, Any], value)}
+        default = fields[key].default
+        if isinstance(value, Mapping) and "name" not in value and isinstance(default, CreditAssigner):
+            value = {**method_settings(default), **cast(Mapping[str, Any], value)}
         inner = made[key] = build_method(value, at)
         if not isinstance(inner, hints[key]):
             raise InputError(
