@@ -193,11 +193,12 @@ def test_a_reward_model_is_read_at_the_ends_of_steps(engine, prm):
 def test_a_rollout_that_is_longer_than_the_reward_model_reads_is_named(engine, prm, monkeypatch):
     batch = written(engine, "1", "12 ; 3 ;4")
     lengths = [6 + int(batch.completions.mask[0].sum()), 1 + int(batch.completions.mask[1].sum())]
+    completions = dataclasses.replace(batch.completions, attention=batch.completions.mask.long())
     signal = PrmScore(prm, "tokens")
     request = ForwardRequest(
         needs=[signal],
         step=0,
-        completions=batch.completions,
+        completions=completions,
         student=left_padded([[5] * 6, [9]], pad_id=0),
         teachers=[],
         scored_B=torch.tensor([True, True]),
