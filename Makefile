@@ -78,7 +78,7 @@ campaign: $(VENV)/.dev ## Kill and corrupt runs many times over: what is lost, w
 	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out docs/results/campaign.json --page docs/checkpoints.md $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
-	$(BIN)/python -m benchmarks methods --out docs/results/method_costs.json $(ARGS)
+	$(BIN)/python -m benchmarks methods --out src/gear_rl/cli/method_costs.json $(ARGS)
 	$(MAKE) pages
 
 pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release

@@ -263,14 +263,15 @@ def rates(
 @app.command()
 @user_errors
 def page() -> None:
-    """Make the tables of docs/methods.md and docs/benchmarks.md from the JSON files of docs/results."""
+    """Make the tables of docs/methods.md and docs/benchmarks.md from what was measured."""
     import json
 
     from benchmarks.methods_page import methods_page
     from benchmarks.page import renewed
+    from gear_rl.cli.methods import COSTS
 
     docs = Path("docs")
-    costs = json.loads((docs / "results" / "method_costs.json").read_text(encoding="utf-8"))
+    costs = json.loads(COSTS.read_text(encoding="utf-8"))
     methods, costly = docs / "methods.md", docs / "benchmarks.md"
     methods.write_text(methods_page(methods.read_text(encoding="utf-8"), costs), encoding="utf-8")
     costly.write_text(renewed(costly.read_text(encoding="utf-8"), docs / "results"), encoding="utf-8")

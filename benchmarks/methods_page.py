@@ -34,14 +34,14 @@ def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
         lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} | {cls.source} |")
     lines += [
         "",
-        "*Step / GRPO's*: seconds of a training step over those of `uniform`, median of "
+        "*Step / GRPO's*: CPU seconds of a training step over those of `uniform`, median of "
         f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
         f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
         "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
         "",
         "```",
         f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
-        f"--rollouts {costs['rollouts_per_step']} --out docs/results/method_costs.json",
+        f"--rollouts {costs['rollouts_per_step']} --out src/gear_rl/cli/method_costs.json",
         "make pages",
         "```",
         "",

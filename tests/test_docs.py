@@ -12,6 +12,7 @@ import pytest
 import gear_rl
 import gear_rl.arena.task
 from gear_rl.arena.task import TASKS
+from gear_rl.cli.methods import COSTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -120,7 +121,7 @@ def test_the_tables_of_the_methods_page_are_made_from_settings_and_measured_cost
     from benchmarks.methods_page import methods_page
 
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    costs = json.loads((ROOT / "docs" / "results" / "method_costs.json").read_text(encoding="utf-8"))
+    costs = json.loads(COSTS.read_text(encoding="utf-8"))
     marks = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
     assert len(marks) > 20 and marks == ["costs", *re.findall(r"^## (\w+)$", page, re.MULTILINE)]
     assert page == methods_page(page, costs), "run make pages"

@@ -1,6 +1,7 @@
 """``gear methods``: the catalogue of credit-assignment methods."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,12 +11,16 @@ from rich.table import Table
 from gear_rl.cli.console import out_console
 from gear_rl.errors import InputError, did_you_mean
 
+COSTS = Path(__file__).with_name("method_costs.json")
+"""What ``python -m benchmarks methods`` measured."""
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of one method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
+    costs = json.loads(COSTS.read_text(encoding="utf-8"))
     from gear_rl.methods import COMBINED, METHODS
     from gear_rl.runs.config import build_method, settings_of
     from gear_rl.signals.signal import names_of
@@ -35,6 +40,7 @@ def methods(
             "additive": is_additive(cls()),
             "distils": distillation_of(cls()) is not None,
             "engine": engine_settings_of(cls()),
+            "step": costs["methods"].get(key, {}).get("ratio"),
         }
         for key, cls in METHODS.items()
         if name in (None, key)
@@ -42,10 +48,13 @@ def methods(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif name is None:
-        table = Table("method", "needs", "idea", "source")
+        table = Table("method", "needs", "step", "idea", "source")
         for row in rows:
-            table.add_row(row["name"], ", ".join(row["needs"]) or "nothing", row["idea"], row["source"])
+            needs, step = ", ".join(row["needs"]) or "nothing", row["step"]
+            step = "" if step is None else f"{step:.2f}"
+            table.add_row(row["name"], needs, step, row["idea"], row["source"])
         out_console.print(table)
+        typer.echo(f"step: {costs['what']}, {costs['task']}/{costs['tier']} of the arena.")
     else:
         table = Table("setting", "default", "meaning")
         for setting in rows[0]["settings"]:
