@@ -58,5 +58,7 @@ def test_a_resumed_run_remembers_the_means(tmp_path, tiny_model):
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text("{}")  # so the first is taken
     resumed = running.trained(tmp_path, tiny_model, method, resume=True, **options)
     assert resumed.signal_means == whole.signal_means and len(whole.signal_means) == 4
+    logged = [entry["gear/gate"] for entry in whole.state.log_history if "gear/gate" in entry]
+    assert logged == pytest.approx(whole.signal_means)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
