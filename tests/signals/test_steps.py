@@ -7,7 +7,12 @@ import shutil
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast, Qwen3ForTokenClassification
+from transformers import (
+    LlamaConfig,
+    LlamaForTokenClassification,
+    PreTrainedTokenizerFast,
+    Qwen3ForTokenClassification,
+)
 
 from engines import tiny
 from gear_rl.credit.config import CreditConfig
@@ -218,6 +223,10 @@ def test_a_model_that_is_no_classifier_is_refused(engine, prm, tmp_path):
     for name, message in (policy, ("/none", "cannot be loaded")):
         with pytest.raises(ValueError, match=f"prm: .*{message}"):
             check_reward_model(name, engine.tokenizer)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForTokenClassification(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match=r"prm: .*bare has no tokenizer .*; save the policy's beside it"):
+        check_reward_model(str(tmp_path / "bare"), engine.tokenizer)
     check_reward_model(prm, engine.tokenizer)
     other = shutil.copytree(prm, tmp_path / "other")
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a"))).save_pretrained(

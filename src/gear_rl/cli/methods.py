@@ -20,12 +20,12 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
-    costs = json.loads(COSTS.read_text(encoding="utf-8"))
     from gear_rl.methods import COMBINED, METHODS
     from gear_rl.runs.config import build_method, settings_of
     from gear_rl.signals.signal import names_of
     from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
+    costs = json.loads(COSTS.read_text(encoding="utf-8"))
     if name is not None and COMBINED.search(name):
         name = build_method(name).name
     if name is not None and name not in METHODS:

@@ -24,11 +24,8 @@ from gear_rl.files import without_null
 from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids
-from gear_rl.signals.signal import signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.traits import distillation_of
-from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 
@@ -73,19 +70,6 @@ class Contexts:
     texts: Sequence[str | None]
     wrong: Sequence[str | None] | None
     """Wrong contexts; None without a contrast."""
-
-
-def needs_context(method: CreditAssigner) -> bool:
-    """Whether the method reads a privileged context, for a signal or a distillation.
-
-    >>> from gear_rl.methods import METHODS
-    >>> [name for name in ("uniform", "gear", "opsd", "igpo") if needs_context(METHODS[name]())]
-    ['gear', 'opsd', 'igpo']
-    """
-    return (
-        any(signal.teacher or signal.context for signal in signals_of(method.needs))
-        or distillation_of(method) is not None
-    )
 
 
 def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> list[str]:

@@ -16,7 +16,6 @@ from gear_rl.credit.config import SOURCES, CreditConfig
 from gear_rl.credit.contexts import (
     PrivilegedFunction,
     contexts_of,
-    needs_context,
     sources_of,
     teacher_prompts,
     warn_of_long,
@@ -29,7 +28,7 @@ from gear_rl.environments import TOOL_FAILURES
 from gear_rl.signals.batch import Prompts, RolloutBatch
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.passes import PassSignal, skipping_first
-from gear_rl.signals.signal import BatchSignal, needs_teacher, signals_of
+from gear_rl.signals.signal import BatchSignal, needs_context, needs_teacher, signals_of
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import after, at_step, distillation_of, gate_of, is_additive

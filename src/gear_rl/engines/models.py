@@ -95,7 +95,14 @@ def reward_models(method: CreditAssigner) -> list[str]:
 def check_reward_model(name: str, tokenizer: Any) -> None:
     """Raise ``ValueError`` for what is no token classifier, or was saved with another tokenizer."""
     check_classifier(name)
-    check_vocabulary(name, load_tokenizer(name), tokenizer, "prm")
+    try:
+        other = load_tokenizer(name)
+    except (OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(
+            f"prm: {name} has no tokenizer that can be loaded ({first}); save the policy's beside it"
+        ) from None
+    check_vocabulary(name, other, tokenizer, "prm")
 
 
 def _base_of(adapter: str) -> str:

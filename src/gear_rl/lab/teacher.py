@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gear_rl.credit.contexts import contexts_of, needs_context
+from gear_rl.credit.contexts import contexts_of
 from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
 from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
@@ -21,6 +21,7 @@ from gear_rl.runs.config import RunConfig, build_method, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
 from gear_rl.signals.batch import RolloutBatch
+from gear_rl.signals.signal import needs_context
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import engine_settings_of
 

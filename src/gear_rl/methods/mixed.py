@@ -11,7 +11,7 @@ from torch import Tensor
 from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.stare import Stare
-from gear_rl.signals.signal import signals_of
+from gear_rl.signals.signal import needs_context, signals_of
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
@@ -107,8 +107,7 @@ class Mixed:
     @property
     def engine_settings(self) -> Mapping[str, Any]:
         own, settings = engine_settings_of(self.first), engine_settings_of(self.second)
-        reads = any(signal.teacher or signal.context for signal in signals_of(self.first.needs))
-        if reads or distillation_of(self.first) is not None:
+        if needs_context(self.first):
             settings.pop("privileged_sources", None)
         return settings | own
 

@@ -17,7 +17,8 @@ from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.engine import Engine
 from gear_rl.tensor.divergences import divergences
 from gear_rl.tensor.logits import Head, token_statistics
-from gear_rl.types import Signal
+from gear_rl.traits import distillation_of
+from gear_rl.types import CreditAssigner, Signal
 
 
 class BatchSignal(Signal, ABC):
@@ -112,6 +113,19 @@ def needs_teacher(needs: Sequence[str | Signal]) -> bool:
     (False, True)
     """
     return any(signal.teacher for signal in signals_of(needs))
+
+
+def needs_context(method: CreditAssigner) -> bool:
+    """Whether the method reads a privileged context, for a signal or a distillation.
+
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("uniform", "gear", "opsd", "igpo") if needs_context(METHODS[name]())]
+    ['gear', 'opsd', 'igpo']
+    """
+    return (
+        any(signal.teacher or signal.context for signal in signals_of(method.needs))
+        or distillation_of(method) is not None
+    )
 
 
 def needs_student(needs: Sequence[str | Signal]) -> bool:

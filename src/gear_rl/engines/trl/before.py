@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.credit.contexts import needs_context, privileged_context
+from gear_rl.credit.contexts import privileged_context
 from gear_rl.health import nothing_to_learn
 from gear_rl.signals.forwards import max_positions, unwrapped
+from gear_rl.signals.signal import needs_context
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer

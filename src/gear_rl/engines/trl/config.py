@@ -17,10 +17,10 @@ from gear_rl.credit.config import (
     check_sources,
     check_teacher,
 )
-from gear_rl.credit.contexts import PrivilegedFunction, needs_context, source_counts, sources_of
+from gear_rl.credit.contexts import PrivilegedFunction, source_counts, sources_of
 from gear_rl.credit.step import needs_passes
 from gear_rl.environments import has_privileged_context
-from gear_rl.signals.signal import names_of, signals_of
+from gear_rl.signals.signal import names_of, needs_context, signals_of
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 

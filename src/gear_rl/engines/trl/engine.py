@@ -11,7 +11,6 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.step import needs_passes
 from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
@@ -20,7 +19,7 @@ from gear_rl.signals.batch import ForwardRequest
 from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import KeptStates, ModelPasses
-from gear_rl.signals.signal import names_of
+from gear_rl.signals.signal import names_of, needs_context
 from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
 
 if TYPE_CHECKING:

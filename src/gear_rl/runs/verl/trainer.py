@@ -21,7 +21,6 @@ from verl.utils.debug import marked_timer
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.config import HFModelConfig
 
-from gear_rl.credit.contexts import needs_context
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
@@ -47,7 +46,7 @@ from gear_rl.records import Record, RecordWriter
 from gear_rl.runs.verl.settings import read_config
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.forwards import max_positions
-from gear_rl.signals.signal import names_of
+from gear_rl.signals.signal import names_of, needs_context
 
 logger = logging.getLogger(__name__)
 
