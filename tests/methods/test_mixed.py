@@ -9,6 +9,7 @@ from gear_rl.methods import (
     Gigpo,
     Mixed,
     Opsd,
+    Rlcsd,
     Rlsd,
     Sdpo,
     Shuffled,
@@ -92,6 +93,9 @@ def test_what_cannot_be_mixed_is_named():
         Mixed(first=StepScores(steps="tokens"), second=StepScores(), how="sum")
     with pytest.raises(ValueError, match="second: 'sdpo' distils, and so does 'opsd'"):
         Mixed(first=Opsd(), second=Sdpo(), how="sum")
+    with pytest.raises(ValueError, match="second: one of 'gear' and 'rlcsd' contrasts two teachers"):
+        Mixed(first=Gear(), second=Rlcsd(), how="sum")
+    assert Mixed(first=Uniform(), second=Rlcsd(), how="sum").engine_settings["teacher_contrast"] == "sibling"
 
 
 def test_the_contexts_are_those_of_the_first_teacher():

@@ -11,7 +11,7 @@ from torch import Tensor
 from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.stare import Stare
-from gear_rl.signals.signal import needs_context, signals_of
+from gear_rl.signals.signal import needs_context, needs_teacher, signals_of
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
@@ -37,7 +37,8 @@ class Mixed:
     Ours. As text ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product scales the weights of each
     completion to mean 1; both methods must reweight. A sum takes any two methods, but at most one that distils.
     Each model runs one pass for both. Where two engine settings disagree, the first method's is taken; the
-    contexts are those of the first that has any. A segment begins where one of either method begins.
+    contexts are those of the first that has any. ``rlcsd``, which contrasts two teachers, mixes with no other
+    method that has one. A segment begins where one of either method begins.
 
     >>> from gear_rl.methods import EntropyForks, Uniform
     >>> signals = TokenSignals(
@@ -74,6 +75,12 @@ class Mixed:
                 f"second: {self.second.name!r} distils, and so does {self.first.name!r}; a loss takes one term"
             )
         signals_of(self.needs)  # refuses one signal at two settings
+        taught = [method for method in (self.first, self.second) if needs_teacher(method.needs)]
+        if len({engine_settings_of(method).get("teacher_contrast") for method in taught}) > 1:
+            raise ValueError(
+                f"second: one of {self.first.name!r} and {self.second.name!r} contrasts two teachers, and the "
+                "other would read the contrast as its teacher; train with one of them"
+            )
         gates = {gate_of(self.first), gate_of(self.second)} - {""}
         if len(gates) > 1:
             raise ValueError(
