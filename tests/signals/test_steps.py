@@ -113,6 +113,11 @@ def test_scores_of_steps_tokens_and_spans(engine):
     score, steps = (signal("spans").compute(batch, engine) for signal in (StepScore, StepId))
     assert [one for one in pieces(engine, batch, score) if one[1]] == [("1", 1.0), ("34", 0.25)]
     assert steps.unique().tolist() == [-1, 0, 1] and steps.max(-1).values.tolist() == [1]
+    shared = [[k, k + 1, k / 10] for k in range(10)]  # more spans than tokens
+    batch = written(engine, "答 34", step_scores=[shared])
+    score, steps = (signal("spans").compute(batch, engine) for signal in (StepScore, StepId))
+    assert steps.tolist() == [[0, 0, 0, 1, 2]], "the first that a token overlaps"
+    assert score[0].tolist() == pytest.approx([0, 0, 0, 0.1, 0.3])
     batch = written(engine, "12 3", step_scores=[[0.25]])
     assert (StepScore("turns").compute(batch, engine)[0] == 0.25).all()
     fallen = TurnReward().compute(written(engine, "12 3"), engine)
@@ -128,9 +133,12 @@ def test_what_does_not_fit_is_nan_and_named(engine, caplog):
         ValueError, match='step_scores: no reward function logged "step_scores"; call log_extra'
     ):
         StepScore("tokens").compute(written(engine, "1"), engine)
-    spans = written(engine, "1 2", "1 2", "1 2", step_scores=[[[0, 1, 0.5]], None, [[0, 1, 0.5], [9, 12, 1]]])
+    spans = written(engine, "1 2", "1 2", "1 2", "|", step_scores=[
+        [[0, 1, 0.5], [9, 12, 1]], None, [[9, 12, 1]], [[0, 0, 1.0]]
+    ])  # fmt: skip
     found = StepScore("spans").compute(spans, engine)
-    assert found[0].isfinite().all() and found[1:].isnan().all(), "none were logged, and one lies beyond"
+    assert found[0].isfinite().all() and found[1:3].isnan().all(), "none were logged, and all lie beyond"
+    assert "rollout 2 has 0 steps (spans), but 1 scores were logged" in caplog.text
     assert StepScore("tokens").compute(written(engine, "1", step_scores=[[None]]), engine).isnan().all()
     for odd in (0.5, "12", [[1.0]], ["a"]):
         with pytest.raises(ValueError, match=r"step_scores: .* is no list of numbers; log one for each"):

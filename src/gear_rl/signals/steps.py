@@ -34,7 +34,8 @@ class StepId(BatchSignal):
     """Which step of the completion a token belongs to: 0, 1, 2, ...; -1 outside of every step.
 
     A step is a turn, a token, what ends with ``separator`` or with the turn, or one of the spans of characters
-    that a reward function logged. White space alone is no step between separators, nor is a special token.
+    that a reward function logged: a token belongs to the first span that it overlaps, and a span without tokens
+    is no step. White space alone is no step between separators, nor is a special token.
     """
 
     name = "step_id"
@@ -59,7 +60,7 @@ class StepId(BatchSignal):
                 return torch.where(mask.new_tensor(written)[:, None], step_id, -1)
             case "spans":
                 rows = zip(ids, mask, logged_scores(batch), strict=True)
-                return torch.stack([_in_spans(engine.tokenizer, *row) for row in rows])
+                return torch.stack([_in_spans(engine.tokenizer, *row)[0] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,12 @@ class StepScore(BatchSignal):
         missing_B = torch.zeros(len(step_id), dtype=torch.bool)
         for b, given in enumerate(logged_scores(batch)):
             scores, count = _numbers(given, self.steps), len({*int_list(step_id[b])} - {-1})
+            if self.steps == "spans" and count:  # spans beside all tokens are no steps
+                scores = _in_spans(engine.tokenizer, batch.completions.ids[b], mask[b], given)[1]
             missing_B[b] = scores is None or len(scores) != count
             if scores is not None and not missing_B[b]:
                 table[b, :count] = torch.tensor(scores)
-            elif scores is not None:
+            elif scores is not None and mask[b].any():
                 logger.warning(
                     "step_scores: rollout %d has %d steps (%s), but %d scores were logged; it keeps its GRPO "
                     "advantage", b, count, self.steps, len(scores)
@@ -194,8 +197,8 @@ def _spans(given: Any) -> list[tuple[int, int, float]]:
     try:
         spans = sorted((int(begin), int(end), float(score)) for begin, end, score in given)
     except (TypeError, ValueError, OverflowError):
-        spans = [(0, 0, 0.0)]
-    if not all(0 <= begin < end for begin, end, _ in spans):
+        spans = [(1, 0, 0.0)]
+    if not all(0 <= begin <= end for begin, end, _ in spans):
         raise ValueError(
             f"step_scores: {given!r:.80}; with steps=spans give each span as [begin, end, score], in characters "
             "of the completion"
@@ -203,16 +206,23 @@ def _spans(given: Any) -> list[tuple[int, int, float]]:
     return spans
 
 
-def _in_spans(tokenizer: Tokenizer, ids: Tensor, mask: Tensor, given: Any) -> Int[Tensor, " T"]:
-    """The number of the first span that a token's characters overlap; -1 for none."""
+def _in_spans(
+    tokenizer: Tokenizer, ids: Tensor, mask: Tensor, given: Any
+) -> tuple[Int[Tensor, " T"], list[float]]:
+    """Which step a token belongs to, -1 for none, and the score of each step."""
     spans = [] if given is None else _spans(given)
-    found = [-1] * len(ids)
-    for t, own in zip(
-        int_list(mask.nonzero()[:, 0]), token_places(tokenizer, int_list(ids[mask])), strict=True
-    ):
+    step_id, scores, last = [-1] * len(ids), list[float](), -1
+    places = token_places(tokenizer, int_list(ids[mask]))
+    for t, own in zip(int_list(mask.nonzero()[:, 0]), places, strict=True):
         inside = (n for n, span in enumerate(spans) if span[0] < own.stop and own.start < span[1])
-        found[t] = next(inside, -1)
-    return torch.tensor(found, dtype=torch.int64, device=ids.device)
+        first = next(inside, None)
+        if first is None:
+            continue
+        if first != last:  # spans are in order, and so are the first of each token
+            scores.append(spans[first][2])
+            last = first
+        step_id[t] = len(scores) - 1
+    return torch.tensor(step_id, dtype=torch.int64, device=ids.device), scores
 
 
 def _own_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
