@@ -150,15 +150,16 @@ def test_a_new_run_replaces_nothing_unless_that_is_meant(tmp_path):
         ({"teacher_model_kind": "ema"}, "teacher_model_kind None is now 'ema'"),
         ({"rewards": ["close"]}, r"reward_funcs \['exact'\] is now \['close'\]"),
         ({"r": 4}, "lora.default.r 2 is now 4"),
+        ({"base": "b"}, "lora.default.base_model_name_or_path 'a' is now 'b'"),
         ({"width": 3}, "model 'qwen3, .* parameters' is now 'qwen3, .* parameters'"),
         ({"max_steps": 2, "save_steps": 5, "logging_steps": 2, "run_name": "longer"}, "^$"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_a_resumed_run_must_share(changes, words):
-    def configuration(credit=None, rows=6, rewards=("exact",), r=2, width=2, **settings):
-        model = tiny.model(300)
-        model.peft_config, model.more = {"default": LoraConfig(r=r)}, torch.nn.Linear(1, width)
+    def configuration(credit=None, rows=6, rewards=("exact",), r=2, base="a", width=2, **settings):
+        model, lora = tiny.model(300), LoraConfig(r=r, base_model_name_or_path=base)
+        model.peft_config, model.more = {"default": lora}, torch.nn.Linear(1, width)
         args = GEARConfig("out", use_cpu=True, **settings)
         return fingerprint(args, credit or Gear(), tiny.rows(rows), rewards, model)
 

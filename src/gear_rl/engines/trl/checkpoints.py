@@ -198,7 +198,8 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What a resumed run must share, as JSON: every setting that is not in ``MAY_CHANGE``.
 
-    ``rewards`` are the names of the reward functions. The model is compared by type, size and adapters.
+    ``rewards`` are the names of the reward functions. The model is compared by type, size and adapters, a
+    frozen one below adapters by its name too.
     """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
     settings = method_settings(credit)
@@ -206,9 +207,9 @@ def fingerprint(
     values |= {f"credit.{name}": value for name, value in settings.items()}
     size = sum(p.numel() for p in model.parameters())
     values["model"] = f"{model.config.model_type}, {size} parameters"
-    places = ("base_model_name_or_path", "inference_mode", "revision", "peft_version")
+    own = ("inference_mode", "revision", "peft_version")  # of the loading, not of the run
     for name, adapter in getattr(model, "peft_config", {}).items():
-        values |= {f"lora.{name}.{k}": v for k, v in adapter.to_dict().items() if k not in places}
+        values |= {f"lora.{name}.{k}": v for k, v in adapter.to_dict().items() if k not in own}
     if hasattr(dataset, "__len__"):
         values["train_dataset"] = f"{len(dataset)} rows of {', '.join(dataset.column_names)}"
     return json.loads(json.dumps(values, sort_keys=True, default=_plain))
