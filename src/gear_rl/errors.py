@@ -1,12 +1,15 @@
 """The error for bad input, and what its messages are made of."""
 
+import builtins
 import difflib
 import math
 import sys
 import traceback
+import types
+import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class InputError(Exception):
@@ -49,7 +52,7 @@ def raised(error: BaseException) -> str:
 def check_settings(
     settings: object, *, shares: Sequence[str] = (), finite: Sequence[str] = (), positive: Sequence[str] = ()
 ) -> None:
-    """Raise ``ValueError`` for the first setting of a dataclass that is outside its range.
+    """Raise ``ValueError`` for the first setting of a dataclass that is of another type or outside its range.
 
     A ``Literal`` field must be one of its choices, ``shares`` 0 to 1, ``finite`` numbers 0 or more, ``positive``
     numbers above 0.
@@ -63,6 +66,8 @@ def check_settings(
         value = getattr(settings, name)
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise ValueError(f"{name}: {value!r} is not one of {', '.join(get_args(hint))}")
+        if not _fits(value, hint):
+            raise ValueError(f"{name}: {value!r:.200} is not right; give {_in_words(hint)}")
     for name in shares:
         if not 0.0 <= getattr(settings, name) <= 1.0:
             raise ValueError(f"{name}: {getattr(settings, name)} is not a share; give 0 to 1")
@@ -72,3 +77,31 @@ def check_settings(
     for name in positive:
         if not 0.0 < getattr(settings, name) < math.inf:
             raise ValueError(f"{name}: {getattr(settings, name)} must be a finite number above 0")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a setting has its type; true is no number, and a list is as good as a tuple."""
+    kinds: tuple[Any, ...] = get_args(hint)
+    match get_origin(hint) or hint:
+        case builtins.float | builtins.int:
+            return isinstance(value, (int, hint)) and not isinstance(value, bool)
+        case builtins.tuple:
+            given: list[Any] = [*value] if isinstance(value, tuple | list) else [object()]
+            many = [kinds[0]] * len(given) if kinds[-1] is ... else kinds
+            return len(given) == len(many) and all(map(_fits, given, many))
+        case types.UnionType | typing.Union:
+            return any(_fits(value, kind) for kind in kinds)
+        case type() as kind:
+            return isinstance(value, kind)
+        case _:
+            return True
+
+
+def _in_words(hint: Any) -> str:
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "None"}
+    kinds: tuple[Any, ...] = get_args(hint)
+    if get_origin(hint) is tuple:
+        return f"[{', '.join('...' if kind is ... else _in_words(kind) for kind in kinds)}]"
+    if kinds:
+        return " or ".join(map(_in_words, kinds))
+    return words.get(hint) or getattr(hint, "name", f"a {hint.__name__}")

@@ -47,7 +47,7 @@ EMPTY = tiny.rows().from_list([{**row, "privileged_context": "", "answer": " "} 
         (Opsd(sampled=True), {"importance_sampling_level": "sequence"}, {}, "token credit of 'opsd' would be"),
         (Opsd(sampled=True), {"loss_type": "vespo"}, {}, "loss_type: 'vespo' weighs a completion by the sign"),
         (Gigpo(), {"off_policy_mask_threshold": 0.1}, {}, "off_policy_mask_threshold: 0.1 drops a completion by"),
-        (Gear, {}, {}, r"credit: <class .*Gear'> is not a method; give an object such as"),
+        (Gear, {}, {}, r"credit: <class .*Gear'> is not a method; give a name such as"),
     ],
 )  # fmt: skip
 def test_before_anything_is_loaded(tmp_path, credit, settings, given, message):

@@ -82,6 +82,7 @@ def test_the_text_names_methods_and_their_settings(read):
     assert read("shuffled:of=rlsd,seed=3*stare") == Mixed(first=Shuffled(of=Rlsd(), seed=3), second=Stare())
     assert read('step_scores:steps=separator,separator=", ",strength=2').separator == ", "
     assert read("gear:onset_floor_nats=1e+3").onset_floor_nats == 1000
+    assert read("rlsd:negative_only=False,decay_steps= None") == Rlsd(negative_only=False, decay_steps=None)
 
 
 def test_what_cannot_be_mixed_is_named():

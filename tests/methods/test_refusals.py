@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -29,7 +29,7 @@ from gear_rl.methods import METHODS, Uniform
         ("rlsd", {"clip_width": 1.0}, "clip_width: 1.0 must be 0 or more, and below 1"),
         ("rlsd", {"decay_steps": 0}, "decay_steps: 0; give 1 step or more, or None"),
         ("rlsd", {"warmup_steps": -1}, "warmup_steps: -1; give 0"),
-        ("serl", {"of": Uniform()}, "of: 'uniform' is not rlsd"),
+        ("serl", {"of": Uniform()}, r"of: Uniform\(\) is not right; give rlsd"),
         ("entropy_forks", {"top_share": 0.0}, "top_share: 0.0 is not a share; give more than 0"),
         ("grail", {"mean": 0.1}, "mean: 0.1 must lie between min_weight, 0.5, and max_weight, 5.0"),
         ("shear", {"window_tokens": 0}, "window_tokens: 0"),
@@ -45,6 +45,21 @@ from gear_rl.methods import METHODS, Uniform
 def test_a_setting_outside_its_range_is_refused_by_name(name, settings, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         METHODS[name](**settings)
+
+
+SETTINGS = [(name, field.name) for name, cls in METHODS.items() for field in dataclasses.fields(cls)]
+
+
+@pytest.mark.parametrize(("name", "field"), SETTINGS)
+@pytest.mark.usefixtures("unchecked")
+def test_a_setting_of_another_type_is_refused_by_name(name, field):
+    """Also true as a number, and text as a number or as true."""
+    hint = get_type_hints(METHODS[name])[field]
+    as_text = [] if str in (hint, *get_args(hint)) else ["False"]
+    as_number = [True] if {int, float} & {hint, *get_args(hint)} else []
+    for value in (object(), *as_text, *as_number):
+        with pytest.raises(ValueError, match=f"^{field}: "):
+            METHODS[name](**{field: value})
 
 
 NUMBERS = [

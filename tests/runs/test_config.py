@@ -81,11 +81,12 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
         ("gear:token", "credit: 'token' in 'gear:token' is no setting; write .*, or gear:paper, gear:tokens"),
         ({"name": "gear", "alpha": -1}, "credit.alpha: -1.0 must be a finite number, 0 or more"),
         ({"name": "shuffled", "of": ["gear"]}, r"credit.of: \['gear'\] is no method; give a name"),
-        ({"name": "random_onsets", "of": "rlsd"}, "credit.of: 'rlsd' is not of the kind .* give gear"),
+        ({"name": "random_onsets", "of": "rlsd"}, r"credit.of: Rlsd\(.*\) is not right; give gear"),
         ({"alpha": 1}, "credit.name: missing"),
         ({"name": "json:loads", "alpha": 1}, "credit: json:loads is no dataclass, so it takes no settings"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_bad_method_is_named(credit, message):
     with pytest.raises(InputError, match=message):
         build_method(credit)

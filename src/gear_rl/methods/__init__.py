@@ -125,10 +125,11 @@ def settings_in(text: str) -> dict[str, Any]:
             if isinstance(inner.get(step), str):
                 inner[step] = settings_in(inner[step])
             inner = inner.setdefault(step, {})
+        value = value.strip()
         try:
-            inner[last] = json.loads(value)
+            inner[last] = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
         except ValueError:
-            inner[last] = value.strip()
+            inner[last] = value
     return settings
 
 

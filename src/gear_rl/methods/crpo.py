@@ -48,6 +48,7 @@ class Crpo:
     """Added to the group's deviation."""
 
     def __post_init__(self) -> None:
+        check_settings(self, shares=["task_share"], positive=["epsilon"])
         for field in ("task", "style"):
             places: tuple[int, ...] = getattr(self, field)
             if any(place < 0 for place in places):
@@ -56,7 +57,6 @@ class Crpo:
             raise ValueError(f"style: a reward function is listed twice in {(*self.task, *self.style)}")
         if not self.task:
             raise ValueError("task: empty; name at least one reward function")
-        check_settings(self, shares=["task_share"], positive=["epsilon"])
 
     @property
     def needs(self) -> tuple[str, ...]:

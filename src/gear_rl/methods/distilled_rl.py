@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, TokenSignals
 
@@ -43,6 +44,7 @@ class DistilledRl:
     """Divide by the geometric mean of the completion's clipped ratios."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if not 1.0 <= self.clip_ratio < math.inf:
             raise ValueError(f"clip_ratio: {self.clip_ratio} must be a finite number, 1 or more")
 

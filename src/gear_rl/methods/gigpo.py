@@ -65,8 +65,8 @@ class Gigpo:
     """Least likeness of two texts, 0 to 1, that are one state; 1 for equal texts (released option 0.95)."""
 
     def __post_init__(self) -> None:
-        AnchorId(self.anchor_similarity)
         check_settings(self, shares=["discount"], finite=["turn_weight"], positive=["epsilon"])
+        AnchorId(self.anchor_similarity)
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

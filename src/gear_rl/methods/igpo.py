@@ -72,8 +72,8 @@ class Igpo:
     """Text of the ground truth's answer."""
 
     def __post_init__(self) -> None:
-        AnswerConfidence(self.answer_template)
         check_settings(self, shares=["strength", "discount"], positive=["epsilon"])
+        AnswerConfidence(self.answer_template)
         if self.baseline == "token" and (self.compare != "returns" or self.discount != 1.0):
             raise ValueError(
                 "baseline: 'token' is the first release's rule, which compares returns without a discount; set "

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.permute import moved, random_order
 from gear_rl.types import Credit, TokenSignals
@@ -41,6 +42,9 @@ class RandomOnsets:
     """Seed of the places."""
     step: int = 0
     """Optimizer step, so that steps differ; an engine sets it."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.types import Credit, TokenSignals
 
@@ -36,6 +37,9 @@ class ScGrpo:
 
     of: Gear = Gear(onset_rule="never")
     """The GEAR that weights the tokens."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.methods.rlsd import Rlsd
 from gear_rl.tensor.segments import since_segment_start, turn_ids
 from gear_rl.types import Credit, TokenSignals
@@ -48,9 +49,7 @@ class Serl:
     """Only turns that another turn follows: the last got no feedback."""
 
     def __post_init__(self) -> None:
-        # A configuration can name any method here; the types do not hold there.
-        if not isinstance(cast(object, self.of), Rlsd):
-            raise ValueError(f"of: {self.of.name!r} is not rlsd; give rlsd, with the settings you want")
+        check_settings(self)
         if self.action_tokens is not None and self.action_tokens < 1:
             raise ValueError(
                 f"action_tokens: {self.action_tokens}; an action has 1 token or more, or None for the whole turn"

@@ -51,8 +51,8 @@ class Shear:
     """Tokens from one window's start to the next."""
 
     def __post_init__(self) -> None:
-        TransportDistance(self.window_tokens, self.stride_tokens)
         check_settings(self, shares=["strength"])
+        TransportDistance(self.window_tokens, self.stride_tokens)
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
@@ -52,6 +53,9 @@ class Shuffled:
     """Seed of the permutations."""
     step: int = 0
     """Optimizer step, so that steps differ; an engine sets it."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

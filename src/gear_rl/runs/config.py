@@ -268,11 +268,7 @@ def _built(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
         default = fields[key].default
         if isinstance(value, Mapping) and "name" not in value and isinstance(default, CreditAssigner):
             value = {**method_settings(default), **cast(Mapping[str, Any], value)}
-        inner = made[key] = build_method(value, at)
-        if not isinstance(inner, hints[key]):
-            raise InputError(
-                f"{at}: {inner.name!r} is not of the kind that is needed; give {hints[key].name}"
-            )
+        made[key] = build_method(value, at)
     try:
         return cls(**made)
     except (TypeError, ValueError) as error:

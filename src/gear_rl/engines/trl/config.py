@@ -141,7 +141,10 @@ def checked_arguments(
     'base'
     """
     if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"credit: {credit!r} is not a method; give an object such as Gear() or Uniform()")
+        raise ValueError(
+            f"credit: {credit!r} is not a method; give a name such as 'gear:alpha=2' or an object such as "
+            "Gear(alpha=2)"
+        )
     given = GEARConfig("gear-output") if args is None else args
     if not isinstance(given, GEARConfig):
         raise ValueError(
