@@ -62,6 +62,16 @@ def test_a_comparison_by_hand():
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_scale_of_a_reward_changes_no_verdict(scale):
+    ends = {"uniform": [0.6, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
+    scaled = {method: [scale * end for end in row] for method, row in ends.items()}
+    more = {"start": 0.25 * scale, "outcome": "reward", "full_marks": scale, "n_eval": 32}
+    found, own = gear_of(scaled, **more), gear_of(ends, outcome="reward", n_eval=32)
+    assert found["words"] == own["words"] == "better at 3 seeds" and found["p"] == pytest.approx(own["p"])
+    assert found["difference_interval"] == pytest.approx([scale * end for end in own["difference_interval"]])
+
+
 @pytest.mark.parametrize(
     ("base", "ours", "verdict"),
     [

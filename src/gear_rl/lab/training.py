@@ -285,6 +285,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         "credit": repr(build_method(spec.credit)) + first,
         # More values than two are graded: their mean is the outcome, or else the share of right ones.
         "graded": len({reward for end in ends.values() for sample in end for reward in sample}) > 2,
+        "full_marks": right,
         "held_out": between.points,
         "held_out_sha256": held_out,
         "beside": {name: [before["beside"][name], value] for name, value in after["beside"].items()},

@@ -35,6 +35,7 @@ _CELL: dict[str, Any] = {
     "n_eval": 0, "samples": 1, "accuracy_before": None, "accuracy_after": None, "accuracies_before": [],
     "accuracies_after": [], "held_out": [], "curves": {}, "seconds": None, "error": None, "rate": None,
     "outcome": "accuracy", "success_before": None, "success_after": None, "beside": {},
+    "full_marks": 1.0,
 }  # fmt: skip
 """The keys of a cell, and their values where the file has none."""
 
@@ -99,6 +100,7 @@ def compare(
         "n_eval": _one(finished, "n_eval"),
         "samples": _one(finished, "samples"),
         "outcome": _one(cells, "outcome"),
+        "full_marks": _one(cells, "full_marks"),
         "level": LEVEL,
         # p is corrected for the methods that were compared with the baseline, failed ones included.
         "family": max(1, len(runs) - (1 if ceiling is None else 2)),
@@ -221,8 +223,9 @@ def _paired(
 
 
 def _resolution(found: Mapping[str, Any]) -> float:
-    """One held-out problem, as a share."""
-    return 1 / found["n_eval"] if found["n_eval"] else 0.0
+    """What full marks for one more held-out problem would add."""
+    full_marks = abs(found["full_marks"]) if found["outcome"] == "reward" else 1.0
+    return full_marks / found["n_eval"] if found["n_eval"] else 0.0
 
 
 def _verdict(
