@@ -36,24 +36,19 @@ def methods_page(page: str, costs: dict[str, Any]) -> str:
 
 
 def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
-    lines = ["| method | needs | step / GRPO's | source |", "|---|---|---|---|"]
+    lines = ["| method | needs | step / GRPO's |", "|---|---|---|"]
     for name, cls in methods.items():
         row = costs["methods"].get(name)
-        cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
-        lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} | {cls.source} |")
+        cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
+        lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} |")
     lines += [
         "",
         "*Step / GRPO's*: CPU seconds of a training step over those of `uniform`, median of "
         f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
-        f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
-        "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
-        "",
-        "```",
-        f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
-        f"--rollouts {costs['rollouts_per_step']} --out src/gear_rl/cli/method_costs.json",
-        "make pages",
-        "```",
-        "",
+        f"{costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
+        "a model of 0.84M parameters; other sizes have other ratios. Measured by "
+        f"`python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
+        f"--rollouts {costs['rollouts_per_step']} --out src/gear_rl/cli/method_costs.json` "
         f"with torch {costs['versions'].get('torch')}, trl {costs['versions'].get('trl')}, transformers "
         f"{costs['versions'].get('transformers')}.",
     ]
