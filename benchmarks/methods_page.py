@@ -1,12 +1,17 @@
 """The page ``docs/methods.md``: docstrings and settings of the methods, and the costs that were measured."""
 
+import ast
 import inspect
 import re
+from dataclasses import is_dataclass
 from typing import Any
 
 from gear_rl.methods import METHODS
 from gear_rl.runs.config import needs_of, settings_of
 from gear_rl.traits import engine_settings_of
+
+SAME = 3
+"""From so many equal settings on, a method refers to an earlier one for them."""
 
 
 def methods_page(page: str, costs: dict[str, Any]) -> str:
@@ -17,7 +22,11 @@ def methods_page(page: str, costs: dict[str, Any]) -> str:
     """
     marks = re.findall(r"<!-- made: (\w+) -->", page)
     shown = {name: METHODS[name] for name in marks if name != "costs"}
-    made = {"costs": _overview(costs, shown)} | {name: _section(cls) for name, cls in shown.items()}
+    settings = {name: _settings(cls) for name, cls in shown.items()}
+    made = {"costs": _overview(costs, shown)}
+    for number, (name, cls) in enumerate(shown.items()):
+        before = {earlier: settings[earlier] for earlier in list(shown)[:number]}
+        made[name] = _section(cls, _shortened(settings[name], before))
     return re.sub(
         r"<!-- made: (\w+) -->\n.*?<!-- end -->",
         lambda mark: f"<!-- made: {mark[1]} -->\n{made[mark[1]]}<!-- end -->",
@@ -27,44 +36,66 @@ def methods_page(page: str, costs: dict[str, Any]) -> str:
 
 
 def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
-    lines = ["| method | needs | step / GRPO's | source |", "|---|---|---|---|"]
+    lines = ["| method | needs | step / GRPO's |", "|---|---|---|"]
     for name, cls in methods.items():
         row = costs["methods"].get(name)
-        cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
-        lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} | {cls.source} |")
+        cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
+        lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} |")
     lines += [
         "",
         "*Step / GRPO's*: CPU seconds of a training step over those of `uniform`, median of "
         f"{costs['repeats']} repeats (least to most), on a CPU with {costs['threads']} thread, "
-        f"the arena task {costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
-        "a model of 0.84M parameters; larger models and longer completions have other ratios. Made by",
-        "",
-        "```",
-        f"python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
-        f"--rollouts {costs['rollouts_per_step']} --out src/gear_rl/cli/method_costs.json",
-        "make pages",
-        "```",
-        "",
+        f"{costs['task']}/{costs['tier']}, {costs['rollouts_per_step']} rollouts a step and "
+        "a model of 0.84M parameters; other sizes have other ratios. Measured by "
+        f"`python -m benchmarks methods --steps {costs['steps']} --repeats {costs['repeats']} "
+        f"--rollouts {costs['rollouts_per_step']} --out src/gear_rl/cli/method_costs.json` "
         f"with torch {costs['versions'].get('torch')}, trl {costs['versions'].get('trl')}, transformers "
         f"{costs['versions'].get('transformers')}.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _section(cls: Any) -> str:
-    """A method's docstring without its examples, what it sets in the engine, and its settings."""
+def _section(cls: Any, settings: list[str]) -> str:
+    """A method's docstring without its examples, what it sets in the engine, and the lines of its settings."""
     prose = re.sub(r"^>>> .*?(^$|\Z)", "", inspect.getdoc(cls) or "", flags=re.MULTILINE | re.DOTALL)
     lines = [prose.strip().replace("``", "`")]
     published = engine_settings_of(cls())
     if published:
         engine = ", ".join(f"`{key}: {value}`" for key, value in published.items())
-        lines += ["", f"Engine settings, applied unless you set them: {engine}."]
-    lines += [""] if settings_of(cls) else []
+        lines += ["", f"Engine settings: {engine}."]
+    return "\n".join([*lines, *([""] if settings else []), *settings]) + "\n"
+
+
+def _settings(cls: Any) -> dict[str, str]:
+    """Name of each setting, and its line."""
+    lines: dict[str, str] = {}
     for setting in settings_of(cls):
-        text: str = setting["help"] or ""
+        text = _text(cls, setting["name"])
         choices: list[str] = setting["choices"] or []
         if any(choice not in text for choice in choices):
             text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
         default = str(setting["default"]).replace("\n", r"\n")
-        lines.append(f"* `{setting['name']}` (`{default}`): {text}")
-    return "\n".join(lines) + "\n"
+        lines[setting["name"]] = f"* `{setting['name']}` (`{default}`): {text}"
+    return lines
+
+
+def _text(cls: Any, field: str) -> str:
+    """The text under a field, with the marks of its code; ``settings_of`` drops them for a terminal."""
+    source = "".join(inspect.getsource(base) for base in cls.__mro__ if is_dataclass(base))
+    found = re.search(rf'^    {field}: [^\n]*\n    (""".*?""")', source, re.MULTILINE | re.DOTALL)
+    return "" if found is None else " ".join(ast.literal_eval(found[1]).split()).replace("``", "`")
+
+
+def _shortened(settings: dict[str, str], before: dict[str, dict[str, str]]) -> list[str]:
+    """The lines, with one for the settings that stand so in an earlier method, where those are many.
+
+    >>> _shortened({"a": "* a", "b": "* b", "c": "* c"}, {"old": {"a": "* a", "b": "* b", "c": "* c?"}})
+    ['* a', '* b', '* c']
+    """
+    for name, lines in before.items():
+        same = [setting for setting, line in settings.items() if lines.get(setting) == line]
+        if len(same) >= SAME:
+            listed = ", ".join(f"`{setting}`" for setting in same)
+            own = [line for setting, line in settings.items() if setting not in same]
+            return [f"* {listed}: as in [`{name}`](#{name}).", *own]
+    return list(settings.values())

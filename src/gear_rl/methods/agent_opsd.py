@@ -16,15 +16,16 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOpsd:
-    """How far a turn revises the belief in success, which a privileged teacher holds, scales its advantage.
+    """A turn's advantage is scaled by how far it changes the privileged teacher's belief in success.
 
-    AgentOPSD (arXiv:2608.05987): ``e_k`` is the log-ratio of teacher to student, summed over turn ``k``, and
-    ``c_k = decay c_(k-1) + e_k``. The belief ``b_k = sigmoid(logit(b_0) + c_k)`` starts at the group's share of
-    successes, ``prior_margin`` to ``1 - prior_margin``. With ``z_k`` the z-score of ``sign(A) (b_k - b_(k-1))``
-    over the completion's turns, ``A_k = A (1 - strength + strength clip(1 + width z_k, 1 - width, 1 + width))``.
+    AgentOPSD (arXiv:2608.05987): ``e_k`` is the log-ratio of teacher to student, summed over turn k, and
+    ``c_k = decay c_(k-1) + e_k``. The belief is ``b_k = sigmoid(logit(b_0) + c_k)``, with ``b_0`` the group's
+    share of successes, kept within ``prior_margin`` and ``1 - prior_margin``. With ``z_k`` the z-score of
+    ``sign(A) (b_k - b_(k-1))`` over the completion's turns,
+    ``A_k = A (1 - strength + strength clip(1 + width z_k, 1 - width, 1 + width))``.
 
-    From the released pseudocode; the deviation and ``epsilon`` are our reading. Use it for agents; one turn
-    keeps its GRPO advantage.
+    From the released pseudocode; the deviation and ``epsilon`` are our reading. Use it for agents; one turn keeps
+    its GRPO advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between
@@ -45,11 +46,11 @@ class AgentOpsd:
     width: float = 0.2
     """The weight of a turn is kept between 1 - width and 1 + width; the paper's b, which also scales ``z``."""
     decay: float = 0.95
-    """How much of the evidence of earlier turns stays, per turn; the paper's gamma."""
+    """Share of the earlier turns' evidence that stays, per turn; the paper's gamma."""
     prior_margin: float = 1e-3
-    """The belief at the start is at least this far from 0 and from 1."""
+    """Least distance of the initial belief from 0 and 1."""
     epsilon: float = 1e-6
-    """Added to the deviation of a completion's revisions."""
+    """Added to the deviation of a completion's belief changes."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength", "width", "decay"], positive=["prior_margin", "epsilon"])

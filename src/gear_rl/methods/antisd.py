@@ -19,12 +19,12 @@ from gear_rl.types import Credit, TokenSignals
 class AntiSd:
     """Tokens that the privileged teacher likes get less advantage: it prefers shortcuts to deliberation.
 
-    Anti-self-distillation (AntiSD, arXiv:2605.11609, from a summary and third-party code): with ``u = log q -
-    log p`` of the sampled token, ``A_t = A - strength (softplus(u) - log 2) / 2``. **Additive**. A gate turns it
-    off while the batch's mean teacher entropy is below ``close_below`` of the mean of the first ``warmup_steps``
-    batches, and on again once it is back at that mean.
+    Anti-self-distillation (AntiSD, arXiv:2605.11609, from a summary and third-party code):
+    ``A_t = A - strength (softplus(u) - log 2) / 2``, with ``u = log q - log p``, teacher over student, of the
+    sampled token. **Additive**. A gate turns it off when the batch's mean teacher entropy falls below
+    ``close_below`` of the mean of the first ``warmup_steps`` batches, and on again once it is back at that mean.
 
-    The paper's strength was not seen; 1 is ours, and so is acting during the warm-up.
+    We have not seen the paper's strength; 1 is ours, and so is acting during the warm-up.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),
@@ -48,7 +48,7 @@ class AntiSd:
     close_below: float = 0.93
     """Share of the warm-up's entropy below which the gate closes; 0 for no gate."""
     warmup_steps: int = 20
-    """Batches over which the entropy to hold is measured."""
+    """Batches over which that entropy is averaged."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["close_below"], finite=["strength"])

@@ -19,10 +19,11 @@ from gear_rl.types import Credit, TokenSignals
 class Cast:
     """A teacher that does not see the answer scales the advantage, flips it, and credits groups of equal rewards.
 
-    CAST (arXiv:2606.00172, from a reader's note): ``B`` is the advantage; in a group of equal rewards 1 if they
-    are successes, else -1. With ``g = log q - log p`` of the sampled token, ``w = exp(sign(B) g)``, kept within
-    ``good_range`` or ``bad_range``, and ``A_t = B (1 + strength (w - 1))``. Where the teacher disagrees with
-    ``B`` by more than ``flip_nats``, ``A_t = -flip_size B``. All are kept within ``largest``. **Additive**.
+    CAST (arXiv:2606.00172, from a reader's note): ``A_t = B (1 + strength (w - 1))``. ``B`` is the advantage; in
+    a group of equal rewards it is 1 if they are successes, else -1. ``w = exp(sign(B) g)``, with
+    ``g = log q - log p``, teacher over student, of the sampled token, is kept within ``good_range`` or
+    ``bad_range``. Where the teacher disagrees with ``B`` by more than ``flip_nats``, ``A_t = -flip_size B``. All
+    are kept within ``largest``. **Additive**.
 
     Where and how far a sign flips is our reading. The teacher is the first policy, or ``teacher_model``.
 
@@ -47,17 +48,17 @@ class Cast:
     strength: float = 1.0
     """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
     good_range: tuple[float, float] = (0.8, 1.05)
-    """Least and largest ratio where ``B`` is positive."""
+    """Least and largest ``w`` where ``B`` is positive."""
     bad_range: tuple[float, float] = (0.95, 1.2)
-    """The same where it is negative."""
+    """The same where ``B`` is negative."""
     equal_groups: bool = True
     """Credit groups of equal rewards."""
     flip_nats: float | None = 1.0
-    """Disagreement from which on a sign flips; None for never."""
+    """Disagreement beyond which a sign flips; None for never."""
     flip_size: float = 0.2
     """Size of a flipped advantage, as a share of ``B``."""
     largest: float = 1.2
-    """Of an advantage, either way."""
+    """Largest absolute advantage."""
 
     def __post_init__(self) -> None:
         finite = ["flip_size"] if self.flip_nats is None else ["flip_size", "flip_nats"]

@@ -16,11 +16,12 @@ from gear_rl.types import Credit, TokenSignals
 class Crpo:
     """Task rewards and style rewards are normalised in the group separately, and their advantages mixed.
 
-    Character-centred policy optimisation (CRPO, arXiv:2605.25511): ``A = s norm(sum of task rewards) + (1 - s)
-    norm(sum of style rewards)``, ``s = task_share`` and ``norm(r) = (r - mean) / (std + epsilon)`` over the
-    group. One segment per completion. **Additive**: it replaces the engine's advantage.
+    Character-centred policy optimisation (CRPO, arXiv:2605.25511):
+    ``A_t = s norm(sum of task rewards) + (1 - s) norm(sum of style rewards)``, with ``s = task_share`` and
+    ``norm(r) = (r - mean) / (std + epsilon)`` over the group. One segment per completion. **Additive**: it
+    replaces the engine's advantage.
 
-    Not carried: generic answers as negative baselines, a KL coefficient and running statistics per role, the
+    Not implemented: generic answers as negative baselines, a KL coefficient and running statistics per role, the
     entropy factor. Use it where one kind of reward would drown the other.
 
     >>> signals = TokenSignals(
@@ -39,9 +40,9 @@ class Crpo:
     additive: ClassVar[bool] = True
 
     task: tuple[int, ...] = (0,)
-    """Places of the reward functions that judge the task, from 0."""
+    """Indices of the reward functions that judge the task, from 0."""
     style: tuple[int, ...] = (1,)
-    """Places of those that judge the style; none gives GRPO."""
+    """Indices of those that judge the style; none gives GRPO."""
     task_share: float = 0.5
     """Share of the task's advantage; the rest is the style's."""
     epsilon: float = 1e-6

@@ -15,13 +15,13 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistilledRl:
-    """A good completion's tokens weigh their ratio of teacher to student, over its geometric mean.
+    """In good completions each token is weighted by its ratio of teacher to student.
 
-    Distilled RL (arXiv:2607.17247): ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)`` with ``p`` the student and ``q``
-    the teacher; ``w_t = r_t / exp(mean_s log r_s)`` where ``A > 0``, else 1; ``A_t = A w_t``.
+    Distilled RL (arXiv:2607.17247): ``A_t = A w_t``, with ``w_t = r_t / exp(mean_s log r_s)`` where ``A > 0``,
+    else 1. ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)``, for student ``p`` and teacher ``q``.
 
-    Paper and code agree on the settings; their teacher is a stronger model that reads the plain prompt, the
-    engines' is the policy that reads the privileged context. Use it to reinforce successes only.
+    Paper and code agree on the settings. Their teacher is a stronger model that reads the plain prompt; an
+    engine's is the policy with the privileged context. Use it to reinforce successes only.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),
@@ -39,7 +39,7 @@ class DistilledRl:
     clip_ratio: float = 3.0
     """The ratio is kept between 1 / clip_ratio and clip_ratio; 1 gives GRPO."""
     positive_only: bool = True
-    """Weight 1 where the advantage is not positive."""
+    """Weight 1 unless the advantage is positive."""
     normalise: bool = True
     """Divide by the geometric mean of the completion's clipped ratios."""
 

@@ -23,9 +23,9 @@ class EntropyForks:
     Beyond the 80/20 Rule (arXiv:2506.01939): ``A_t = A`` where ``H_t >= q``, else 0, with ``q`` the
     ``1 - top_share`` quantile of the entropies.
 
-    Paper, code and TRL differ in the pool of tokens, ties and the mean: ``scope``, ``selection`` and
-    ``renormalise``. They read the entropy of the current policy, we that at rollout time. Use it without a
-    teacher, and leave TRL's ``top_entropy_quantile`` at 1, or tokens are dropped twice.
+    Paper, code and TRL differ in ``scope``, ``selection`` and ``renormalise``. They read the entropy of the
+    current policy; we read it at rollout time. Needs no teacher. Leave TRL's ``top_entropy_quantile`` at 1, or
+    tokens are dropped twice.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 6, dtype=torch.bool),
@@ -39,15 +39,15 @@ class EntropyForks:
     source: ClassVar[str] = "arXiv:2506.01939"
 
     top_share: float = 0.2
-    """Share of the tokens that is credited; above 0, and 1 gives GRPO."""
+    """Share of the tokens that gets credit, above 0; 1 gives GRPO."""
     scope: Scope = "batch"
-    """Pool of tokens: of the ``batch`` where the advantage is not 0 (paper, TRL) or of the ``completion``
-    (ours)."""
+    """Pool of tokens: the ``batch`` where the advantage is not 0 (paper, TRL) or the ``completion`` (ours)."""
     selection: Selection = "quantile"
-    """``quantile``: at or above it, with ties (paper, TRL); ``count``: ceil(N top_share) tokens (its
-    code)."""
+    """``quantile``: tokens at or above it, with ties (paper, TRL); ``count``: ceil(N top_share) tokens (the
+    paper's code)."""
     renormalise: Renormalise = "none"
-    """``none``: a kept token has weight 1 (TRL); ``mean``: mean weight 1 over the ``scope`` (its code)."""
+    """``none``: a kept token has weight 1 (TRL); ``mean``: mean weight 1 over the ``scope`` (the paper's
+    code)."""
 
     def __post_init__(self) -> None:
         check_settings(self)

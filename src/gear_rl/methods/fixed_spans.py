@@ -18,10 +18,10 @@ _SIGNALS = {"sentence": "sentence_id", "line": "line_id"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSpans:
-    """Every turn is cut into spans of one length or of its text, and a span weighs its mean divergence.
+    """Each turn is cut into spans, by length or by text, and a span is weighted by its mean divergence.
 
-    Ours, the control between GEAR and a token method: with ``m_t`` the mean divergence of the token's span and
-    ``m`` that of the completion, ``A_t = A ((1 - strength) + strength m_t / m)``. The mean weight is 1, and no
+    Ours, the control between GEAR and a method per token: ``A_t = A ((1 - strength) + strength m_t / m)``, with
+    ``m_t`` the mean divergence of the token's span and ``m`` that of the completion. The mean weight is 1, and no
     span crosses a turn. Use it to test whether the places of GEAR's segments matter, or with ``unit="line"`` to
     credit steps of reasoning.
 
@@ -42,7 +42,7 @@ class FixedSpans:
     unit: Unit = "tokens"
     """A span is ``span_tokens`` ``tokens``, a ``sentence``, a ``line`` or a whole ``turn``."""
     span_tokens: int = 16
-    """Tokens of a span with ``unit="tokens"``; a turn's last may be shorter."""
+    """Length of a span with ``unit="tokens"``; the last one of a turn may be shorter."""
     strength: float = 0.5
     """Share of the advantage that the divergence moves; 0 gives GRPO."""
 

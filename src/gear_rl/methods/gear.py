@@ -36,14 +36,14 @@ NOISE_NATS = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gear:
-    """A divergence from the teacher opens a segment of credit, weighted by the divergence at its onset.
+    """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a segment,
-    which ends where the student's entropy rises and takes the ``z`` of its onset. Others keep their own.
-    ``A_t = A w_t``, ``w_t = 1 + alpha z_t`` scaled to mean 1.
+    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL at token t, normalised over the completion. A peak opens a
+    segment, which ends where the student's entropy rises; its tokens take the ``z`` of the peak, all others their
+    own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The defaults are our reading. ``gear:paper``, with a live teacher, is the paper to the letter;
-    ``gear:tokens`` opens no segment. Use it where one mistake decides.
+    The defaults are our reading. ``gear:paper`` with a live teacher follows the paper to the letter;
+    ``gear:tokens`` opens no segments. Use it where one mistake decides the reward.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -70,60 +70,61 @@ class Gear:
     """Settings that a name stands for, as in ``gear:tokens``."""
 
     divergence: Divergence = "reverse"
-    """Of student ``p`` and teacher ``q``: ``reverse`` KL(p || q), the paper's; ``forward`` KL(q || p);
+    """Of student ``p`` and teacher ``q``: ``reverse``, KL(p || q), as in the paper; ``forward``, KL(q || p);
     ``jsd``, Jensen-Shannon. The last two need ``estimator="full"``."""
     estimator: Estimator = "full"
-    """``full``: exact over the vocabulary; ``k3`` and ``abs_k1``: ``exp(r) - 1 - r`` and ``|r|`` of the
-    sampled token's log-ratio (cheaper, noisier)."""
+    """``full``: exact, over the vocabulary. ``k3``, ``exp(r) - 1 - r``, and ``abs_k1``, ``|r|``: estimates from
+    the sampled token's log-ratio ``r``, cheaper and noisier."""
     divergence_norm: Normaliser = "minmax"
-    """Scale within a completion: ``minmax``; ``max``, d / max; ``log1p_minmax``; ``robust``, d / 99th
-    percentile, at most 1; ``none``, nats."""
+    """Scale within a completion: ``minmax``; ``max``, d / max; ``log1p_minmax``; ``robust``, d / 99th percentile,
+    at most 1; ``none``, nats."""
     entropy_norm: EntropyNormaliser = "minmax"
     """The same for the end signal; ``log_vocab`` divides an entropy by ``log(vocab_size)``."""
     vocab_size: int = 0
-    """Tokens of the vocabulary, for ``entropy_norm="log_vocab"``."""
+    """Size of the vocabulary, for ``entropy_norm="log_vocab"``."""
     departures: Departures = "with_reward"
-    """Divergences that count: ``all``, or those ``with_reward``, where the teacher's log-ratio of the sampled
+    """Divergences that count: ``all``, or those ``with_reward``, where the teacher's log-ratio at the sampled
     token has the sign of the advantage."""
     aftermath: float = 0.9
-    """Decay of ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``; a divergence counts
-    by ``exp(-u_t)``, since what follows a mistake diverges too. 0 counts all in full."""
+    """Discounts what follows a mistake: a divergence counts by ``exp(-u_t)``, with
+    ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``. 0 counts all in full."""
     onset_signal: OnsetSignal = "divergence"
-    """Signal whose peaks are onsets: ``divergence``; ``log_ratio``, nats by which the teacher finds the
-    sampled token less likely, at least 0; ``entropy``, the student's, without ``departures`` and
-    ``aftermath``. A segment takes the divergence at its onset in any case."""
+    """Signal whose peaks are onsets: ``divergence``; ``log_ratio``, the nats by which the teacher finds the
+    sampled token less likely, at least 0; or the student's ``entropy``, which ignores ``departures`` and
+    ``aftermath``. The weight is always the onset's divergence."""
     onset_rule: OnsetRule = "peak"
-    """``peak``: a local maximum of its turn at or above the threshold; ``threshold``: every token at or above
-    it; ``quantile``: at or above that quantile; ``local_max``; ``never``: token weights only."""
+    """Onsets: ``peak``, local maxima of a turn at or above the threshold; ``threshold``, all tokens at or above
+    it; ``quantile``, all at or above that quantile; ``local_max``, all local maxima; ``never``, none, for weights
+    per token."""
     onset_threshold: float = 0.5
-    """On the normalised scale; for ``quantile`` a level from 0 to 1."""
+    """On the normalised scale; with ``quantile`` a level from 0 to 1."""
     onset_floor_nats: float = 0.01
-    """No onset where the signal is below this, and weights of 1 where no divergence of the completion reaches
-    it."""
+    """A token whose signal is smaller is no onset; a completion whose divergences are all smaller has weights of
+    1."""
     end_rule: EndRule = "next_fork"
-    """End of a segment, besides the next onset and the turn's end: ``next_fork``, end signal at or above the
-    threshold; ``entropy_drop``, below it; ``fixed_length``, ``max_segment_tokens``; ``turn``; ``sentence``;
-    ``line``."""
+    """A segment ends at the next onset or turn, or by this rule: ``next_fork``, end signal at or above the
+    threshold; ``entropy_drop``, below it; ``fixed_length``, after ``max_segment_tokens``; end of the ``turn``,
+    ``sentence`` or ``line``."""
     end_signal: EndSignal = "student_entropy"
     """Read by ``next_fork`` and ``entropy_drop``: ``student_entropy``, ``teacher_entropy`` or
     ``student_varentropy``, the variance of -log p."""
     end_threshold: float = 0.05
     """On the normalised scale of the end signal."""
     max_segment_tokens: int | None = None
-    """Longest segment that an onset may open; None for no limit."""
+    """Longest segment that an onset opens; None for no limit."""
     aligned: Aligned = "own"
-    """Weight of a token outside every segment: of its ``own`` divergence, or ``one``."""
+    """Weight of a token outside every segment: from its ``own`` divergence, or ``one``."""
     weight_function: WeightFunction = "linear"
     """``linear``, 1 + alpha z; ``exp``, exp(alpha z)."""
     alpha: float = 4.0
     """Strength; 0 gives GRPO."""
     sign_mode: SignMode = "agnostic"
     """``agnostic``: the same weight for both signs; ``aware``: exp(-sign(A) alpha z); ``neg_only``: weight 1
-    where the advantage is not negative."""
+    unless the advantage is negative."""
     clip: tuple[float, float] | None = None
-    """Least and greatest weight before the renormalisation; None for no clip."""
+    """Least and greatest weight before it is renormalised; None for no clip."""
     renormalise: Renormalise = "mean"
-    """Scale the completion's weights to ``mean`` 1, to ``geomean`` 1, or ``none``."""
+    """Scale the completion's weights to arithmetic ``mean`` 1, geometric mean 1 (``geomean``), or ``none``."""
 
     def __post_init__(self) -> None:
         finite = ("onset_threshold", "onset_floor_nats", "end_threshold", "alpha")

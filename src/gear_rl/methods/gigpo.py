@@ -26,13 +26,14 @@ Normaliser = Literal["mean", "mean_std"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gigpo:
-    """A turn's comparison with turns that began in the same state is added to the advantage.
+    """A turn is compared with turns that began in the same state, and the result added to the advantage.
 
-    Group-in-group policy optimisation (GiGPO, arXiv:2505.10978): ``R_k = sum_{l >= k} discount^(l - k) r_l``,
-    with the completion's reward on its last turn; ``A^S_k = (R_k - mean) / F`` over the group's turns with the
-    same ``anchor_id``, 0 for one alone; ``A_k = A + turn_weight A^S_k``. The turn is the segment. **Additive**.
+    Group-in-group policy optimisation (GiGPO, arXiv:2505.10978): ``A_k = A + turn_weight (R_k - mean) / F`` over
+    the group's turns with the same ``anchor_id``; a turn without another keeps ``A``.
+    ``R_k = sum_{l >= k} discount^(l - k) r_l``, with the completion's reward on its last turn. The turn is the
+    segment. **Additive**.
 
-    Released scripts differ in ``F`` (``normaliser``), and apply it to ``A`` too; here ``A`` is the engine's. Use
+    Released scripts differ in ``F`` (``normaliser``) and apply it to ``A`` too; here ``A`` is the engine's. Use
     it where rollouts return to the same states.
 
     >>> signals = TokenSignals(
@@ -51,18 +52,18 @@ class Gigpo:
     additive: ClassVar[bool] = True
 
     turn_weight: float = 1.0
-    """Weight of the turn's comparison, the paper's omega; 0 gives GRPO."""
+    """Weight of the comparison, the paper's omega; 0 gives GRPO."""
     discount: float = 0.95
     """Per turn, the paper's gamma."""
     normaliser: Normaliser = "mean"
-    """``mean``: F is 1; ``mean_std``: the sample deviation plus ``epsilon``."""
+    """``mean``: F is 1; ``mean_std``: F is the sample deviation plus ``epsilon``."""
     epsilon: float = 1e-6
     """Added to the deviation; unused by ``mean``."""
     turn_rewards: bool = False
-    """Add the environment's rewards of turns to the return."""
+    """Add the environment's turn rewards to the return."""
 
     anchor_similarity: float = 1.0
-    """Least likeness of two texts, 0 to 1, that are one state; 1 for equal texts (released option 0.95)."""
+    """Likeness, 0 to 1, from which two texts are one state; 1 for equal texts (released option 0.95)."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["discount"], finite=["turn_weight"], positive=["epsilon"])

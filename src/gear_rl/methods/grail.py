@@ -20,15 +20,15 @@ Among = Literal["completion", "before"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grail:
-    """Gradient times activation of the student's own answer, as a z-score, scales the advantage of failures.
+    """Gradient times activation of the student's own answer scales the advantage of failures.
 
     GRAIL (arXiv:2606.04889): ``z`` is the z-score of ``log(s + 1e-8)``, ``s`` the ``answer_activation``, and
-    ``w = clip(mean + std z, min_weight, max_weight)`` where ``A <= 0``. Then the answer's content gets
+    ``w = clip(mean + std z, min_weight, max_weight)`` where ``A <= 0``, else 1. Then the answer's content gets
     ``max_weight``, its delimiters and all after it ``mean``. ``A_t = A (1 + strength (w - 1))``.
 
-    The release overrides the answer in successes too (``box``) and takes the z-score over tokens that cannot
-    move the answer (``among``); readme and code differ in ``min_weight`` and ``symmetry``. Use it without a
-    teacher, to blame wrong answers.
+    The release overrides the answer in successes too (``box``) and includes tokens in the z-score that cannot
+    move the answer (``among``); its readme and code differ in ``min_weight`` and ``symmetry``. Needs no teacher;
+    use it to blame wrong answers.
 
     >>> e = 2.718281828
     >>> signals = TokenSignals(
@@ -48,25 +48,24 @@ class Grail:
     strength: float = 1.0
     """Share of the advantage that is reweighted (ours); 0 gives GRPO."""
     symmetry: Symmetry = "wrong"
-    """Reweighted completions: ``wrong``, A <= 0; ``correct``, A > 0; ``both``."""
+    """Completions that are reweighted: ``wrong``, A <= 0; ``correct``, A > 0; ``both``."""
     mean: float = 1.0
-    """Weight of a token of average saliency, and of the delimiters and what follows."""
+    """Weight of a token of average saliency, of the delimiters and of what follows."""
     std: float = 0.5
-    """Weight added by a standard deviation of log-saliency."""
+    """Weight added per standard deviation of log-saliency."""
     min_weight: float = 0.5
     """Least weight."""
     max_weight: float = 5.0
     """Largest weight, and that of the answer's content."""
     box: Box = "every"
-    """Where the answer's own tokens are overridden: ``every`` completion (released), the ``reweighted``, or
-    ``none``."""
+    """Completions whose answer tokens are overridden: ``every`` (released), the ``reweighted``, or ``none``."""
     among: Among = "completion"
     """Tokens of the z-score: the whole ``completion`` (released) or those ``before`` the answer."""
 
     layer: Layer = "input"
     """Activations: ``input`` embeddings, or hidden states of the ``first``, ``middle`` or ``last`` layer."""
     loss_span: LossSpan = "box"
-    """Tokens of the gradient's loss: the ``box`` (answer and delimiters) or its ``content``."""
+    """Tokens of the loss whose gradient is taken: the ``box`` (answer and delimiters) or its ``content``."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"], finite=["std"])

@@ -28,16 +28,16 @@ Compare = Literal["returns", "rewards"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Igpo:
-    """Each turn gets what it and later turns gained about the answer, less the mean of its group.
+    """A turn is credited with what it and later turns add to the student's confidence in the true answer.
 
-    Information gain-based policy optimisation (arXiv:2510.14967): with ``P_k`` the student's confidence in the
-    ground truth before turn k, ``r_k = P_{k+1} - P_k``, and the completion's reward for the last turn;
-    ``G_k = sum_{l >= k} discount^(l - k) r_l``; ``A_k = G_k - mean of the group's G``. The turn is the segment.
+    Information gain-based policy optimisation (IGPO, arXiv:2510.14967): with ``P_k`` the confidence before turn
+    k, a turn's reward is ``r_k = P_{k+1} - P_k``, the last turn's the completion's reward. ``A_k`` is
+    ``G_k = sum_{l >= k} discount^(l - k) r_l`` less the mean of the group's ``G``. The turn is the segment.
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
-    The releases compare tokens of one index (``baseline="token"``), or rewards before the sum
-    (``Igpo(compare="rewards", baseline="group", scale=True)``); the default is ours.
-    Use it for agents that gather evidence for a known answer.
+    The default is ours: the releases compare tokens of one index (``baseline="token"``), or rewards before the
+    sum (``Igpo(compare="rewards", baseline="group", scale=True)``). Use it for agents that gather evidence for a
+    known answer.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
@@ -59,17 +59,17 @@ class Igpo:
     discount: float = 1.0
     """Per turn; 1 in both releases."""
     compare: Compare = "returns"
-    """Compared in the group: ``returns``, after the discounted sum, or ``rewards``, before it."""
+    """What is compared in the group: ``returns``, after the discounted sum, or ``rewards``, before it."""
     baseline: Baseline = "turn"
-    """Compared with the group's turns of the same number (``turn``, ours), all its turns (``group``), last
-    with last and others with others (``kind``), or the same token index (``token``)."""
+    """What a turn is compared with: the group's turns of the same number (``turn``, ours), all its turns
+    (``group``), last with last and others with others (``kind``), or tokens of the same index (``token``)."""
     scale: bool = False
-    """Divide by the deviation of those compared."""
+    """Divide by the deviation of what is compared."""
     epsilon: float = 1e-6
     """Added to the deviation; unused without ``scale``."""
 
     answer_template: str = "{privileged_context}"
-    """Text of the ground truth's answer."""
+    """Template of the true answer's text."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength", "discount"], positive=["epsilon"])

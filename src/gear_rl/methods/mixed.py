@@ -34,11 +34,11 @@ How = Literal["product", "sum"]
 class Mixed:
     """Two methods at once: the product of their weights, or a weighted sum of their advantages.
 
-    Ours. As text ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product scales the weights of each
-    completion to mean 1; both methods must reweight. A sum takes any two methods, but at most one that distils.
-    Each model runs one pass for both. Where two engine settings disagree, the first method's is taken; the
-    contexts are those of the first that has any. ``rlcsd``, which contrasts two teachers, mixes with no other
-    method that has one. A segment begins where one of either method begins.
+    Written ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product takes methods that reweight and
+    scales the weights of each completion to mean 1. A sum takes any, but at most one that distils, and ``rlcsd``,
+    which contrasts two teachers, with no other teacher. The methods share each model's pass and the contexts:
+    those of the first that has any, unless ``privileged_sources`` is set. So ``gear+cast`` shows CAST's teacher
+    the solution, and ``cast+gear`` does not show it to GEAR's. A segment begins where one of either begins.
 
     >>> from gear_rl.methods import EntropyForks, Uniform
     >>> signals = TokenSignals(
@@ -55,13 +55,13 @@ class Mixed:
     source: ClassVar[str] = "composition (ours)"
 
     first: CreditAssigner = Gear()
-    """A method."""
+    """The first method."""
     second: CreditAssigner = Stare()
-    """Another; a third is in a ``mixed`` here."""
+    """The second; for a third, another ``mixed``."""
     how: How = "product"
     """``product`` of weights, or ``sum`` of advantages."""
     share: float = 0.5
-    """Of the first method in a sum; the second has the rest."""
+    """Share of the first method in a sum; the second has the rest."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["share"])

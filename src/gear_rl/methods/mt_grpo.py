@@ -17,10 +17,9 @@ from gear_rl.types import Credit, TokenSignals
 class MtGrpo:
     """The first turn gets the advantage of its own reward on top of the completion's; later turns do not.
 
-    MT-GRPO (arXiv:2505.11821): with ``T`` the first turn's ``turn_reward``, ``R`` the completion's reward and
-    ``norm(x) = (x - mean) / (std + epsilon)`` over the group, ``A_t = A + turn_weight norm(T)`` on the first
-    turn and ``A`` after it; ``A_t = norm(T + R)`` where no tool result follows. The turn is the segment.
-    **Additive**.
+    MT-GRPO (arXiv:2505.11821): the first turn gets ``A + turn_weight norm(T)``, later turns ``A``; a completion
+    without a second turn gets ``norm(T + R)``. ``T`` is the first turn's ``turn_reward``, ``R`` the completion's
+    reward, ``norm(x) = (x - mean) / (std + epsilon)`` over the group. The turn is the segment. **Additive**.
 
     Rewards of later turns are not read. The release looks for the word ``<result>``, we for a second turn. Use it
     where the first call earns a reward of its own.

@@ -25,13 +25,13 @@ class _Oar:
     strength: float = 1.0
     """Share of the advantage that is reshaped; 0 gives GRPO."""
     threshold: float = 0.25
-    """Quantile between held and lifted tokens, the paper's tau."""
+    """Quantile between lowered and raised tokens, the paper's tau."""
     boost: float = 1.0
-    """Lift of the most salient token before the scaling, the paper's beta."""
+    """How far the most salient token is raised before the scaling, the paper's beta."""
     quantile_rule: QuantileRule = "linear"
-    """``linear`` between neighbours (snippet), or ``floor``, the token of that rank (GRAIL's code)."""
+    """``linear`` between neighbours (released snippet), or ``floor``, the token of that rank (GRAIL's code)."""
     min_weight: float = 0.1
-    """Least weight of a held token before the scaling."""
+    """Least weight of a lowered token before the scaling."""
     keep_mass: bool = True
     """Scale the weights before the answer to mean 1."""
 
@@ -69,15 +69,16 @@ class _Oar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OarP(_Oar):
-    """Tokens that the student's own answer depends on are credited more, the others less.
+    """Tokens that the student's own answer depends on get more credit, the others less.
 
-    Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by perturbation: ``s_t`` is how far the answer's
-    distribution moves when token ``t`` is replaced by padding. Over the tokens before the answer,
-    ``n = minmax(log(1 + s))`` and ``q`` its ``threshold``-quantile; ``w = max(n / q, min_weight)`` below ``q``,
-    ``1 + boost (n - q) / (1 - q)`` from it on, scaled to mean 1. All other tokens have weight 1.
+    Outcome-Grounded Advantage Reshaping (OAR, arXiv:2601.07408), by perturbation: the saliency ``s_t`` is how far
+    the answer's distribution moves when token t is replaced by padding. Over the tokens before the answer,
+    ``n = minmax(log(1 + s))`` and ``q`` is its ``threshold``-quantile. The weight is ``max(n / q, min_weight)``
+    below ``q`` and ``1 + boost (n - q) / (1 - q)`` from ``q`` on, scaled to mean 1. All other tokens have weight
+    1.
 
-    Releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. Use it without a teacher,
-    where a forward per token is affordable.
+    Releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. Needs no teacher, but a
+    forward pass per token.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -91,7 +92,7 @@ class OarP(_Oar):
     name: ClassVar[str] = "oar_p"
 
     readout: Readout = "mean"
-    """Of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
+    """What is read of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
     log-likelihood."""
 
     @property
@@ -101,14 +102,14 @@ class OarP(_Oar):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OarG(_Oar):
-    """Tokens to which the student's own answer is most sensitive are credited more, the others less.
+    """Tokens to which the student's own answer is most sensitive get more credit, the others less.
 
-    Outcome-Grounded Advantage Reshaping (arXiv:2601.07408), by gradient: ``s_t = |<gradient of J, e_t>|``, where
+    OAR (arXiv:2601.07408) by gradient, with the weights of ``oar_p``: ``s_t = |<gradient of J, e_t>|``, where
     ``J`` is how far the answer's distribution moves under a little noise on the embeddings before it, and ``e_t``
-    the token's own clean embedding. The weights are those of ``OarP``.
+    the token's own embedding without noise.
 
     GRAIL's code instead puts noise on the whole completion and multiplies by the noisy embedding of the position
-    before. Use it for OAR at two forwards and a backward.
+    before. Costs two forward passes and a backward pass.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -122,7 +123,7 @@ class OarG(_Oar):
     name: ClassVar[str] = "oar_g"
 
     readout: Readout = "mean"
-    """Of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
+    """What is read of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
     log-likelihood."""
     noise_std: float = 1e-3
     """Standard deviation of the noise on the embeddings."""

@@ -52,15 +52,15 @@ class SelfDistilling(ABC):
 class Opsd(SelfDistilling):
     """Every token is pulled towards what the teacher, who saw the solution, would have written there.
 
-    On-policy self-distillation (OPSD, arXiv:2601.18734): each token adds ``strength D_t`` to the loss,
-    ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, ``p`` the student, ``q`` the teacher and
-    ``m = beta q + (1 - beta) p``; ``A_t = (1 - strength) A``. One segment per completion.
+    On-policy self-distillation (OPSD, arXiv:2601.18734): each token adds ``strength D_t`` to the loss, and
+    ``A_t = (1 - strength) A``. ``D_t = beta KL(q || m) + (1 - beta) KL(p || m)``, with student ``p``, teacher
+    ``q`` and ``m = beta q + (1 - beta) p``. One segment per completion.
 
-    ``sampled``, a released option: ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled token,
-    KL(p || q) in expectation. **Additive**, and nothing in the loss.
+    ``sampled``, a released option, is **additive** and puts nothing in the loss:
+    ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled token, whose expectation is -KL(p || q).
 
-    Its scripts sample at 1.1; here the logits are divided beside the engine's temperature, so leave that at 1.
-    Use it where rewards say little.
+    The scripts sample at 1.1; here ``temperature`` divides the logits beside the engine's temperature, so leave
+    that at 1. Use it where rewards say little.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Opsd(strength=0.75)(torch.tensor([2.0]), signals)
@@ -77,13 +77,13 @@ class Opsd(SelfDistilling):
     strength: float = 1.0
     """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO."""
     beta: float = 0.5
-    """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
+    """0: forward KL, 1: reverse KL, between: generalised Jensen-Shannon divergence."""
     temperature: float = 1.1
-    """Divides the logits of both, beside the sampling temperature."""
+    """Divides the logits of student and teacher, beside the sampling temperature."""
     top_k: int | None = None
-    """Number of the teacher's likeliest tokens, normalised to 1; None for all. The released option is 50."""
+    """Compare only the teacher's likeliest tokens, normalised to 1; None for all. The released option is 50."""
     sampled: bool = False
-    """The sampled token's log-ratio as advantage, for the term at ``beta=1, temperature=1`` without ``top_k``."""
+    """The sampled token's log-ratio becomes the advantage; for ``beta=1, temperature=1`` without ``top_k``."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])

@@ -17,9 +17,9 @@ from gear_rl.types import Credit, TokenSignals
 class RandomOnsets:
     """Placebo: GEAR with its onsets moved to random tokens.
 
-    Ours. Each onset keeps its divergence, the other tokens keep their order, and the end rule works from the new
-    places: a GEAR that does not beat this learned nothing from *where* its segments begin. The places depend on
-    the sampled tokens, the seed and the step only.
+    Ours. Each onset keeps its divergence, the other tokens keep their order, and the end rule applies from the
+    new places: a GEAR that does not beat this learned nothing from *where* its segments begin. The places depend
+    only on the sampled tokens, the seed and the step.
 
     >>> import torch
     >>> signals = TokenSignals(
@@ -41,7 +41,7 @@ class RandomOnsets:
     seed: int = 0
     """Seed of the places."""
     step: int = 0
-    """Optimizer step, so that steps differ; an engine sets it."""
+    """Optimizer step, which changes the places; the engine sets it."""
 
     def __post_init__(self) -> None:
         check_settings(self)

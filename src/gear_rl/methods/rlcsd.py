@@ -17,14 +17,14 @@ Paths = Literal["completion", "batch", "one"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rlcsd:
-    """A bounded bonus for what a right hint and not a wrong one makes likelier, up to the advantage's sign.
+    """Tokens likelier under a right hint than under a wrong one get a bounded bonus, unlikelier ones a malus.
 
-    Contrastive self-distillation (RLCSD, arXiv:2606.11709): ``e_t = log T+ - log T-`` of two teachers, shown a
-    right and a wrong hint, and ``r_t = strength tanh(e_t / squash_nats)``. Where ``|r_t| > threshold`` a token
-    is *modulated*: it gets ``A + r_t``, or 0 if the sign would flip.
+    Contrastive self-distillation (RLCSD, arXiv:2606.11709): two teachers see a right and a wrong hint,
+    ``e_t = log T+ - log T-`` and ``r_t = strength tanh(e_t / squash_nats)``. Where ``|r_t| > threshold`` the
+    token is *modulated*: it gets ``A + r_t``, or 0 if the sign would flip.
 
-    The release averages up to 4 wrong hints, we take one. ``paths`` expresses its sum of two means as factors on
-    the advantage. Use it where groups hold right and wrong rollouts.
+    The release averages up to 4 wrong hints; we take one. Its sum of two means is expressed by ``paths`` as
+    factors on the advantage. Use it where groups hold right and wrong rollouts.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -49,14 +49,14 @@ class Rlcsd:
     strength: float = 0.5
     """Largest bonus, in units of advantage; 0 gives GRPO."""
     squash_nats: float = 0.02
-    """Contrast at which the bonus is tanh(1) = 0.76 of its largest."""
+    """Contrast at which the bonus is tanh(1) = 0.76 of the largest."""
     threshold: float = 0.02
-    """A bonus up to this size is left out."""
+    """Bonuses up to this size are dropped."""
     modulated_share: float = 1.0
-    """The paper's eta, weight of the modulated tokens' mean; unused by ``one``."""
+    """Weight of the modulated tokens' mean, the paper's eta; unused by ``one``."""
     paths: Paths = "batch"
-    """Where the two kinds of tokens have their means: ``batch`` (paper), ``completion`` (ours), or ``one``
-    mean over all."""
+    """Modulated and other tokens have a mean each over the ``batch`` (paper) or the ``completion`` (ours), or
+    share ``one``."""
 
     def __post_init__(self) -> None:
         check_settings(self, finite=["threshold", "modulated_share"], positive=["squash_nats"])

@@ -17,13 +17,13 @@ from gear_rl.types import Credit, TokenSignals
 class Rlsd:
     """The clipped likelihood ratio of teacher to student scales the advantage of each token.
 
-    Self-Distilled RLVR (arXiv:2604.03128): ``w = exp(sign(A) (teacher_logprob - student_logprob))`` and
-    ``A_t = A ((1 - strength) + strength clip(w))``. The sign never flips; the mean weight is not 1.
+    Self-Distilled RLVR (arXiv:2604.03128): ``A_t = A ((1 - strength) + strength clip(w))``, with
+    ``w = exp(sign(A) (teacher_logprob - student_logprob))``. The sign never flips; the mean weight is not 1.
 
     The paper's strength falls over 50 steps, the released script's over 60 and without a clamp. The script reads
-    the current policy inside the update, we read the policy at rollout time. CEPO (arXiv:2605.19436) is
-    ``Rlsd(clip_width=0.5, decay_steps=25)`` with ``teacher_contrast: sibling``. Use it as the simplest method
-    with a privileged teacher.
+    the current policy inside the update; we read the policy at rollout time. CEPO (arXiv:2605.19436) is
+    ``Rlsd(clip_width=0.5, decay_steps=25)`` with ``teacher_contrast: sibling``. The simplest method with a
+    privileged teacher.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),
@@ -46,11 +46,11 @@ class Rlsd:
     clip_width: float = 0.2
     """The ratio is kept between 1 - clip_width and 1 + clip_width."""
     clamp_nats: float = 20.0
-    """Largest log-ratio, either way, before the exponential."""
+    """Largest absolute log-ratio before the exponential."""
     negative_only: bool = False
-    """Weight 1 where the advantage is not negative."""
+    """Weight 1 unless the advantage is negative."""
     decay_steps: int | None = 50
-    """Optimizer steps over which the strength falls linearly to 0; None keeps it."""
+    """Optimizer steps over which the strength falls linearly to 0; None for no decay."""
     warmup_steps: int = 0
     """Optimizer steps over which the strength first rises linearly from 0."""
 

@@ -14,10 +14,10 @@ from gear_rl.types import Credit, TokenSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScGrpo:
-    """The divergence to the policy that sees a success of its group weights each token.
+    """The divergence from the policy that sees a success of its group weights each token.
 
     SC-GRPO (arXiv:2606.18810) and HSD (arXiv:2606.15576), **inferred**: the advantage times a KL to the policy
-    that sees a verified rollout of the group. Their exact weights were not seen: here they are those of
+    that sees a verified rollout of the group. We have not seen their exact weights and use those of
     ``gear:tokens``. Use it where rewards can be checked and no solutions exist.
 
     >>> import torch

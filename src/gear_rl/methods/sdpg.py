@@ -18,12 +18,14 @@ from gear_rl.types import Credit, TokenSignals
 class Sdpg:
     """GRPO's advantage stays; the loss adds a pull to the privileged teacher and an anchor to the first policy.
 
-    Self-distilled policy gradient (SDPG, arXiv:2606.04036): each token adds ``weight D_t + anchor_weight f(log
-    pi - log pi_ref)``; ``D_t`` is KL(p || q), at most ``max_nats``, ``f(r)`` the ``anchor``: ``urkl`` r^2 / 2,
-    ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r). One segment per completion.
+    Self-distilled policy gradient (SDPG, arXiv:2606.04036): each token adds
+    ``weight D_t + anchor_weight f(log pi - log pi_ref)`` to the loss. ``D_t`` is KL(p || q), at most
+    ``max_nats``; ``f(r)`` is the ``anchor``: ``urkl`` r^2 / 2, ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2,
+    ``fkl`` exp(-r). One segment per completion.
 
-    The paper distils where ``A > 0`` and schedules the weight, the released runs neither (``positive_only``,
-    ``warmup_steps``). Use it to add a teacher to GRPO's reward. ``weight=0`` with ``anchor="none"`` gives GRPO.
+    The paper distils where ``A > 0`` (``positive_only``) and schedules the weight (``warmup_steps``); the
+    released runs do neither. Use it to add a teacher to GRPO's reward. ``weight=0`` with ``anchor="none"`` gives
+    GRPO.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, False], [True, True]]))
     >>> credit = Sdpg(positive_only=True, weight=0.5, anchor="none")(torch.tensor([2.0, -1.0]), signals)
@@ -41,25 +43,24 @@ class Sdpg:
     weight: float = 1e-3
     """Coefficient of the divergence, the paper's beta(k) before its schedule."""
     beta: float = 1.0
-    """1 reverse KL, as published; 0 forward KL, between them the generalised Jensen-Shannon divergence."""
+    """1: reverse KL, as published, 0: forward KL, between: generalised Jensen-Shannon divergence."""
     max_nats: float | None = 20.0
     """Largest divergence of a token; None for no limit."""
     positive_only: bool = False
-    """Distil only where the advantage is above 0, the paper's gate."""
+    """Distil only where the advantage is above 0, as in the paper."""
     warmup_steps: int = 0
     """Optimizer steps over which the weight rises linearly from 0."""
     decay_steps: int = 0
-    """Last optimizer steps of ``total_steps`` over which it falls linearly to 0."""
+    """Last optimizer steps of ``total_steps``, over which the weight falls linearly to 0."""
     total_steps: int | None = None
     """Optimizer steps of the training, for the decay."""
     anchor: Anchor = "urkl"
-    """Penalty that holds the policy to its first weights: ``urkl``, ``ufkl``, ``rkl``, ``fkl`` or
-    ``none``."""
+    """Penalty that holds the policy to its first weights: ``urkl``, ``ufkl``, ``rkl``, ``fkl`` or ``none``."""
     anchor_weight: float = 1e-3
     """Coefficient of the anchor, the paper's alpha."""
     sampled: bool = False
-    """Adds ``weight (log q - log p)`` of the sampled token, within ``max_nats``, in place of ``D_t``: ``beta=1``.
-    **Additive**; the anchor stays in the loss."""
+    """Add ``weight (log q - log p)`` of the sampled token, within ``max_nats``, to the advantage in place of
+    ``D_t``; for ``beta=1``. **Additive**; the anchor stays in the loss."""
 
     def __post_init__(self) -> None:
         check_settings(self, finite=["weight"])

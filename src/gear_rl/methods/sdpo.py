@@ -14,8 +14,9 @@ class Sdpo(SelfDistilling):
     """Every token is pulled towards what the policy writes once it saw a success of its group, or feedback.
 
     Self-distillation policy optimisation (SDPO, arXiv:2601.20802): each token adds ``strength r_t D_t`` to the
-    loss, ``D_t`` OPSD's divergence over the student's ``top_k`` likeliest tokens and all others as one outcome,
-    ``r_t = min(exp(log pi - log pi_old), ratio_clip)``; ``A_t = (1 - strength) A``. One segment per completion.
+    loss, and ``A_t = (1 - strength) A``. ``D_t`` is OPSD's divergence over the student's ``top_k`` likeliest
+    tokens, with all others as one outcome; ``r_t = min(exp(log pi - log pi_old), ratio_clip)``. One segment per
+    completion.
 
     The paper has the reverse KL over the vocabulary (``beta=1, top_k=None``), the code these defaults and, where
     it has no logits, ``sampled``: OPSD's, **additive**. Use it with feedback, or where groups hold a success.
@@ -42,17 +43,18 @@ class Sdpo(SelfDistilling):
     strength: float = 1.0
     """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO."""
     beta: float = 0.5
-    """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
+    """0: forward KL, 1: reverse KL, between: generalised Jensen-Shannon divergence."""
     top_k: int | None = 100
-    """Number of likeliest tokens of ``top_k_of``; None for all."""
+    """Number of likeliest tokens compared; None for all."""
     top_k_of: TopKOf = "student"
     """Whose likeliest tokens: the ``student``'s (released) or the ``teacher``'s."""
     tail: bool = True
-    """All other tokens are one more outcome; if not, the ``top_k`` are normalised to 1."""
+    """Count all other tokens as one more outcome; if False, normalise the ``top_k`` to 1."""
     ratio_clip: float | None = 2.0
     """Largest importance ratio; None for no ratio."""
     sampled: bool = False
-    """The sampled token's log-ratio as advantage, for the term at ``beta=1`` without ``top_k``."""
+    """The sampled token's log-ratio becomes the advantage; for ``beta=1`` without ``top_k`` and
+    ``ratio_clip``."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])

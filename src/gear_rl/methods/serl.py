@@ -18,12 +18,13 @@ from gear_rl.types import Credit, TokenSignals
 class Serl:
     """RLSD on action tokens only: the last ``action_tokens`` of a turn that the environment answered.
 
-    Selective hindsight distillation (SERL, arXiv:2605.19447): ``A_t`` is RLSD's (``of``) on an action token, and
-    ``A`` elsewhere.
+    Selective hindsight distillation (SERL, arXiv:2605.19447): an action token gets RLSD's advantage (``of``), any
+    other keeps ``A``.
 
-    The release finds actions by their tags in the text; we know turns only, so a thought before the call counts
-    unless ``action_tokens`` excludes it. Its feedback is one text per step, ours one per failed rollout. Use it
-    for agents, with ``privileged_sources: [feedback]``; a completion of one turn keeps its GRPO advantage.
+    The release finds actions by their tags in the text. We only know turns, so a thought before the call counts
+    as action unless ``action_tokens`` excludes it. The release has one feedback text per step, we have one per
+    failed rollout. Use it for agents, with ``privileged_sources: [feedback]``; a completion of one turn keeps its
+    GRPO advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between
@@ -42,11 +43,11 @@ class Serl:
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     of: Rlsd = Rlsd()
-    """The RLSD of the action tokens."""
+    """RLSD with its settings."""
     action_tokens: int | None = None
-    """Tokens at the end of a turn that are its action; None for the whole turn."""
+    """Number of tokens at the end of a turn that are its action; None for the whole turn."""
     answered_only: bool = True
-    """Only turns that another turn follows: the last got no feedback."""
+    """Only turns that another turn follows: the last one got no feedback."""
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -17,15 +17,14 @@ Normalise = Literal["none", "mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shear:
-    """The distance of hidden states to the group's completions of the other outcome scales the advantage.
+    """The distance of hidden states to completions with the other outcome scales the advantage.
 
-    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318): ``A_t = A ((1 - strength) + strength
-    d_t)``, ``d_t`` the Wasserstein distance from the windows around the token to the nearest window of a
-    completion of the same prompt with the other outcome.
+    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318):
+    ``A_t = A ((1 - strength) + strength d_t)``, with ``d_t`` the Wasserstein distance from the windows around the
+    token to the nearest window of a completion of the same prompt with the other outcome.
 
-    As published the mean weight is not 1, which acts as a step size; ``normalise`` is the paper's ablation. Use
-    it without a teacher, in groups with right and wrong completions; one compared with nothing keeps its
-    advantage.
+    As published the mean weight is not 1, which changes the step size; ``normalise`` is the paper's ablation.
+    Needs no teacher, but groups with right and wrong completions: one compared with nothing keeps its advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
@@ -46,9 +45,9 @@ class Shear:
     """``none``: the distance itself (paper); ``mean``: over its mean in the completion."""
 
     window_tokens: int = 100
-    """Tokens of a window."""
+    """Tokens per window."""
     stride_tokens: int = 25
-    """Tokens from one window's start to the next."""
+    """Tokens from the start of one window to the next."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["strength"])

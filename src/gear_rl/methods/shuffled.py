@@ -29,9 +29,9 @@ from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 class Shuffled:
     """Placebo: another method's credit, permuted inside each completion.
 
-    Ours. Sum and spread of the credit stay, its places are random: a method that does not beat its own shuffle
-    learned nothing from *where* it put the credit. The permutation depends on the sampled tokens, the seed and
-    the step only.
+    Ours. The amounts of credit stay, their places are random: a method that does not beat its own shuffle learned
+    nothing from *where* it put the credit. The permutation depends only on the sampled tokens, the seed and the
+    step.
 
     >>> import torch
     >>> signals = TokenSignals(
@@ -52,7 +52,7 @@ class Shuffled:
     seed: int = 0
     """Seed of the permutations."""
     step: int = 0
-    """Optimizer step, so that steps differ; an engine sets it."""
+    """Optimizer step, which changes the permutation; the engine sets it."""
 
     def __post_init__(self) -> None:
         check_settings(self)

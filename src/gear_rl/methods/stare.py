@@ -16,10 +16,10 @@ from gear_rl.types import Credit, TokenSignals
 class Stare:
     """The most surprising tokens of good completions weigh more, so that a certain policy keeps its entropy.
 
-    STARE (arXiv:2606.19236, released code): among the tokens of the batch's completions with ``A > 0``, the
-    ``share`` with the largest surprisal ``-log p`` gets ``weight``, all others 1; with ``bad_weight`` the same
-    share of the tokens with ``A < 0`` gets that one (the release's C2 takes 0.9). Nothing changes while the mean
-    entropy of completions with an advantage is ``entropy_nats`` or more; the release takes that of all.
+    STARE (arXiv:2606.19236, released code): of the batch's tokens with ``A > 0``, the ``share`` with the largest
+    surprisal ``-log p`` gets ``weight``; the same share of the tokens with ``A < 0`` gets ``bad_weight`` (0.9 in
+    the release's C2); all others get 1. Nothing changes while the mean entropy of completions with an advantage
+    is ``entropy_nats`` or more; the release takes that of all.
 
     The release takes 1.05 from 14B parameters on. Weights are not scaled to mean 1. Use it where entropy falls.
 
@@ -37,13 +37,13 @@ class Stare:
     whole_batch: ClassVar[bool] = True
 
     share: float = 0.1
-    """Share of the tokens that are reweighted, at least one."""
+    """Share of the tokens that is reweighted, at least one."""
     weight: float = 1.1
     """Of surprising tokens where the advantage is positive; 1 with ``bad_weight`` 1 gives GRPO."""
     bad_weight: float = 1.0
     """Of surprising tokens where the advantage is negative."""
     entropy_nats: float = 0.3
-    """Mean entropy of the batch from which on every weight is 1."""
+    """Mean entropy of the batch at or above which every weight is 1."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["share"], positive=["weight", "bad_weight", "entropy_nats"])

@@ -20,10 +20,11 @@ Use = Literal["rewards", "weights"]
 class StepScores:
     """Scores of your own, one per step: from a reward function, an environment or a process reward model.
 
-    ``use="rewards"`` is GRPO's process supervision (arXiv:2402.03300, section 4.1.3): with ``r_k`` the score of
-    step k, normalised over the group's steps, ``A_t = A + strength sum_{l >= k} discount^(l - k) r_l``.
-    **Additive**. ``use="weights"`` is ours, for scores from 0 to 1: ``A_t = A (1 + strength (w_k - 1))``, ``w``
-    the score where ``A > 0``, else 1 less the score, over its mean. A token outside every step keeps ``A``.
+    ``use="rewards"`` is GRPO's process supervision (arXiv:2402.03300, section 4.1.3), **additive**:
+    ``A_t = A + strength sum_{l >= k} discount^(l - k) r_l``, with ``r_k`` the score of step k, normalised over
+    the group's steps. ``use="weights"`` is ours, for scores from 0 to 1: ``A_t = A (1 + strength (w_k - 1))``,
+    with ``w`` the score where ``A > 0``, else 1 less the score, over its mean. A token outside every step keeps
+    ``A``.
 
     The scores are what a reward function logs as "step_scores"; without them, turns have their ``turn_rewards``.
 
@@ -38,19 +39,20 @@ class StepScores:
     source: ClassVar[str] = "arXiv:2402.03300"
 
     use: Use = "rewards"
-    """``rewards``: added, and compared in the group; ``weights``: they share out the advantage."""
+    """``rewards``: scores are compared in the group and added; ``weights``: they share out the advantage."""
     steps: Steps = "turns"
-    """``turns``, ``tokens``, ``spans`` of characters, or what ends with ``separator``."""
+    """A step is one of the ``turns``, ``tokens``, ``spans`` of characters, or what ends with ``separator``."""
     separator: str = "\n\n"
     """The text that ends a step; ``\\n`` in it is a line break."""
     prm: str | None = None
-    """A token classifier over the policy's vocabulary, whose last class is read at step ends."""
+    """Process reward model: a token classifier over the policy's vocabulary, whose last class is read at step
+    ends."""
     strength: float = 1.0
-    """Of the scores beside the advantage; 0 gives GRPO."""
+    """Weight of the scores; 0 gives GRPO."""
     discount: float = 1.0
-    """Per step, of the rewards to come; 0 credits each step with its own."""
+    """Per step, of later rewards; 0 credits each step with its own only."""
     outcome: bool = True
-    """Add the completion's own advantage to rewards; the source does not."""
+    """Add the completion's own advantage to the rewards; the source does not."""
     epsilon: float = 1e-4
     """Added to the group's deviation."""
 
