@@ -77,8 +77,9 @@ def slow_extra(trainer, inputs, teacher_log_q):
                     ratio = math.exp((now - inputs["old_per_token_logps"][b, t]).clamp(-20, 20).item())
                     ratio = min(ratio, term.ratio_clip)
                 total = total + weight * ratio * kl
-            if term.anchor == "urkl":
-                total = total + term.anchor_weight * (now - inputs["gear_reference_logprob"][b, t]) ** 2 / 2
+            if term.anchor == "rkl":
+                log_ratio = now - inputs["gear_reference_logprob"][b, t]
+                total = total + term.anchor_weight * (log_ratio + 1) ** 2 / 2
     return total / normaliser
 
 
@@ -87,7 +88,7 @@ TERMS = {
     "students_top_k": Distillation(beta=0.5, top_k=5, top_k_of="student"),
     "no_tail": Distillation(beta=0.3, top_k=5, tail=False, max_nats=0.05),
     "ratio": Distillation(beta=0.5, ratio_clip=2.0),
-    "anchor": Distillation(beta=1.0, anchor="urkl", anchor_weight=0.3),
+    "anchor": Distillation(beta=1.0, anchor="rkl", anchor_weight=0.3),
 }
 
 
@@ -266,6 +267,7 @@ def test_rows_without_context_are_neither_distilled_nor_anchored(tiny_model, tmp
     known = torch.cat([(~x["gear_reference_logprob"].isnan()).any(-1) for x in attached])
     assert (weight == 0).sum() == without and (weight[weight != 0] == 0.5).all()
     assert torch.equal(known, weight > 0)
+    assert not any(history(trainer, "gear/distill/non_finite")), "what was not computed is none"
 
 
 def test_a_weight_of_nothing_trains_as_grpo(tiny_model, tmp_path):
