@@ -15,6 +15,7 @@ from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.engines.trl.loss import attach
 from gear_rl.methods import Sdpg
 from gear_rl.traits import Distillation
+from tensor.test_distill import naive_divergence
 
 
 def ready(trainer, term):
@@ -43,6 +44,9 @@ def log_probs(model, prompt, prompt_mask, ids, attention, temperature):
     return (out.logits[:, -ids.shape[1] - 1 : -1].float() / temperature).log_softmax(-1)
 
 
+OF_DIVERGENCE = ("beta", "top_k", "top_k_of", "tail")
+
+
 def slow_extra(trainer, inputs, teacher_log_q):
     """Term and anchor token by token, with gradient through the model's own full logits."""
     term = trainer.credit.distillation
@@ -57,20 +61,10 @@ def slow_extra(trainer, inputs, teacher_log_q):
             now = log_p[b, t, inputs["completion_ids"][b, t]]
             weight = inputs["gear_distill_weight"][b, t].item()
             if weight:
-                lp = (log_p[b, t] / term.temperature).log_softmax(-1)
-                lq = (teacher_log_q[b, t] / term.temperature).log_softmax(-1)
-                p, q = lp.exp(), lq.exp()
-                if term.top_k is not None:
-                    likeliest = (p if term.top_k_of == "student" else q).topk(term.top_k).indices
-                    p, q = p[likeliest], q[likeliest]
-                    if term.tail:
-                        p, q = (torch.cat([x, 1 - x.sum()[None]]) for x in (p, q))
-                    p, q = p / p.sum(), q / q.sum()
-                    lp, lq = p.log(), q.log()
-                m = term.beta * q + (1 - term.beta) * p
-                kl = (p * (lp - lq)).sum()
-                if term.beta < 1:
-                    kl = term.beta * (q * (lq - m.log())).sum() + (1 - term.beta) * (p * (lp - m.log())).sum()
+                p, q = (
+                    (x[b, t].double() / term.temperature).softmax(-1)[None] for x in (log_p, teacher_log_q)
+                )
+                kl = naive_divergence(p, q, **{name: getattr(term, name) for name in OF_DIVERGENCE})[0]
                 kl = kl.clamp(max=term.max_nats or math.inf)
                 ratio = 1.0
                 if term.ratio_clip is not None and "old_per_token_logps" in inputs:
