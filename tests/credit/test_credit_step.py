@@ -35,18 +35,19 @@ def model(tokenizer):
 
 
 def prompts_of(tokenizer, texts):
-    return left_padded([tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts], pad_id=0)
+    """Each text as a user's message, in the model's template."""
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    rendered = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats]
+    return left_padded([tokenizer(t, add_special_tokens=False)["input_ids"] for t in rendered], pad_id=0)
 
 
 def batch(tokenizer, contexts=("is 3", "is 3", "is 7", "is 7")):
     """Two groups of two; in the first both have the same reward."""
-    chats = [[{"role": "user", "content": "How much?"}]] * 4
-    shown = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats]
     return written(
         tokenizer,
         COMPLETIONS,
-        student=prompts_of(tokenizer, shown),
-        prompts=chats,
+        student=prompts_of(tokenizer, ["How much?"] * 4),
+        prompts=[[{"role": "user", "content": "How much?"}]] * 4,
         rows=[{"answer": context} for context in contexts],
         rewards=[1.0, 1.0, 1.0, 0.0],
         advantage_B=torch.tensor([0.0, 0.0, 0.7, -0.7]),
@@ -69,15 +70,7 @@ def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, 
         template.replace("{prompt}", "How much?").replace("{privileged_context}", row["answer"])
         for row in rollouts.rows
     ]
-    teacher = prompts_of(
-        tokenizer,
-        [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-            )
-            for text in taught
-        ],
-    )
+    teacher = prompts_of(tokenizer, taught)
     rows = torch.tensor([2, 3])  # the others have no advantage, and are not scored
     signals = score(
         model,
