@@ -74,7 +74,7 @@ install-verl: $(VENV_VERL)/.project ## Make the virtual environment with verl, v
 test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the CPU, and test what came out
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
 
-campaign: $(VENV)/.dev ## Kill and corrupt runs many times over: what is lost, what leaks
+campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
 	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out docs/results/campaign.json --page docs/checkpoints.md $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again

@@ -7,31 +7,16 @@ from dataclasses import asdict
 
 import pytest
 
-from gear_rl.records import FORMAT, Record, RecordWriter, read_records
-
-
-def record(step: int = 0, length: int = 3, **changes) -> Record:
-    values = {
-        "step": step, "group": 0, "method": "gear", "prompt": "1+1", "tokens": ["é\n"] * length,
-        "ids": [7] * length, "mask": [1] * length, "turn": [0] * length, "segment": [0] * length, "reward": 1.0,
-        "advantage": 0.5, "credit": [0.5] * length, "weight": [1.0] * length,
-        "signals": {"divergence": [0.25] * length},
-    }  # fmt: skip
-    return Record(**values | changes)
+from gear_rl.records import FORMAT, RecordWriter, read_records
+from support.records import record
 
 
 def test_a_written_record_is_read_back(tmp_path):
-    written = [record(0), record(1, length=0), record(2, reward=None, fallback="no_context", signals={})]
-    written += [record(3, prompt='\r\n\u2028"\\')]  # one line whatever the text
+    written = [record(tokens=["é\n"] * 3), record(0), record(reward=None, fallback="no_context", signals={})]
+    written += [record(prompt='\r\n\u2028"\\')]  # one line whatever the text
+    written += [record(prompt="\ud83d")]  # a surrogate alone, which UTF-8 has no bytes for
     RecordWriter(tmp_path / "new" / "r.jsonl").write(written)
     assert list(read_records(tmp_path / "new" / "r.jsonl")) == written
-
-
-def test_half_of_a_character_is_written_and_read_back(tmp_path):
-    file = tmp_path / "records.jsonl"
-    broken = record(prompt="\ud83d")  # a surrogate alone, which UTF-8 has no bytes for
-    RecordWriter(file).write([broken])
-    assert [*read_records(file)] == [broken]
 
 
 def test_numbers_are_short_and_nan_is_null_in_the_file(tmp_path):
@@ -48,16 +33,16 @@ def test_numbers_are_short_and_nan_is_null_in_the_file(tmp_path):
 
 @pytest.mark.parametrize("kept", [1, 2, 5])
 def test_the_oldest_records_go_first(tmp_path, kept):
-    size = len(record(0).to_json().encode()) + 1
+    size = len(record(step=0).to_json().encode()) + 1
     writer = RecordWriter(tmp_path / "r.jsonl", max_bytes=kept * size)
     for step in range(7):
-        writer.write([record(step)])
+        writer.write([record(step=step)])
         assert (tmp_path / "r.jsonl").stat().st_size <= kept * size
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == list(range(7 - kept, 7))
 
 
 def test_the_newest_is_kept_though_it_is_too_large(tmp_path):
-    RecordWriter(tmp_path / "r.jsonl", max_bytes=1).write([record(0), record(1)])
+    RecordWriter(tmp_path / "r.jsonl", max_bytes=1).write([record(step=0), record(step=1)])
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [1]
     with pytest.raises(ValueError, match="max_bytes: 0 is too small"):
         RecordWriter(tmp_path / "r.jsonl", max_bytes=0)
@@ -67,15 +52,15 @@ def test_a_full_disk_ends_the_recording_with_one_warning_and_leaves_the_old_file
     tmp_path, monkeypatch, caplog
 ):
     writer = RecordWriter(tmp_path / "r.jsonl")
-    writer.write([record(0)])
+    writer.write([record(step=0)])
 
     def dies(handle):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", dies)
-    writer.write([record(1)])
+    writer.write([record(step=1)])
     monkeypatch.undo()
-    writer.write([record(2)])
+    writer.write([record(step=2)])
     [message] = caplog.messages
     assert message == f"record_file: {writer.path}: disk full; nothing more is recorded, the training goes on"
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [0]
@@ -84,14 +69,14 @@ def test_a_full_disk_ends_the_recording_with_one_warning_and_leaves_the_old_file
 
 def test_a_resumed_run_drops_the_records_that_it_makes_again(tmp_path, caplog):
     file = tmp_path / "r.jsonl"
-    RecordWriter(file).write(record(step) for step in range(1, 6))
-    RecordWriter(file, resume_step=3).write([record(4, method="again")])
+    RecordWriter(file).write(record(step=step) for step in range(1, 6))
+    RecordWriter(file, resume_step=3).write([record(step=4, method="again")])
     found = [(r.step, r.method) for r in read_records(file)]
     assert found == [(1, "gear"), (2, "gear"), (3, "gear"), (4, "again")]
-    RecordWriter(file).write([record(9)])
+    RecordWriter(file).write([record(step=9)])
     assert [r.step for r in read_records(file)] == [9]
     file.unlink()
-    RecordWriter(file, resume_step=3).write([record(4)])
+    RecordWriter(file, resume_step=3).write([record(step=4)])
     assert [r.step for r in read_records(file)] == [4]
     assert caplog.messages == [f"record_file: {file} is missing; records begin at step 4"]
 

@@ -1,11 +1,10 @@
-"""``make campaign``: kill, corrupt and look for leaks, many times over; writes a table and JSON.
+"""``make campaign``: kill and look for leaks, many times over; writes a table and JSON.
 
 It takes a good part of an hour; ``--kills 4 --rollouts 1000`` is a short one. A part is written as soon as it is
 done; with ``--only`` the other parts of the file stay as they are.
 """
 
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from campaign.canary import canary
-from campaign.corruption import corruption
 from campaign.kills import kills, writers
 from campaign.page import renewed
 from gear_rl.files import replace_file
@@ -31,15 +29,13 @@ def campaign(
     only: Annotated[list[str] | None, typer.Option(help="Only this part (may be repeated).")] = None,
     page: Annotated[Path | None, typer.Option(help="Renew the table of this page.")] = None,
 ) -> None:
-    """Kill, corrupt, and look for leaks; exit code 1 where something was lost, changed or leaked."""
+    """Kill, and look for leaks; exit code 1 where something was lost, changed or leaked."""
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "writers": writers,
-        "corruption": lambda folder: corruption(folder, seed),
         "kills": lambda folder: kills(folder, number, seed),
         "early": lambda folder: kills(folder, -(-number // 10), seed, early=True),
         "canary": lambda folder: canary(folder, rollouts, seed),
     }
-    logging.getLogger("gear_rl").setLevel(logging.ERROR)  # every damaged checkpoint would be said
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     faults = list[str]()
     for title in only or parts:

@@ -1,11 +1,9 @@
 """The campaign's table on ``docs/checkpoints.md``, made from ``docs/results/campaign.json``."""
 
-from collections import Counter
 from typing import Any
 
 _PARTS = {
     "writers": "A second process that wants to write the folder",
-    "corruption": "Every file of a checkpoint: deleted, cut, emptied, one bit flipped",
     "kills": "`kill -9` after the first checkpoint: half at random times, half inside the write of another",
     "early": "`kill -9` before the first checkpoint",
     "canary": "Rollouts beside a privileged context of their own",
@@ -17,10 +15,8 @@ def renewed(page: str, found: dict[str, Any]) -> str:
     lines = ["| done to it | times | outcome | faults |", "|---|---:|---|---:|"]
     for part, words in _PARTS.items():
         if part in found:
-            row, sums = found[part], Counter[str]()
-            for what, times in row["outcomes"].items():
-                sums[what.rpartition(": ")[2]] += times  # of every damage
-            outcomes = ", ".join(f"{what} {times:,}" for what, times in sums.items())
+            row = found[part]
+            outcomes = ", ".join(f"{what} {times:,}" for what, times in row["outcomes"].items())
             lines.append(f"| {words} | {row['n']:,} | {outcomes} | {len(row['faults'])} |")
     before, mark, rest = page.partition("<!-- campaign -->\n")
     return before + mark + "\n".join(lines) + "\n" + rest[rest.index("<!-- /campaign -->") :]

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gear_rl.records import Record
 from support.commands import gear
+from support.records import record
 
 
 def write(file: Path, method: str) -> None:
-    record = Record(
-        step=0, group=0, method=method, prompt="1+1", tokens=["2", "!"], ids=[7, 8], mask=[1, 1], turn=[0, 0],
-        segment=[0, 1], reward=1.0, advantage=0.5, credit=[0.75, 0.25], weight=[1.5, 0.5],
-    )  # fmt: skip
-    file.write_text(record.to_json() + "\n", encoding="utf-8")
+    made = record(2, method=method, tokens=["2", "!"], credit=[0.75, 0.25], weight=[1.5, 0.5])
+    file.write_text(made.to_json() + "\n", encoding="utf-8")
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 import dataclasses
 import logging
-import math
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from gear_rl.signals.batch import left_padded
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.signal import BatchSignal, names_of
 from gear_rl.types import Signal
-from support.batches import PlainEngine, batch_of
+from support.batches import PlainEngine, written
 from support.scoring import score
 
 COMPLETIONS = ["1 plus 2 is 3", "4", "it is 7 or 8", "no, it is 9"]
@@ -32,39 +31,28 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    model = tiny.model(len(tokenizer))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(10.0)
-    return model
+    return tiny.louder(tiny.model(len(tokenizer)))
 
 
 def prompts_of(tokenizer, texts):
-    return left_padded([tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts], pad_id=0)
+    """Each text as a user's message, in the model's template."""
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    rendered = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats]
+    return left_padded([tokenizer(t, add_special_tokens=False)["input_ids"] for t in rendered], pad_id=0)
 
 
-def batch(tokenizer, contexts=("is 3", "is 3", "is 7", "is 7"), **changes):
+def batch(tokenizer, contexts=("is 3", "is 3", "is 7", "is 7")):
     """Two groups of two; in the first both have the same reward."""
-    ids = [tokenizer(text)["input_ids"] for text in COMPLETIONS]
-    width = max(map(len, ids))
-    padded = torch.tensor([row + [0] * (width - len(row)) for row in ids])
-    mask = torch.tensor([[i < len(row) for i in range(width)] for row in ids])
-    chats = [[{"role": "user", "content": "How much?"}]] * 4
-    shown = [tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=False) for c in chats]
-    settings: dict[str, Any] = {
-        "mask": mask,
-        "student": prompts_of(tokenizer, shown),
-        "prompts": chats,
-        "rows": [{"answer": context} for context in contexts],
-        "messages": COMPLETIONS,
-        "rewards": [1.0, 1.0, 1.0, 0.0],
-        "advantage_B": torch.tensor([0.0, 0.0, 0.7, -0.7]),
-        "group": [0, 0, 1, 1],
-    }
-    made = batch_of(padded, **{**settings, **changes})
-    attention = dataclasses.replace(made.completions, attention=mask.long())
-    return dataclasses.replace(made, completions=attention)
+    return written(
+        tokenizer,
+        COMPLETIONS,
+        student=prompts_of(tokenizer, ["How much?"] * 4),
+        prompts=[[{"role": "user", "content": "How much?"}]] * 4,
+        rows=[{"answer": context} for context in contexts],
+        rewards=[1.0, 1.0, 1.0, 0.0],
+        advantage_B=torch.tensor([0.0, 0.0, 0.7, -0.7]),
+        group=[0, 0, 1, 1],
+    )
 
 
 def run(model, tokenizer, method, rollouts, **settings):
@@ -82,15 +70,7 @@ def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, 
         template.replace("{prompt}", "How much?").replace("{privileged_context}", row["answer"])
         for row in rollouts.rows
     ]
-    teacher = prompts_of(
-        tokenizer,
-        [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-            )
-            for text in taught
-        ],
-    )
+    teacher = prompts_of(tokenizer, taught)
     rows = torch.tensor([2, 3])  # the others have no advantage, and are not scored
     signals = score(
         model,
@@ -112,43 +92,6 @@ def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, 
     assert engine.records[2].credit == pytest.approx(
         result.credit.advantage[2][rollouts.completions.mask[2]].tolist()
     )
-
-
-def test_grpo_costs_no_pass_and_stays_grpo(model, tokenizer):
-    rollouts = batch(tokenizer)
-    config = CreditConfig().resolved(Uniform())
-    engine = PlainEngine(tokenizer, None, config)  # without a model: any forward would fail
-    result = step(rollouts, Uniform(), engine, config)
-    assert for_loss(rollouts, result.credit) is rollouts.advantage_B
-
-
-def test_a_completion_without_context_keeps_its_grpo_advantage(model, tokenizer):
-    result, engine = run(model, tokenizer, Gear(), batch(tokenizer, contexts=("is 3", "is 3", None, "is 7")))
-    mask = batch(tokenizer).completions.mask
-    assert result.fallback_B["no_context"].tolist() == [False, False, True, False]
-    assert torch.equal(result.credit.advantage[2], torch.where(mask[2], 0.7, 0.0))
-    assert not torch.equal(result.credit.advantage[3], torch.where(mask[3], -0.7, 0.0))
-    assert engine.logged["gear/fallbacks"] == 1.0
-
-
-class Broken(PlainEngine):
-    """One number of a pass is not finite."""
-
-    def forward(self, request):
-        values = super().forward(request)
-        values["divergence"][3, 0] = math.nan
-        return values
-
-
-def test_a_signal_that_is_not_finite_never_reaches_the_loss(model, tokenizer, caplog):
-    config = CreditConfig().resolved(Gear())
-    engine, rollouts = Broken(tokenizer, model, config), batch(tokenizer)
-    with caplog.at_level(logging.WARNING):
-        result = step(rollouts, Gear(), engine, config)
-    mask = rollouts.completions.mask
-    assert torch.equal(result.credit.advantage[3], torch.where(mask[3], -0.7, 0.0))
-    assert result.signals.divergence.isfinite().all() and not result.trusted_B[3]
-    assert engine.logged["gear/fallback/non_finite"] == 1.0 and "kept their GRPO advantage" in caplog.text
 
 
 @dataclass(frozen=True, kw_only=True)

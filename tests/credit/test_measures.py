@@ -7,7 +7,7 @@ import torch
 
 from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured, weights
 from gear_rl.credit.plan import FALLBACKS
-from gear_rl.credit.siblings import cleaned, finite_rows, without
+from gear_rl.credit.siblings import finite_rows, without
 from gear_rl.methods import FixedSpans, Gear, RandomOnsets, Rlsd, Uniform
 from gear_rl.signals.table import SIGNALS
 from gear_rl.types import Credit, TokenSignals, is_per_row
@@ -110,18 +110,6 @@ def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
             getattr(signals, name)[2, 2] = value  # masked
         assert finite_rows(signals).tolist() == [True, False, True, True], name
     assert finite_rows(TokenSignals(mask=torch.ones(2, 0, dtype=torch.bool))).tolist() == [True, True]
-
-
-def test_cleaned_rows_hold_0_and_others_are_as_they_were():
-    signals, keep_B = every_signal(), torch.tensor([True, False, True, True])
-    signals.divergence[1] = math.nan
-    found = cleaned(signals, keep_B)
-    for name in SIGNALS:
-        value = getattr(found, name)
-        whole = name not in floats(signals)
-        assert value.flatten(1).amax(-1).tolist() == [1, int(whole), 1, 1] if value.dim() > 1 else True, name
-    assert found.reward_B.tolist() == [1, 0, 1, 1] and torch.equal(found.mask, signals.mask)
-    assert signals.reward_B.tolist() == [1] * 4, "the signals themselves are left alone"
 
 
 def test_without_a_row_the_others_have_no_such_sibling():

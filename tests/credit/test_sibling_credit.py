@@ -89,16 +89,7 @@ def test_a_bad_number_reaches_its_own_completion_alone(monkeypatch, caplog, name
     assert signals.group_B.tolist()[0] == 0 and signals.group_B.tolist().count(signals.group_B[1]) == 1
     assert not getattr(signals, name)[1].any() and getattr(signals, name).isfinite().all()
     assert (signals.turn_id[1] == -1).all()
-
-
-def test_a_bad_number_of_a_teacher_is_not_imitated(monkeypatch):
-    poisoning(monkeypatch, 1, "teacher_logprob")
-    batch, result, _ = passed(Opsd(sampled=True, strength=0.5))
-    others, seen = [0, 2, 3, 4, 5, 6, 7], result.signals
-    pull = torch.where(MASK, seen.teacher_logprob - seen.student_logprob, 0.0)
-    expected = 0.5 * (plain(batch) + pull)
-    torch.testing.assert_close(result.credit.advantage[others], expected[others])
-    assert torch.equal(result.credit.advantage[1], plain(batch)[1]) and pull[others].any()
+    assert result.signals.get(name).isfinite().all() and not result.trusted_B[1]
 
 
 def test_a_bad_number_where_the_advantage_is_0_reaches_no_sibling(monkeypatch):

@@ -116,12 +116,3 @@ def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog):
     [record] = caplog.records
     assert "row 2" in record.message and "prompt is missing" in record.message
     assert "4 of 6 rows" in record.message and "2 prompt is empty" in record.message
-
-
-def test_a_path_into_a_column_makes_a_column(tmp_path):
-    verl = [{"prompt": [{"role": "user", "content": f"q{i}"}], "reward_model": {"ground_truth": str(i)}}
-            for i in range(3)]  # fmt: skip
-    file = jsonl(tmp_path / "a.jsonl", verl)
-    columns = {"answer": "reward_model.ground_truth", "question": "prompt.0.content"}
-    found = load_rows(file, columns=columns, chat=True)
-    assert [(row["answer"], row["question"]) for row in found] == [("0", "q0"), ("1", "q1"), ("2", "q2")]

@@ -5,12 +5,9 @@ from dataclasses import replace
 import pytest
 
 from engines import tiny
-from engines.distilling import LORA
-from engines.running import same, weights
 from engines.scripted import END, Desk, call, scripted
 from engines.watching import kept_ids
-from gear_rl import Gear, Uniform
-from gear_rl.methods import AgentOpsd, Cast, Opsd
+from gear_rl import Gear
 from gear_rl.records import read_records
 
 LOOK = call("look", '{"place": "a"}')
@@ -173,21 +170,3 @@ def test_contexts_without_ground_truth(tiny_model, tmp_path):
     assert [record.fallback for record in records] == ["no_context", None, None, None]
     for text, record in zip(('"look"', "no such drawer", '"look"'), records[1:], strict=True):
         assert text in record.teacher_prompt.split("<|im_start|>user")[1]
-
-
-@pytest.mark.parametrize("peft", [None, LORA], ids=["full", "lora"])
-def test_newer_methods_train_agents(peft, tiny_model, tmp_path):
-    """From several turns, beside GRPO: scored, finite, and with weights of their own."""
-    scripts, found = [THREE_TURNS, [LOOK, "I saw"], [LOOK, f"done{END}"], [f"done{END}"]], {}
-    for method in (Uniform(), AgentOpsd(), Cast(flip_nats=0.1), Opsd()):
-        folder = tmp_path / method.name
-        settings = {"success_reward": 1.0} if method.name == "agent_opsd" else {}
-        trainer, records = run(folder, tiny_model, scripts, credit=method, peft=peft, max_steps=2, **settings)
-        assert [record.fallback for record in records] == [None] * 8
-        found[method.name] = weights(trainer)
-        logged = trainer.state.log_history[0]
-        assert logged["gear/fallback/non_finite"] == 0.0
-        assert method.name == "uniform" or logged["gear/scored"] == 4
-    names = list(found)
-    for a, name in enumerate(names):
-        assert not any(same(found[name], found[other]) for other in names[:a]), name

@@ -15,6 +15,7 @@ from gear_rl.engines.trl import trainer as trl_trainer
 from gear_rl.engines.trl.loss import attach
 from gear_rl.methods import Sdpg
 from gear_rl.traits import Distillation
+from tensor.test_distill import naive_divergence
 
 
 def ready(trainer, term):
@@ -43,6 +44,9 @@ def log_probs(model, prompt, prompt_mask, ids, attention, temperature):
     return (out.logits[:, -ids.shape[1] - 1 : -1].float() / temperature).log_softmax(-1)
 
 
+OF_DIVERGENCE = ("beta", "top_k", "top_k_of", "tail")
+
+
 def slow_extra(trainer, inputs, teacher_log_q):
     """Term and anchor token by token, with gradient through the model's own full logits."""
     term = trainer.credit.distillation
@@ -57,28 +61,19 @@ def slow_extra(trainer, inputs, teacher_log_q):
             now = log_p[b, t, inputs["completion_ids"][b, t]]
             weight = inputs["gear_distill_weight"][b, t].item()
             if weight:
-                lp = (log_p[b, t] / term.temperature).log_softmax(-1)
-                lq = (teacher_log_q[b, t] / term.temperature).log_softmax(-1)
-                p, q = lp.exp(), lq.exp()
-                if term.top_k is not None:
-                    likeliest = (p if term.top_k_of == "student" else q).topk(term.top_k).indices
-                    p, q = p[likeliest], q[likeliest]
-                    if term.tail:
-                        p, q = (torch.cat([x, 1 - x.sum()[None]]) for x in (p, q))
-                    p, q = p / p.sum(), q / q.sum()
-                    lp, lq = p.log(), q.log()
-                m = term.beta * q + (1 - term.beta) * p
-                kl = (p * (lp - lq)).sum()
-                if term.beta < 1:
-                    kl = term.beta * (q * (lq - m.log())).sum() + (1 - term.beta) * (p * (lp - m.log())).sum()
+                p, q = (
+                    (x[b, t].double() / term.temperature).softmax(-1)[None] for x in (log_p, teacher_log_q)
+                )
+                kl = naive_divergence(p, q, **{name: getattr(term, name) for name in OF_DIVERGENCE})[0]
                 kl = kl.clamp(max=term.max_nats or math.inf)
                 ratio = 1.0
                 if term.ratio_clip is not None and "old_per_token_logps" in inputs:
                     ratio = math.exp((now - inputs["old_per_token_logps"][b, t]).clamp(-20, 20).item())
                     ratio = min(ratio, term.ratio_clip)
                 total = total + weight * ratio * kl
-            if term.anchor == "urkl":
-                total = total + term.anchor_weight * (now - inputs["gear_reference_logprob"][b, t]) ** 2 / 2
+            if term.anchor == "rkl":
+                log_ratio = now - inputs["gear_reference_logprob"][b, t]
+                total = total + term.anchor_weight * (log_ratio + 1) ** 2 / 2
     return total / normaliser
 
 
@@ -87,7 +82,7 @@ TERMS = {
     "students_top_k": Distillation(beta=0.5, top_k=5, top_k_of="student"),
     "no_tail": Distillation(beta=0.3, top_k=5, tail=False, max_nats=0.05),
     "ratio": Distillation(beta=0.5, ratio_clip=2.0),
-    "anchor": Distillation(beta=1.0, anchor="urkl", anchor_weight=0.3),
+    "anchor": Distillation(beta=1.0, anchor="rkl", anchor_weight=0.3),
 }
 
 
@@ -266,6 +261,7 @@ def test_rows_without_context_are_neither_distilled_nor_anchored(tiny_model, tmp
     known = torch.cat([(~x["gear_reference_logprob"].isnan()).any(-1) for x in attached])
     assert (weight == 0).sum() == without and (weight[weight != 0] == 0.5).all()
     assert torch.equal(known, weight > 0)
+    assert not any(history(trainer, "gear/distill/non_finite")), "what was not computed is none"
 
 
 def test_a_weight_of_nothing_trains_as_grpo(tiny_model, tmp_path):

@@ -8,7 +8,6 @@ from accelerate import Accelerator
 from transformers import Qwen3ForTokenClassification
 
 from engines import tiny
-from engines.distilling import LORA
 from engines.probing import Probe
 from engines.running import history, same, trained, weights
 from engines.scripted import END, call, scripted
@@ -196,8 +195,7 @@ def test_passes_take_temperature_batch_size_seed_and_pattern_of_the_settings(tin
         assert torch.equal(getattr(signals, name), value), name
 
 
-@pytest.mark.parametrize("peft", [None, LORA], ids=["plain", "lora"])
-def test_scores_of_a_reward_function_and_of_a_reward_model_train(peft, tiny_model, tmp_path):
+def test_scores_of_a_reward_function_and_of_a_reward_model_train(tiny_model, tmp_path):
     """One run with a score for every token, one with a classifier's: both move the weights as GRPO does not."""
 
     def judge(completions: Any, completion_ids: Any, log_extra: Any, **_: Any) -> list[float]:
@@ -214,7 +212,7 @@ def test_scores_of_a_reward_function_and_of_a_reward_model_train(peft, tiny_mode
         "logged": StepScores(steps="tokens", use="weights"),
         "prm": StepScores(steps="tokens", discount=0.5, prm=str(tmp_path / "prm")),
     }.items():
-        trainer = trained(tmp_path / name, tiny_model, method, reward=judge, peft=peft, max_steps=2)
+        trainer = trained(tmp_path / name, tiny_model, method, reward=judge, max_steps=2)
         assert not any(history(trainer, "gear/fallback/non_finite"))
         found[name] = weights(trainer)
     assert not any(same(found["grpo"], found[name]) for name in ("logged", "prm"))

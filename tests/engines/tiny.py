@@ -51,15 +51,19 @@ def model(vocab: int, **changes: Any) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def save(folder: Path) -> str:
-    """A loadable folder; its random model is made less uniform, so that signals differ from token to token."""
-    fast = tokenizer()
-    net = model(len(fast))
+def louder(net: Any, factor: float = 10.0) -> Any:
+    """The model, in evaluation mode and less uniform, so that signals differ from token to token."""
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(10.0)
-    net.save_pretrained(folder)
+                parameter.mul_(factor)
+    return net.eval()
+
+
+def save(folder: Path) -> str:
+    """A loadable folder."""
+    fast = tokenizer()
+    louder(model(len(fast))).save_pretrained(folder)
     fast.save_pretrained(folder)
     return str(folder)
 

@@ -11,7 +11,8 @@ import pytest
 from gear_rl.lab.localisation import Located, localisation
 from gear_rl.lab.plots import over_seeds
 from gear_rl.lab.report import findings, save_plots, save_report
-from gear_rl.lab.verdict import cell_of, compare
+from gear_rl.lab.verdict import compare
+from lab.test_verdict import cell
 
 HOSTILE = '<script>alert("1")</script> $x_ & --> {{ 7 * 7 }}'
 ENDS = {
@@ -22,16 +23,10 @@ ENDS = {
 
 
 def cells(ends: dict[str, list[float | None]], **more: object) -> list[dict]:
-    row = {
-        "task": "chain", "tier": "default", "steps": 4, "n_eval": 100, "accuracy_before": 0.2, "seconds": 1.0,
-        "held_out": [{"step": 2, "accuracy": 0.5, "n": 64}], "error": None,
-        "curves": {"reward": [0.1, None, 0.3, 0.4], "entropy": [1.0, 0.5, 0.4, 0.3]},
-    }  # fmt: skip
+    curves = {"reward": [0.1, None, 0.3, 0.4], "entropy": [1.0, 0.5, 0.4, 0.3]}
+    row = {"steps": 4, "n_eval": 100, "held_out": [{"step": 2, "accuracy": 0.5, "n": 64}], "curves": curves}
     return [
-        cell_of(
-            {**row, "method": m, "credit": m.title(), "seed": s, "accuracy_after": end, **more}
-            | ({"error": f"RuntimeError: {HOSTILE}"} if end is None else {})
-        )
+        cell(m, s, end, 0.2, **row, **more, error=f"RuntimeError: {HOSTILE}" if end is None else None)
         for m in ends
         for s, end in enumerate(ends[m])
     ]

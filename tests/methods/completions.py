@@ -3,15 +3,11 @@
 from typing import Any
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from gear_rl.methods import Gear
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
-
-PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
-"""The same forty completions in every run."""
 
 ANY = torch.ones(1)
 """Advantages where their signs are not read."""

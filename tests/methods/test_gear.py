@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import ANY, PROPERTY, completion, gears, literal, turns_of, written
+from methods.completions import ANY, completion, gears, literal, turns_of, written
+from tensor.tables import PROPERTY
 
 ONE = torch.tensor([1.0])
 

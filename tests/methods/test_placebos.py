@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gear_rl.methods import RandomOnsets, Shuffled, Uniform
 from gear_rl.traits import Distillation
 from gear_rl.types import TokenSignals
-from methods.completions import PROPERTY, completion, gears, literal, written
+from methods.completions import completion, gears, literal, written
+from tensor.tables import PROPERTY
 
 ONE = torch.tensor([1.0])
 TOKEN_ONLY = literal(onset_rule="never", renormalise="none")

@@ -67,6 +67,3 @@ def test_the_default_is_the_papers():
     credit = Rlcsd()(torch.tensor([1.0, -1.0, 5.0]), BATCH)
     expected = torch.tensor([[3.0, 0, 2, 2], [-3, -1, -2, 0], [0, 0, 0, 0]])
     torch.testing.assert_close(credit.advantage, expected)
-
-
-# CEPO is RLSD with a contrast

@@ -2,8 +2,7 @@
 
 import torch
 
-from gear_rl.methods import Gear, ScGrpo
-from gear_rl.traits import engine_settings_of
+from gear_rl.methods import ScGrpo
 from gear_rl.types import TokenSignals
 
 
@@ -19,9 +18,3 @@ def test_each_token_has_the_weight_of_its_own_divergence():
     credit = ScGrpo()(torch.tensor([3.0]), signals)
     assert torch.allclose(credit.advantage, torch.tensor([[1.0, 5.0, 0.0, 3.0]]))
     assert credit.segment_id.tolist() == [[0, 1, -1, 2]], "no segment"
-
-
-def test_it_is_token_by_token_gear_but_for_the_context():
-    settings = engine_settings_of(ScGrpo())
-    assert settings.pop("privileged_sources") == ["sibling"] and settings == engine_settings_of(Gear())
-    assert ScGrpo().needs == Gear(onset_rule="never").needs

@@ -1,13 +1,10 @@
 """A configuration arrives typed, and the error of a misspelt key or a wrong value names it."""
 
-import json
-
 import pytest
 
 from gear_rl import Gear, RandomOnsets, Shuffled
 from gear_rl.errors import InputError
 from gear_rl.runs.config import build_method, load_config, parse_word
-from support import commands
 
 BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
 
@@ -116,23 +113,6 @@ def test_a_word_that_yaml_may_not_mean_stays_text(word):
 @pytest.mark.parametrize("text", ["007", "1.10", "{prompt}", "[a]", "Q: {prompt}\nA: 1 # the answer"])
 def test_a_text_setting_takes_the_word_as_it_stands(text):
     assert load_config(None, [*BASE, "--run_name", text]).trainer["run_name"] == text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", *BASE, "--dataset", "bad.jsonl"], "gear: bad.jsonl, line 1: Expecting"),
-        (["train", *BASE, "--dataset", "plain.jsonl"], "gear: train_dataset: method 'gear' compares"),
-    ],
-)
-def test_bad_input_is_one_line_without_a_traceback(tmp_path, words, message):
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"\n{"prompt": \n')
-    (tmp_path / "plain.jsonl").write_text("\n".join(json.dumps({"prompt": f"{i}"}) for i in range(9)))
-    done = commands.gear(*words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len([line for line in done.stderr.splitlines() if line.strip()]) == 1, done.stderr
 
 
 def test_the_flags_of_trls_scripts_are_known():

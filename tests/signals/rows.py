@@ -23,16 +23,8 @@ def prompts_of(rows, pad=0):
     return left_padded(rows, pad)
 
 
-def louder(model: nn.Module, factor: float) -> nn.Module:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(factor)
-    return model.eval()
-
-
 def net(**settings) -> nn.Module:
-    return louder(tiny.model(97, hidden_size=40, **settings), 12.0)
+    return tiny.louder(tiny.model(97, hidden_size=40, **settings), 12.0)
 
 
 @contextlib.contextmanager

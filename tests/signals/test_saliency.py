@@ -9,7 +9,7 @@ from torch import nn
 
 from engines import tiny
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
-from signals.rows import completions_of, louder, prompts_of, right_padded
+from signals.rows import completions_of, prompts_of, right_padded
 from support.scoring import passed
 
 PAD = 3
@@ -25,7 +25,7 @@ WIDTH = 11
 
 def net(num_layers=3, scale=6.0):
     made = tiny.model(97, hidden_size=16, num_hidden_layers=num_layers, tie_word_embeddings=False)
-    return louder(made, scale)
+    return tiny.louder(made, scale)
 
 
 def found(model, name, **settings):

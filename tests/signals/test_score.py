@@ -15,7 +15,6 @@ from gear_rl.signals.teacher import CopyTeacher
 from signals.rows import (
     completions_of,
     counted,
-    louder,
     net,
     process_group,
     prompts_of,
@@ -116,7 +115,7 @@ def test_holds_under_what_wraps_a_model(model, wrap, tmp_path):
         if wrap == "fused":
             add_fused_lm_head(model, outputs=("log_probs", "entropy"))
         elif wrap == "peft":
-            model = louder(get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])), 1.0)
+            model = tiny.louder(get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])), 1.0)
             nn.init.normal_(next(p for name, p in model.named_parameters() if "lora_B" in name), std=0.5)
             expected = by_hand(model)
         else:
@@ -188,7 +187,7 @@ def test_a_teachers_pass_that_was_run_ahead_gives_the_same_bit_for_bit(model, ba
 def test_another_model_as_teacher(model, scored):
     """Also on a process that scores no row while another does."""
     completions, student, teacher = GIVEN
-    other = louder(tiny.model(97, hidden_size=16), 12.0)
+    other = tiny.louder(tiny.model(97, hidden_size=16), 12.0)
     options = {"teachers": [teacher], "row_B": torch.tensor(scored), "num_batches": 2, "teacher_model": other}
     found, expected = passed(model, EVERY, completions, student, **options), by_hand(model, teacher=other)
     for name in EVERY:

@@ -19,10 +19,12 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
 from gear_rl.engines.models import check_reward_model
 from gear_rl.methods import StepScores
-from gear_rl.signals.batch import ForwardRequest, left_padded
+from gear_rl.signals.batch import left_padded
 from gear_rl.signals.steps import PrmScore, StepId, StepScore, reward_model, token_places
 from gear_rl.signals.turns import TurnReward
-from support.batches import PlainEngine, batch_of
+from support import batches
+from support.batches import PlainEngine
+from support.scoring import request_of
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +34,8 @@ def engine():
 
 
 def written(engine, *texts, **changes):
-    """Rollouts with these completions, each as long as its text; ``|`` is an end of turn, which is no text."""
-    rows = [engine.tokenizer(text.replace("|", "<|im_end|>"))["input_ids"] for text in texts]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    mask = torch.tensor([[t < len(row) for t in range(width)] for row in rows])
-    return batch_of(ids, mask, messages=[*texts], **changes)
+    """Rollouts with these completions; ``|`` is an end of turn, which is no text."""
+    return batches.written(engine.tokenizer, [text.replace("|", "<|im_end|>") for text in texts], **changes)
 
 
 def pieces(engine, batch, values, b=0):
@@ -178,16 +176,8 @@ def test_a_reward_model_is_read_at_the_ends_of_steps(engine, prm):
     prompts = left_padded(shown, pad_id=0)
     signal = PrmScore(prm, "separator", " ;")
     steps = signal.reads[0].compute(batch, engine)
-    plan_of = {
-        "needs": [signal],
-        "step": 0,
-        "completions": batch.completions,
-        "student": prompts,
-        "teachers": [],
-    }
-    request = ForwardRequest(
-        **plan_of, scored_B=torch.tensor([True, True, False]), inputs={"step_id": steps.clamp(min=0)}
-    )
+    scored_B, inputs = torch.tensor([True, True, False]), {"step_id": steps.clamp(min=0)}
+    request = request_of([signal], batch.completions, prompts, row_B=scored_B, inputs=inputs)
     found = engine.forward(request)["step_score"]
     model = reward_model(prm, "cpu")
     for b in range(2):
@@ -206,17 +196,9 @@ def test_a_reward_model_is_read_at_the_ends_of_steps(engine, prm):
 def test_a_rollout_that_is_longer_than_the_reward_model_reads_is_named(engine, prm, monkeypatch):
     batch = written(engine, "1", "12 ; 3 ;4")
     lengths = [6 + int(batch.completions.mask[0].sum()), 1 + int(batch.completions.mask[1].sum())]
-    completions = dataclasses.replace(batch.completions, attention=batch.completions.mask.long())
-    signal = PrmScore(prm, "tokens")
-    request = ForwardRequest(
-        needs=[signal],
-        step=0,
-        completions=completions,
-        student=left_padded([[5] * 6, [9]], pad_id=0),
-        teachers=[],
-        scored_B=torch.tensor([True, True]),
-        inputs={"step_id": signal.reads[0].compute(batch, engine)},
-    )
+    signal, student = PrmScore(prm, "tokens"), left_padded([[5] * 6, [9]], pad_id=0)
+    inputs = {"step_id": signal.reads[0].compute(batch, engine)}
+    request = request_of([signal], batch.completions, student, inputs=inputs)
     config = reward_model(prm, "cpu").config
     monkeypatch.setattr(config, "max_position_embeddings", max(lengths))
     assert engine.forward(request)["step_score"].any(), "padding is not read"

@@ -67,6 +67,3 @@ def test_pages_of_one_piece(piece, sentences, lines):
     for end, number in ((SENTENCE_END, sentences), (LINE_END, lines)):
         ids = of(end, texts)
         assert max(ids) + 1 == number and ids[0] == 0 and ids[-1] == number - 1
-
-
-# the slow twin

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_rl.signals.transport import token_distances
-from methods.completions import PROPERTY
+from tensor.tables import PROPERTY
 
 pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'")
 from signals.transport_loop import agree, by_loop, random_states

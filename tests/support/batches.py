@@ -35,6 +35,16 @@ def batch_of(ids: torch.Tensor, mask: torch.Tensor | None = None, **changes: Any
     return RolloutBatch(**{**settings, **changes})
 
 
+def written(tokenizer: Any, texts: Sequence[str], **changes: Any) -> RolloutBatch:
+    """Rollouts with these texts as completions, padded on the right."""
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    completions = Completions(ids=ids, attention=mask.long(), mask=mask)
+    return batch_of(ids, mask, **{"completions": completions, "messages": [*texts], **changes})
+
+
 class PlainEngine:
     """An engine of one process: a model, a tokenizer, and lists for what is logged and recorded."""
 

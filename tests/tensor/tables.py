@@ -10,7 +10,7 @@ from torch import Tensor
 from gear_rl.tensor import divergences, logits
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
-"""The same forty tables in every run."""
+"""The same forty examples in every run."""
 
 
 @st.composite

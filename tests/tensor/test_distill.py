@@ -18,11 +18,8 @@ from tensor.test_logits import full_log_softmax, seeded
 WIDTH = 5
 
 
-def naive_terms(student, teacher, token, head, teacher_head, *, beta, top_k, top_k_of, tail, temperature):
+def naive_divergence(p, q, *, beta, top_k, top_k_of, tail):
     """Written from the formulas, in probabilities over all outcomes at once."""
-    logprob = full_log_softmax(student, head).gather(-1, token[:, None])[:, 0]
-    pairs = ((student, head), (teacher, teacher_head))
-    p, q = (full_log_softmax(x, replace(h, temperature=h.temperature * temperature)).exp() for x, h in pairs)
     if top_k is not None and top_k < p.shape[-1]:
         order = (p if top_k_of == "student" else q).argsort(-1, descending=True)
         p, q = (x.gather(-1, order) for x in (p, q))
@@ -34,9 +31,16 @@ def naive_terms(student, teacher, token, head, teacher_head, *, beta, top_k, top
             p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
     if beta in (0.0, 1.0):
         a, b = (q, p) if beta == 0.0 else (p, q)
-        return (a * (a / b).log()).sum(-1), logprob
+        return (a * (a / b).log()).sum(-1)
     m = beta * q + (1 - beta) * p
-    return (beta * q * (q / m).log() + (1 - beta) * p * (p / m).log()).sum(-1), logprob
+    return (beta * q * (q / m).log() + (1 - beta) * p * (p / m).log()).sum(-1)
+
+
+def naive_terms(student, teacher, token, head, teacher_head, *, temperature, **settings):
+    logprob = full_log_softmax(student, head).gather(-1, token[:, None])[:, 0]
+    pairs = ((student, head), (teacher, teacher_head))
+    p, q = (full_log_softmax(x, replace(h, temperature=h.temperature * temperature)).exp() for x, h in pairs)
+    return naive_divergence(p, q, **settings), logprob
 
 
 def drawn(seed, num_tokens=6, vocab=11, biased=False, **settings):

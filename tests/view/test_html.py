@@ -12,20 +12,10 @@ from typing import Any
 from gear_rl.records import Record, RecordWriter
 from gear_rl.view import html as module
 from gear_rl.view.html import save_html
+from support.records import record
 
 NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>&amp;<!--data-->"
 NAN = float("nan")
-
-
-def record(length: int = 3, **changes: Any) -> Record:
-    values: dict[str, Any] = {
-        "step": 2, "group": 5, "method": "gear", "prompt": "1+1", "tokens": [f" t{n}" for n in range(length)],
-        "ids": [70000 + n for n in range(length)], "mask": [1] * length, "turn": [0] * length,
-        "segment": list(range(length)), "reward": 1.0, "advantage": 0.5,
-        "credit": [0.25 * n for n in range(length)], "weight": [0.5 * n for n in range(length)],
-        "signals": {"divergence": [0.1 * n for n in range(length)]},
-    }  # fmt: skip
-    return Record(**values | changes)
 
 
 def agent(**changes: Any) -> Record:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gear_rl.records import Record
 from gear_rl.view.terminal import credit_text, rollout_panel, runs, shade, strengths
+from support.records import record as made_record
 
 
 def make(
@@ -19,17 +20,10 @@ def make(
     segment: list[int],
     advantage: float = -2.0,
     mask: list[int] | None = None,
-    fallback: str | None = None,
-    **more: Any,
 ) -> Record:
-    mask = mask or [1] * len(tokens)
-    more = {"turn": [0 if m else -1 for m in mask], **more}
-    return Record(
-        step=3, group=1, method="gear", prompt="7 - 3 - 5", tokens=tokens, ids=list(range(len(tokens))),
-        mask=mask, segment=segment, reward=0.0, advantage=advantage,
-        credit=[advantage * w for w in weight], weight=weight, fallback=fallback,
-        **more,
-    )  # fmt: skip
+    values: dict[str, Any] = {"tokens": tokens, "weight": weight, "segment": segment, "advantage": advantage}
+    values |= {"credit": [advantage * w for w in weight], "mask": mask or [1] * len(tokens)}
+    return made_record(len(tokens), **values, turn=[0 if m else -1 for m in values["mask"]])
 
 
 @pytest.fixture
