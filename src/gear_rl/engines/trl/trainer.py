@@ -26,14 +26,13 @@ from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.engines.trl.before import Health, warn_before
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
-from gear_rl.engines.trl.printing import SHORT
+from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
@@ -123,8 +122,9 @@ class GEARTrainer(Evaluating):
         for printer in [one for one in self.callback_handler.callbacks if type(one) in SHORT]:
             self.remove_callback(printer)
             self.add_callback(SHORT[type(printer)])
-        if self.accelerator.is_main_process:
-            warn_before(self)
+        if self.eval_dataset is not None and self.args.eval_strategy == "no":
+            message = "eval_dataset: nothing evaluates it; set eval_strategy to steps, and eval_steps"
+            self._warn_once("evaluation", message)
 
     # --- rollouts -------------------------------------------------------------------------------------------
 
