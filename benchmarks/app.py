@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.results import PROGRAM, AsJson, Out, deliver, measured
+from benchmarks.results import PROGRAM, AsJson, Out, deliver, machine, measured
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TASKS
 from gear_rl.cli.console import command_line, error_console, out_console, show_log, user_errors
 from gear_rl.errors import InputError, did_you_mean
@@ -104,7 +104,6 @@ def step(
     from benchmarks.step import bench_step, step_cells
     from gear_rl.runs.arena import task_of
     from gear_rl.runs.config import load_config
-    from gear_rl.runs.machine import machine
 
     show_log()
     result = bench_step(

@@ -7,8 +7,9 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import needs_of, settings_of
-from gear_rl.traits import engine_settings_of
+from gear_rl.runs.config import settings_of
+from gear_rl.signals.signal import names_of
+from gear_rl.traits import distillation_of, engine_settings_of
 
 SAME = 3
 """From so many equal settings on, a method refers to an earlier one for them."""
@@ -40,7 +41,10 @@ def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
     for name, cls in methods.items():
         row = costs["methods"].get(name)
         cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
-        lines.append(f"| [`{name}`](#{name}) | {needs_of(cls())} | {cost} |")
+        needs = ", ".join(f"`{signal}`" for signal in names_of(cls().needs))
+        teacher = "a teacher in the loss" if distillation_of(cls()) is not None else ""
+        needs = "; ".join(filter(None, (needs, teacher))) or "nothing"
+        lines.append(f"| [`{name}`](#{name}) | {needs} | {cost} |")
     lines += [
         "",
         "*Step / GRPO's*: CPU seconds of a training step over those of `uniform`, median of "

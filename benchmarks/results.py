@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.text import Text
 from gear_rl.cli.console import command_line, error_console, out_console
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
+from gear_rl.runs.machine import processor
 
 PROGRAM = "python -m benchmarks"
 AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
@@ -60,7 +62,6 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
-    from gear_rl.runs.machine import machine
     from gear_rl.versions import versions
 
     before = torch.get_num_threads()
@@ -73,6 +74,22 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str
     finally:
         torch.set_num_threads(before)
     return result | {"command": command_line(PROGRAM), "machine": machine(), "versions": versions()}
+
+
+def machine() -> str:
+    """A description of this machine, without its name.
+
+    >>> "core" in machine()
+    True
+    """
+    import torch
+
+    facts = processor()
+    units = {"avx2", "avx512f", "avx512_bf16", "amx_bf16"} & {*facts.get("flags", "").split()}
+    words = [facts.get("model name", platform.machine()), f"{os.cpu_count()} cores", *sorted(units)]
+    if torch.cuda.is_available():
+        words.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+    return ", ".join([*words, platform.system()])
 
 
 def deliver(

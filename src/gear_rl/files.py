@@ -1,7 +1,5 @@
-"""Atomic replacement of files, and strict JSON."""
+"""Atomic replacement of files, and JSON values without null."""
 
-import json
-import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -47,16 +45,6 @@ def check_output(out: Path, inputs: Iterable[Path], option: str) -> None:
             raise ValueError(f"{option}: {out} is in {path}, which is read here too; name another file")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ``ValueError`` for NaN, a number too large, or a repeated key.
-
-    >>> parse_json("[1e999]")
-    Traceback (most recent call last):
-    ValueError: 1e999 is no JSON value; write null, or quote it
-    """
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_refused, parse_float=_finite)
-
-
 def without_null(value: Any) -> Any:
     """A JSON value without the keys that hold null.
 
@@ -67,20 +55,3 @@ def without_null(value: Any) -> Any:
         pairs = cast(Mapping[str, Any], value).items()
         return {name: without_null(inner) for name, inner in pairs if inner is not None}
     return [without_null(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {max(names, key=names.count)!r} stands twice")
-    return row
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _refused(digits)
-
-
-def _refused(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON value; write null, or quote it")

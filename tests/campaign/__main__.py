@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.results import machine
 from campaign.canary import canary
 from campaign.kills import kills, writers
 from campaign.page import renewed
 from gear_rl.files import replace_file
-from gear_rl.runs.machine import machine
 from gear_rl.versions import versions
 
 

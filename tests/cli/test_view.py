@@ -18,7 +18,7 @@ def folder(tmp_path):
     write(tmp_path / "a.jsonl", "gear")
     write(tmp_path / "b.jsonl", "rlsd")
     good = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
-    (tmp_path / "bad.jsonl").write_text(good + good.replace('["2","!"]', "[1,null]"), encoding="utf-8")
+    (tmp_path / "bad.jsonl").write_text(good + good.replace('["2","!"]', '["2"]'), encoding="utf-8")
     return tmp_path
 
 
@@ -38,8 +38,8 @@ def test_several_files_become_one_page_and_one_a_picture_or_text(folder):
         (["a.jsonl", "b.jsonl"], "2 files: only a page shows several; add --html FILE"),
         (["a.jsonl", "c.jsonl", "--html", "page.html"], "c.jsonl does not exist"),
         (["a.jsonl", "--number", "1"], "--number: 1 is not there; a.jsonl has 1 records, from 0"),
-        (["bad.jsonl"], "bad.jsonl, line 2: not a credit record, tokens is"),
-        (["bad.jsonl", "--html", "page.html"], "bad.jsonl, line 2: not a credit record, tokens is"),
+        (["bad.jsonl"], "bad.jsonl, line 2: not a credit record, ids has 2 entries"),
+        (["bad.jsonl", "--html", "page.html"], "bad.jsonl, line 2: not a credit record, ids has 2 entries"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(folder, words, message):

@@ -200,20 +200,3 @@ def test_a_committed_comparison_is_what_its_cells_say(file):
         shared = now.keys() & before.keys()
         assert len(shared) >= 17
         assert {name: before[name] for name in shared} == {name: pytest.approx(now[name]) for name in shared}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"task": "errands"}, r"task: cells of \['chain', 'errands'\]"),
-        ({"samples": 4}, r"samples: cells of \[1, 4\]"),
-        ({"seed": 1}, "method 'gear', seed 1: there are two cells"),
-        ({"credit": "Gear(alpha=2)"}, "give each its own name"),
-    ],
-)
-def test_cells_that_cannot_be_compared_are_named(change, message):
-    cells = cells_of({"uniform": [0.5] * 3, "gear": [0.6] * 3})
-    with pytest.raises(ValueError, match=message):
-        compare([*cells[:-1], cells[-1] | change])
-    with pytest.raises(ValueError, match="no cell of 'grpo'; the methods are uniform, gear"):
-        compare(cells, baseline="grpo")

@@ -7,6 +7,7 @@ import torch
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
+from gear_rl.signals.engine import OneProcess
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.teacher import CopyTeacher, Teacher
@@ -45,10 +46,10 @@ def written(tokenizer: Any, texts: Sequence[str], **changes: Any) -> RolloutBatc
     return batch_of(ids, mask, **{"completions": completions, "messages": [*texts], **changes})
 
 
-class PlainEngine:
+class PlainEngine(OneProcess):
     """An engine of one process: a model, a tokenizer, and lists for what is logged and recorded."""
 
-    max_positions, rank, world_size = None, 0, 1
+    max_positions = None
 
     def __init__(self, tokenizer: Any, model: Any = None, config: CreditConfig | None = None) -> None:
         self.means = list[float]()
@@ -70,12 +71,6 @@ class PlainEngine:
 
     def forward(self, request: ForwardRequest) -> dict[str, torch.Tensor]:
         return self.passes.run(request)
-
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def gather_objects(self, items: list[Any]) -> list[Any]:
-        return items
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.logged |= metrics

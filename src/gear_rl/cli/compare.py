@@ -23,7 +23,7 @@ from gear_rl.cli.console import (
     show_log,
     table_of,
 )
-from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, refuse, refuse_words
+from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, number_or_dash, refuse, refuse_words
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
         cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
-        cells["reward" if reward else "after"] = _three(row["mean"])
+        cells["reward" if reward else "after"] = number_or_dash(row["mean"])
         if reward:
-            cells["right"] = _three(row["success"])
+            cells["right"] = number_or_dash(row["success"])
         cells["lost"] = str(len(row["lost_seeds"]))
         cells["gain"] = "" if gap is None else f"{gap:+.3f}"
         interval = f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds"
@@ -182,7 +182,3 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
     table.box, table.pad_edge = box.SIMPLE, False
     verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
     return Group(table, *verdicts)
-
-
-def _three(number: float | None) -> str:
-    return "-" if number is None else f"{number:.3f}"

@@ -149,9 +149,9 @@ def score_table(document: dict[str, Any]) -> Table:
             table.add_section()
             table.add_row(f"[dim]{before}s[/dim]")
         ends = row["auc_interval"]
-        cells = [_number(row["auc"], 3), "-" if ends is None else "-".join(f"{end:.2f}" for end in ends)]
-        cells += [_number(row["auc_choices"], 3), _number(row["share"], 3)]
-        cells += [_number(row[key], 1) for key in ("lift", "rank", "distance")]
+        cells = [number_or_dash(row["auc"]), "-" if ends is None else "-".join(f"{end:.2f}" for end in ends)]
+        cells += [number_or_dash(row["auc_choices"]), number_or_dash(row["share"])]
+        cells += [number_or_dash(row[key], 1) for key in ("lift", "rank", "distance")]
         table.add_row(escape(name), *cells, *[str(row["n"])] * partly)
     return table
 
@@ -185,5 +185,5 @@ def _title(document: dict[str, Any]) -> str:
     return f"{document['task']}/{document['tier']}"
 
 
-def _number(value: float | None, digits: int) -> str:
+def number_or_dash(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"

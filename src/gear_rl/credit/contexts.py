@@ -6,7 +6,6 @@ A teacher's prompt has a type of its own, which nothing that generates accepts.
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -294,16 +293,6 @@ def context_text(value: Any) -> str | None:
             given = value is not None and value not in ("", [], {})
             text = json.dumps(without_null(value), ensure_ascii=False, default=str) if given else ""
     return text if text.strip() else None
-
-
-def source_counts(rows: Sequence[Mapping[str, Any]], column: str | None = None) -> dict[str, int]:
-    """How many rows take their privileged context from each column; key ``none`` for rows without.
-
-    >>> source_counts([{"answer": "4"}, {"solution": "2+2=4"}, {"answer": ""}, {"answer": "5"}])
-    {'answer': 2, 'none': 1, 'solution': 1}
-    """
-    pairs = (privileged_context(row, column) for row in rows)
-    return dict(sorted(Counter("none" if pair is None else pair[0] for pair in pairs).items()))
 
 
 def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:

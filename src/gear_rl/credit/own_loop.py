@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.step import step as credit_step
 from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, left_padded
+from gear_rl.signals.engine import OneProcess
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import Teacher
 from gear_rl.types import Credit, CreditAssigner
-
-T = TypeVar("T")
 
 
 def token_advantages(
@@ -62,7 +61,7 @@ def token_advantages(
         batch_size=batch_size,
     )
     means = [] if means is None else means
-    engine = _OneProcess(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
+    engine = _Engine(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
     device, count = advantages.device, len(completions)
     width = max(map(len, completions), default=0)
     ids = torch.full((count, width), pad_id, device=device)
@@ -91,15 +90,15 @@ def token_advantages(
 
 
 @dataclass
-class _OneProcess:
-    """A model and its tokenizer as an ``Engine``: nothing to gather, nowhere to write records."""
+class _Engine(OneProcess):
+    """A model and its tokenizer as an ``Engine``, which writes no records."""
 
     tokenizer: Any
     passes: ModelPasses
     chat_template_kwargs: Mapping[str, Any]
     sink: Callable[[Mapping[str, float]], None]
     means: list[float]
-    max_positions, rank, world_size, record_sink = None, 0, 1, None
+    max_positions, record_sink = None, None
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
@@ -115,12 +114,6 @@ class _OneProcess:
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
         return self.passes.run(request)
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather_objects(self, items: list[T]) -> list[T]:
-        return items
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.sink(metrics)

@@ -49,7 +49,6 @@ def load_splits(
     name: str,
     *,
     split: str = "train",
-    eval_split: str = "test",
     config: str | None = None,
     columns: Mapping[str, str] | None = None,
     chat: bool,
@@ -57,7 +56,7 @@ def load_splits(
 ) -> tuple[Any, Any | None]:
     """The rows to train on and ``held_out`` rows (a count or a share) that share no prompt with them.
 
-    If the dataset has the split ``eval_split``, a count takes its first rows, a share all of it. Otherwise the
+    If the dataset has a split ``test``, a count takes its first rows, a share all of it. Otherwise the
     checksum of its prompt holds a row out, so other rows do not matter: a share takes that part of the range, a
     count the smallest checksums with all their duplicates.
 
@@ -73,8 +72,8 @@ def load_splits(
         raise InputError(f"held_out: {held_out} is neither a count of rows nor a share between 0 and 1")
     count = held_out if isinstance(held_out, int) else None
     places = [checksum(prompt) for prompt in rows["prompt"][:]]
-    if eval_split != split and eval_split in splits_of(name, config):
-        test = load(split=eval_split, limit=count)
+    if split != "test" and "test" in splits_of(name, config):
+        test = load(split="test", limit=count)
         known = set(map(checksum, test["prompt"][:]))
         return _without(rows, name, ["prompt held out" if place in known else None for place in places]), test
     edge = held_out if count is None else math.nextafter(sorted(places)[:count][-1], 1.0)

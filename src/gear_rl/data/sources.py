@@ -5,6 +5,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.files import parse_json
 
 FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
 _TEXT_KINDS = (".jsonl", ".json", ".csv")
@@ -121,9 +121,9 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
                 raise ValueError("two columns have the same name")
         elif path.suffix == ".json" and content.lstrip(_BLANK)[:1] == b"[":
-            rows = iter(parse_json(content.decode("utf-8-sig")))
+            rows = iter(_parsed(content.decode("utf-8-sig")))
         else:
-            rows = (parse_json(line) for line in map(str.strip, lines()) if line)
+            rows = (_parsed(line) for line in map(str.strip, lines()) if line)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
@@ -134,6 +134,21 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         line = max(number, getattr(error, "lineno", 0))
         place = f", line {line}" if line else ""  # unknown inside a JSON list
         raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
+
+
+def _parsed(text: str) -> Any:
+    """A JSON value; ``ValueError`` for NaN and a repeated key, of which ``json`` by itself keeps the last."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row, names = dict(pairs), [name for name, _ in pairs]
+        if len(row) < len(names):
+            raise ValueError(f"the key {max(names, key=names.count)!r} stands twice")
+        return row
+
+    def refused(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON value; write null, or quote it")
+
+    return json.loads(text, object_pairs_hook=unique, parse_constant=refused)
 
 
 def _text_files(paths: list[Path]) -> Any:

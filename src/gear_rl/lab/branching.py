@@ -9,7 +9,7 @@ They go through TRL's own loop, with the trainer's tools, truncation and rewards
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -64,7 +64,7 @@ class SharedNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A rollout to continue."""
+    """A rollout to continue; equal ones end alike."""
 
     prompt: tuple[int, ...]
     """The ids of the prompt."""
@@ -72,13 +72,8 @@ class Begun:
     """The ids of the completion so far, tool answers included."""
     branch: int
     """The branch of the noise that it continues with; those of two rows differ."""
-    row: Mapping[str, Any]
+    row: Mapping[str, Any] = field(compare=False)
     """The dataset's row."""
-
-    @property
-    def key(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Siblings with the same key end alike."""
-        return self.prompt, self.written, self.branch
 
 
 class Continuations:
@@ -233,13 +228,13 @@ def branched(
                 ]
                 leaves.append((b, places))
         # Siblings that leave the same beginning in the same way are continued once.
-        begun = {one.key: one for _, places in leaves for _, one in places}
-        rewards = dict(zip(begun, finish([*begun.values()], noise), strict=True))
+        begun = [*dict.fromkeys(one for _, places in leaves for _, one in places)]
+        rewards = dict(zip(begun, finish(begun, noise), strict=True))
         advantages = [[0.0] * completions.ids.shape[1] for _ in batch.rows]
         for b, places in leaves:
             after = batch.rewards[b] or 0.0  # beyond its last place a branch is the completion itself
             for t, one in reversed(places):
-                before = rewards[one.key]
+                before = rewards[one]
                 advantages[b][t] += (after - before) / branches
                 after = before
         return torch.tensor(advantages, device=completions.ids.device)

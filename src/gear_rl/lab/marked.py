@@ -16,7 +16,6 @@ from gear_rl.credit.contexts import privileged_context, render, wrong_contexts
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
-from gear_rl.data.spans import token_span
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.lab.score import REPLAY, Material
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
@@ -300,3 +299,20 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
     spans = [token_span(tokenizer, one.completion, *span) or range(0) for span in one.decisions]
     choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
     return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)
+
+
+def token_span(tokenizer: Any, text: str, start: int, end: int) -> range | None:
+    """The places of the tokens of ``text`` that overlap its characters ``start`` to ``end``.
+
+    A token that writes a part of a character overlaps it. None where no token overlaps, or the tokenizer has no
+    offsets.
+
+    >>> from gear_rl.arena.model import load
+    >>> token_span(load()[1], "37 +8 = 45", 3, 5)
+    range(1, 2)
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    overlapping = [t for t, (begin, stop) in enumerate(offsets) if max(begin, start) < min(stop, end)]
+    return range(overlapping[0], overlapping[-1] + 1) if overlapping else None

@@ -93,7 +93,7 @@ def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int
         with unnoticed(trainer):
             trainer.model.eval()  # in training it would assign credit
             torch.manual_seed(seed)
-            return trainer.rollout_batch(trainer._generate_and_score_completions(inputs))
+            return trainer.rollouts.batch(trainer, trainer._generate_and_score_completions(inputs))
     finally:
         trainer.num_generations_eval = tries
 

@@ -13,7 +13,6 @@ import torch
 
 from gear_rl.credit.contexts import contexts_of
 from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
-from gear_rl.data.rows import load_rows
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.replay import sample
@@ -94,15 +93,7 @@ def examine(
             raise InputError(f"--{name}: {number}; give {least} or more")
     with tempfile.TemporaryDirectory(prefix="gear-teacher-") as folder:
         trainer = make_trainer(sampling_config(config, samples, folder))
-        rows = load_rows(
-            config.dataset,
-            split=config.dataset_split,
-            config=config.dataset_config,
-            columns=config.columns,
-            chat=config.chat,
-            limit=n,
-        )
-        rows = [dict(row) for row in rows]
+        rows = [dict(row) for row in trainer.train_dataset.take(n)]
         total = 2 * samples * len(rows)
         sampled = list(_sampled(trainer, rows, seed, progress, total))
         scored = list(_scored(trainer, sampled, progress, total))

@@ -25,8 +25,7 @@ from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.methods import COMBINED, METHODS, settings_in
 from gear_rl.runs.trl_names import NAMES, with_our_names
-from gear_rl.signals.signal import names_of
-from gear_rl.traits import distillation_of, method_settings
+from gear_rl.traits import method_settings
 from gear_rl.types import CreditAssigner
 
 _SCALARS = {
@@ -273,17 +272,6 @@ def _built(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
         return cls(**made)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}.{error}") from None
-
-
-def needs_of(method: Any) -> str:
-    """The signals that a method needs, as Markdown.
-
-    >>> needs_of(METHODS["uniform"]()), needs_of(METHODS["rlsd"]())
-    ('nothing', '`student_logprob`, `teacher_logprob`')
-    """
-    signals = ", ".join(f"`{signal}`" for signal in names_of(method.needs))
-    teacher = "a teacher in the loss" if distillation_of(method) is not None else ""
-    return "; ".join(part for part in (signals, teacher) if part) or "nothing"
 
 
 def settings_of(cls: Any) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
-"""The machine of a run: its description, the settings and threads for it, and the libraries' output."""
+"""The machine of a run: the settings and threads for it, and the libraries' output."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
 
 import os
-import platform
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,6 @@ def has_bfloat16() -> bool:
     facts = processor()
     flags = {*facts.get("flags", "").split(), *facts.get("Features", "").split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def machine() -> str:
-    """A description of this machine, without its name.
-
-    >>> "core" in machine()
-    True
-    """
-    import torch
-
-    facts = processor()
-    units = {"avx2", "avx512f", "avx512_bf16", "amx_bf16"} & {*facts.get("flags", "").split()}
-    words = [facts.get("model name", platform.machine()), f"{os.cpu_count()} cores", *sorted(units)]
-    if torch.cuda.is_available():
-        words.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
-    return ", ".join([*words, platform.system()])
 
 
 def quiet_libraries() -> None:

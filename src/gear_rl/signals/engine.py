@@ -37,16 +37,12 @@ class Engine(Protocol):
     The credit step calls the collective methods (``forward``, ``gather``, ``gather_objects``) equally often and
     in the same order on every process. One process is enough for methods that need no signal:
 
-    >>> class Alone:
-    ...     tokenizer, max_positions, rank, world_size, record_sink, means = None, None, 0, 1, None, []
+    >>> class Alone(OneProcess):
+    ...     tokenizer, max_positions, record_sink, means = None, None, None, []
     ...     def render(self, prompts, chat_template_kwargs):
     ...         return []
     ...     def forward(self, request):
     ...         return {}
-    ...     def gather(self, x):
-    ...         return x
-    ...     def gather_objects(self, items):
-    ...         return items
     ...     def log(self, metrics):
     ...         print(metrics)
     >>> isinstance(Alone(), Engine)
@@ -111,6 +107,18 @@ class Engine(Protocol):
         All processes agree on whether it is None.
         """
         ...
+
+
+class OneProcess:
+    """The members of an engine that has no other process to gather from."""
+
+    rank, world_size = 0, 1
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather_objects(self, items: list[T]) -> list[T]:
+        return items
 
 
 def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -31,7 +31,7 @@ class Head:
     """A language-model head: how hidden states become the logits that the policy samples from.
 
     ``logit = softcap(scale * (hidden @ weight.T + bias)) / temperature``, in float32. Raises ``ValueError``
-    for a temperature or soft-cap that is not positive.
+    for a temperature that is not positive.
 
     >>> head = Head(weight_VD=torch.eye(2), temperature=0.5)
     >>> head.logits(torch.tensor([[1.0, 0.0]]))
@@ -50,8 +50,6 @@ class Head:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ValueError(f"softcap: {self.softcap} must be positive; give None for no soft-cap")
 
     def logits(
         self, hidden_ND: Float[Tensor, "N D"], buffer: Float[Tensor, " C"] | None = None

@@ -48,9 +48,6 @@ def segment_ids(
     >>> segment_ids(onset, boundary, mask=torch.ones_like(onset))
     tensor([[0, 1, 1, 1, 2, 3]])
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"max_tokens: {max_tokens} is too short; a segment has at least 1 token")
-
     position = _positions(mask)
     opens = onset & mask  # a masked onset closes: it cannot be continued
     # The latest token that opened or closed a segment, at or before each position: twice its place, and 1

@@ -20,15 +20,12 @@ def prefix_trust(
     ``log_ratio`` is ``log q(y_t) - log p(y_t)``, teacher over student, in nats; ``u_0 = 0`` and
     ``u_t = decay (u_{t-1} + max(0, -log_ratio_{t-1}))`` over the True tokens. At ``decay=1`` the discount is the
     product of the ratios of the whole prefix, each truncated at 1, as in Retrace (arXiv:1606.02647); below 1 a
-    divergence is forgotten after some ``1 / (1 - decay)`` tokens. NaN stays NaN in the rest of its row. Raises
-    ``ValueError`` for a decay outside [0, 1].
+    divergence is forgotten after some ``1 / (1 - decay)`` tokens. NaN stays NaN in the rest of its row.
 
     >>> everywhere = torch.ones(1, 3, dtype=torch.bool)
     >>> prefix_trust(torch.tensor([[0.5, -1.0, 0.0]]), everywhere, decay=1.0)
     tensor([[1.0000, 1.0000, 0.3679]])
     """
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"decay: {decay} is not a share; give a number from 0 to 1")
     shortfall = torch.where(mask, (-log_ratio).clamp(0.0, _MOST_NATS), 0.0)
     # u after each token is keep * (u before it) + added: affine maps, composed in log2(T) rounds (Hillis-Steele).
     keep = torch.ones_like(shortfall).masked_fill(mask, decay)

@@ -1,6 +1,7 @@
 """The settings of ``GEARTrainer``, and those that it refuses: losses that lose credit, and what was never run."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +18,7 @@ from gear_rl.credit.config import (
     check_sources,
     check_teacher,
 )
-from gear_rl.credit.contexts import PrivilegedFunction, source_counts, sources_of
+from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
 from gear_rl.credit.step import needs_passes
 from gear_rl.environments import has_privileged_context
 from gear_rl.signals.signal import names_of, needs_context, signals_of
@@ -318,17 +319,18 @@ def _report_contexts(
             f"but the columns are {columns}, without {choice}; add one, name it with privileged_column, take "
             "another of privileged_sources, or use credit 'uniform'"
         )
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     if present and hasattr(dataset, "__len__"):
         rows = dataset.select_columns(present).select(range(min(len(dataset), COUNTED_ROWS)))
-        counts = source_counts(list(rows), column)
+        pairs = (privileged_context(row, column) for row in rows)
+        counts.update("none" if pair is None else pair[0] for pair in pairs)
     without = counts.pop("none", 0)
     if without and not others and not counts:
         raise ValueError(
             f"train_dataset: all {without} rows of {', '.join(present)} are empty, so the teacher would see "
             "nothing; fill the column or use credit 'uniform'"
         )
-    shown = [*others, *(f"{name} for {count} rows" for name, count in counts.items())]
+    shown = [*others, *(f"{name} for {count} rows" for name, count in sorted(counts.items()))]
     logger.info("privileged context: %s", ", ".join(shown))
     if without and not others:
         logger.warning("privileged context: none for %d rows; they keep their GRPO advantage", without)

@@ -26,18 +26,16 @@ from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.tools import ToolGuard
-from gear_rl.engines.trl.before import Health, warn_before
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
-from gear_rl.engines.trl.printing import SHORT
+from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
-from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.signal import needs_student, signals_of
@@ -123,8 +121,9 @@ class GEARTrainer(Evaluating):
         for printer in [one for one in self.callback_handler.callbacks if type(one) in SHORT]:
             self.remove_callback(printer)
             self.add_callback(SHORT[type(printer)])
-        if self.accelerator.is_main_process:
-            warn_before(self)
+        if self.eval_dataset is not None and self.args.eval_strategy == "no":
+            message = "eval_dataset: nothing evaluates it; set eval_strategy to steps, and eval_steps"
+            self._warn_once("evaluation", message)
 
     # --- rollouts -------------------------------------------------------------------------------------------
 
@@ -151,7 +150,7 @@ class GEARTrainer(Evaluating):
         with self.student_forwards.going_to(self.student_forwards.keep if keep_old else None):
             output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
             if self.model.training:
-                output["advantages"] = self._spread(inputs, output)
+                output["advantages"] = self._spread(output)
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -211,13 +210,13 @@ class GEARTrainer(Evaluating):
         """The engine of the next credit step; override it for passes or signals of your own."""
         return TRLEngine(self, in_loss=in_loss)
 
-    def _spread(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> Tensor:
+    def _spread(self, output: dict[str, Any]) -> Tensor:
         """The advantages for TRL: of every token, (B, T), or its own where the credit is computed in the loss."""
         begin = time.perf_counter()
         if needs_passes(self.credit):
             self._warn_of_positions(output["prompt_mask"])
         engine = self.credit_engine()
-        batch = self.rollout_batch(output)
+        batch = self.rollouts.batch(self, output)
         plan = prepare(batch, self.credit, engine, self.args, self.privileged)
         self.teacher_check(plan, engine, self.args)
         if self._may_wait(plan):
@@ -231,10 +230,6 @@ class GEARTrainer(Evaluating):
             attach(output, result.credit, result.signals, plan.teachers[0], result.trusted_B)
         report(plan, result, engine, time.perf_counter() - begin)
         return for_loss(plan.batch, result.credit)
-
-    def rollout_batch(self, output: dict[str, Any]) -> RolloutBatch:
-        """The rollouts of this process, from what ``_generate_and_score_completions`` returned for them."""
-        return self.rollouts.batch(self, output)
 
     def _may_wait(self, plan: CreditPlan) -> bool:
         """Whether the credit can be computed in the loss, out of the student's forward there.

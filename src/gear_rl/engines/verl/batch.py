@@ -8,6 +8,8 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -118,15 +120,11 @@ def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
 
 def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """A completion as messages: a run of sampled tokens is the assistant's, any other a tool's."""
-    kept = attention.bool()
-    ids, sampled = ids[kept], mask[kept].tolist()
-    messages: list[dict[str, Any]] = []
-    begin = 0
-    for end in range(1, len(sampled) + 1):
-        if end == len(sampled) or sampled[end] != sampled[begin]:
-            text = tokenizer.decode(int_list(ids[begin:end]), skip_special_tokens=True)
-            messages.append({"role": "assistant" if sampled[begin] else "tool", "content": text})
-            begin = end
+    kept, messages = attention.bool(), list[dict[str, Any]]()
+    tokens = zip(int_list(ids[kept]), int_list(mask[kept]), strict=True)
+    for sampled, run in groupby(tokens, key=itemgetter(1)):
+        text = tokenizer.decode([token for token, _ in run], skip_special_tokens=True)
+        messages.append({"role": "assistant" if sampled else "tool", "content": text})
     return messages
 
 

@@ -7,7 +7,7 @@ add a ``Row`` for each rollout, an ``Order`` for all ranks, and a field for each
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +15,10 @@ from torch import Tensor
 from gear_rl.credit.config import CreditConfig
 from gear_rl.records import Record
 from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, left_padded
-from gear_rl.signals.engine import Tokenizer
+from gear_rl.signals.engine import OneProcess, Tokenizer
 from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.tensor.lists import int_list
 from gear_rl.types import Signal, is_per_row
-
-T = TypeVar("T")
 
 ROW, ORDER = "gear_row", "gear_order"
 """The keys of the ``Order`` and of a rollout's ``Row``, which is pickled: the queue would turn it into a dict."""
@@ -117,15 +115,12 @@ Passes = Callable[[list[int], list[bytes], Order], dict[str, list[Tensor]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerlEngine:
+class VerlEngine(OneProcess):
     """verl's driver as the ``Engine`` of the credit step, for one batch.
 
     The batch is scored by ``parts`` ranks; ``padding`` of its rollouts only fill it; ``tools`` has the schemas of
     each rollout.
     """
-
-    rank = 0
-    world_size = 1
 
     tokenizer: Tokenizer
     config: CreditConfig
@@ -170,12 +165,6 @@ class VerlEngine:
         width = request.completions.mask.shape[1]
         back = sorted((b, place) for place, b in enumerate(places) if b != PADDING)
         return {name: padded([values[name][place] for _, place in back], width).float() for name in names}
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather_objects(self, items: list[T]) -> list[T]:
-        return items
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.metrics.update(metrics)

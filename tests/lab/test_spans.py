@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gear_rl.data.spans import token_span
+from gear_rl.lab.marked import token_span
 
 
 def byte_level() -> PreTrainedTokenizerFast:
