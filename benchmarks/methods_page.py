@@ -3,7 +3,6 @@
 import ast
 import inspect
 import re
-from dataclasses import is_dataclass
 from typing import Any
 
 from gear_rl.methods import METHODS
@@ -85,7 +84,8 @@ def _settings(cls: Any) -> dict[str, str]:
 
 def _text(cls: Any, field: str) -> str:
     """The text under a field, with the marks of its code; ``settings_of`` drops them for a terminal."""
-    source = "".join(inspect.getsource(base) for base in cls.__mro__ if is_dataclass(base))
+    bases: tuple[type, ...] = cls.__mro__
+    source = "".join(inspect.getsource(base) for base in bases if hasattr(base, "__dataclass_fields__"))
     found = re.search(rf'^    {field}: [^\n]*\n    (""".*?""")', source, re.MULTILINE | re.DOTALL)
     return "" if found is None else " ".join(ast.literal_eval(found[1]).split()).replace("``", "`")
 
