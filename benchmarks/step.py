@@ -218,7 +218,7 @@ def _both(
     return clocks
 
 
-def _untouched(inputs: list[dict[str, Any]], output: dict[str, Any]) -> Any:
+def _untouched(output: dict[str, Any]) -> Any:
     return output["advantages"]
 
 

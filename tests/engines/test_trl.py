@@ -36,7 +36,7 @@ def test_bit_for_bit_in_every_loss_also_as_one_advantage_per_token(
     plain = weights(run(tmp_path, tiny_model, **changes))
     assert same(weights(run(tmp_path, tiny_model, Gear(alpha=0), **changes)), plain)
 
-    def expanded(self, inputs, output):
+    def expanded(self, output):
         return torch.where(output["completion_mask"].bool(), output["advantages"][:, None], 0.0)
 
     monkeypatch.setattr(GEARTrainer, "_spread", expanded)

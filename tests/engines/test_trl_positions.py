@@ -27,7 +27,7 @@ def test_the_trainers_signals_are_those_of_each_row_alone(tmp_path, monkeypatch)
     ]
     outputs, spread = [], GEARTrainer._spread
     monkeypatch.setattr(
-        GEARTrainer, "_spread", lambda *given: outputs.append(dict(given[2])) or spread(*given)
+        GEARTrainer, "_spread", lambda *given: outputs.append(dict(given[1])) or spread(*given)
     )
     probe = Probe(needs=("student_logprob",), additive=True)
     changes = {"rows": tiny.rows().from_list(every), "steps_per_generation": 4, "max_steps": 1}
