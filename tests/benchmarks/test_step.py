@@ -68,5 +68,5 @@ def test_methods_divides_every_method_by_grpo(tmp_path):
     assert list(costs["methods"]) == ["uniform", "entropy_forks"]
     row = costs["methods"]["entropy_forks"]
     assert 0 < row["credit_share"] < 1 and row["seconds_per_step"] > 0
-    shown = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
+    shown = f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
     assert shown in methods_page("<!-- made: costs -->\n<!-- made: entropy_forks -->\n<!-- end -->\n", costs)
