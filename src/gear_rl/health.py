@@ -83,9 +83,7 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
             f"In {even:.0%} of groups all rewards were equal, which teaches nothing: easier or harder prompts, "
             "more generations, or a finer reward. "
         )
-    informed, share = mean("gear/teacher/informed"), mean("gear/segments/token_share")
+    informed = mean("gear/teacher/informed")
     if informed is not None and informed < 0.6:
         said += "The teacher hardly reads its context: `gear teacher` measures it without training. "
-    if share is not None and share < 0.1:
-        said += f"Only {share:.0%} of tokens are in segments: the credit is token by token. "
     return said.strip()
