@@ -3,13 +3,14 @@
 import builtins
 import difflib
 import math
+import numbers
 import sys
 import traceback
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 
 class InputError(Exception):
@@ -83,10 +84,13 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a setting has its type; true is no number, and a list is as good as a tuple."""
     kinds: tuple[Any, ...] = get_args(hint)
     match get_origin(hint) or hint:
-        case builtins.float | builtins.int:
-            return isinstance(value, (int, hint)) and not isinstance(value, bool)
+        case builtins.float | builtins.int:  # NumPy's numbers too
+            kind = numbers.Integral if hint is int else numbers.Real
+            return type(value) is not bool and isinstance(value, kind)
         case builtins.tuple:
-            given: list[Any] = [*value] if isinstance(value, tuple | list) else [object()]
+            if not isinstance(value, tuple | list):
+                return False
+            given = cast(Sequence[Any], value)
             many = [kinds[0]] * len(given) if kinds[-1] is ... else kinds
             return len(given) == len(many) and all(map(_fits, given, many))
         case types.UnionType | typing.Union:

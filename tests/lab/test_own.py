@@ -71,6 +71,7 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert row["error"] is None, row["error"]
     assert len(row["curves"]["reward"]) == 1 and len(row["accuracies_after"]) == 2
     assert all(share * 9 == pytest.approx(round(share * 9)) for share in row["successes_after"])
+    assert row["full_marks"] == 0.5, "success_reward"
     assert row["graded"] and all(
         reward * 90 == pytest.approx(round(reward * 90)) for reward in row["accuracies_after"]
     )

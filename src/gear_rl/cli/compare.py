@@ -17,13 +17,14 @@ from gear_rl.cli.console import (
     AsJson,
     command_line,
     error_console,
+    number_or_dash,
     out_console,
     progress_bar,
     say,
     show_log,
     table_of,
 )
-from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, number_or_dash, refuse, refuse_words
+from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, refuse, refuse_words
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:

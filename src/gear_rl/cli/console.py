@@ -150,3 +150,12 @@ def table_of(title: str, rows: list[dict[str, str]], left: tuple[str, ...]) -> T
     for row in rows:
         table.add_row(*row.values())
     return table
+
+
+def number_or_dash(value: float | None, digits: int = 3) -> str:
+    """A number for a table.
+
+    >>> number_or_dash(0.5), number_or_dash(None)
+    ('0.500', '-')
+    """
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -15,6 +15,7 @@ from gear_rl.cli.console import (
     AsJson,
     command_line,
     error_console,
+    number_or_dash,
     out_console,
     progress_bar,
     say,
@@ -183,7 +184,3 @@ def _title(document: dict[str, Any]) -> str:
     if "data" in document:
         return f"{document['data']}, {document['model']}"
     return f"{document['task']}/{document['tier']}"
-
-
-def number_or_dash(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -137,7 +137,7 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parsed(text: str) -> Any:
-    """A JSON value; ``ValueError`` for NaN and a repeated key, of which ``json`` by itself keeps the last."""
+    """Parse JSON. Raises ``ValueError`` for NaN and for a repeated key, which ``json`` accepts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row, names = dict(pairs), [name for name, _ in pairs]

@@ -38,12 +38,12 @@ NOISE_NATS = 1e-5
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL at token t, normalised over the completion. A peak opens a
+    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a
     segment, which ends where the student's entropy rises; its tokens take the ``z`` of the peak, all others their
     own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The defaults are our reading. ``gear:paper`` with a live teacher follows the paper to the letter;
-    ``gear:tokens`` opens no segments. Use it where one mistake decides the reward.
+    The defaults are our reading; ``gear:paper`` with a live teacher follows the paper to the letter.
+    ``gear:tokens`` opens no segments. Use it where one mistake decides.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

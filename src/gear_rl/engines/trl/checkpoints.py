@@ -198,8 +198,8 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What a resumed run must share, as JSON: every setting that is not in ``MAY_CHANGE``.
 
-    ``rewards`` are the names of the reward functions. The model is compared by type, size and adapters, a
-    frozen one below adapters by its name too.
+    ``rewards`` are the names of the reward functions. The model is compared by type and size, adapters by
+    their settings and the name of their base model.
     """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
     settings = method_settings(credit)

@@ -1,4 +1,4 @@
-"""What becomes of a log line: printed with few of our metrics, and a warning where nothing is learned."""
+"""Prints log lines with few of our metrics, and warns if nothing is learned."""
 
 import logging
 from typing import Any
