@@ -63,12 +63,7 @@ def check_settings(
     Traceback (most recent call last):
     ValueError: strength: 2.0 is not a share; give 0 to 1
     """
-    for name, hint in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise ValueError(f"{name}: {value!r} is not one of {', '.join(get_args(hint))}")
-        if not _fits(value, hint):
-            raise ValueError(f"{name}: {value!r:.200} is not right; give {_in_words(hint)}")
+    check_types(settings, type(settings))
     for name in shares:
         if not 0.0 <= getattr(settings, name) <= 1.0:
             raise ValueError(f"{name}: {getattr(settings, name)} is not a share; give 0 to 1")
@@ -78,6 +73,16 @@ def check_settings(
     for name in positive:
         if not 0.0 < getattr(settings, name) < math.inf:
             raise ValueError(f"{name}: {getattr(settings, name)} must be a finite number above 0")
+
+
+def check_types(settings: object, declared: type) -> None:
+    """Raise ``ValueError`` for the first of the fields that ``declared`` has that is of another type."""
+    for name, hint in get_type_hints(declared).items():
+        value = getattr(settings, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"{name}: {value!r} is not one of {', '.join(get_args(hint))}")
+        if not _fits(value, hint):
+            raise ValueError(f"{name}: {value!r:.200} is not right; give {_in_words(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -102,10 +107,15 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _in_words(hint: Any) -> str:
-    words = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "None"}
+    words = {
+        float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "None",
+        list[str]: "a list of texts", dict[str, Any]: "a mapping",
+    }  # fmt: skip
+    if hint in words:
+        return words[hint]
     kinds: tuple[Any, ...] = get_args(hint)
     if get_origin(hint) is tuple:
         return f"[{', '.join('...' if kind is ... else _in_words(kind) for kind in kinds)}]"
     if kinds:
         return " or ".join(map(_in_words, kinds))
-    return words.get(hint) or getattr(hint, "name", f"a {hint.__name__}")
+    return getattr(hint, "name", f"a {hint.__name__}")

@@ -95,6 +95,15 @@ def test_each_rollout_has_its_own_values_and_failures():
     assert found.dtype == torch.float32 and seen == [(2, "a")]
 
 
+def test_turns_that_nothing_rewards_are_told_of(caplog):
+    rewards(TWO, "x.x")
+    rewards("text", "x.x", logged=[0.0, 0.0])
+    rewards("text", "x.x", environments=[0.0, 0.0])
+    assert not caplog.text
+    rewards("text", "x.x")
+    assert "all turns of this batch are worth 0" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("completion", "row", "values", "message"),
     [

@@ -16,6 +16,11 @@ from gear_rl.methods import Cast, Crpo, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Rlsd, 
     [
         ({"loss_type": "gmpo"}, "loss_type: 'gmpo' was never run with one advantage per token"),
         ({"teacher_model_kind": "old"}, "teacher_model_kind: 'old' is not one of live, base, ema, sync"),
+        ({"success_reward": "high"}, "success_reward: 'high' is not right; give a number or None"),
+        (
+            {"privileged_sources": "row"},
+            "privileged_sources: 'row' is not right; give a list of texts or None",
+        ),
         ({"tool_time_limit": 0}, "tool_time_limit: 0; give seconds, or None"),
         ({"answer_pattern": r"(\w+\s*)+"}, "answer_pattern: .* repeats what is itself repeated"),
     ],

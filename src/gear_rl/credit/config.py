@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
+from gear_rl.errors import check_types
 from gear_rl.signals.answers import check_pattern
 from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of
@@ -56,7 +57,7 @@ class CreditConfig:
     """Every setting of the credit step; the description of each is its ``help``.
 
     ``GEARConfig`` inherits them. ``resolved`` fills those of ``METHOD_SETTINGS`` that are None. Raises
-    ``ValueError`` that names the setting for a value outside its range.
+    ``ValueError`` that names the setting for a value of another type or outside its range.
 
     >>> CreditConfig(teacher_skip_first_tokens=-1)
     Traceback (most recent call last):
@@ -151,7 +152,8 @@ class CreditConfig:
         self.check()
 
     def check(self) -> None:
-        """Raise ``ValueError`` that names the first setting with a value outside its range."""
+        """Raise ``ValueError`` that names the first setting of another type or outside its range."""
+        check_types(self, CreditConfig)
         self._check_method_settings()
         if self.teacher_prompt not in ("render", "splice"):
             raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")

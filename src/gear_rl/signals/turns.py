@@ -53,10 +53,11 @@ class TurnReward(BatchSignal):
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         turn_id = turn_ids(batch.completions.mask)
-        values = torch.zeros(turn_id.shape, dtype=torch.float32)
+        values, told = torch.zeros(turn_id.shape, dtype=torch.float32), False
         for b, count in enumerate(_counts(turn_id)):
             turns, given = turns_of(batch.messages[b], count), _of_environment(batch, b, TURN_REWARDS)
             logged = None if batch.turn_rewards is None else batch.turn_rewards[b]
+            told = told or given is not None or logged is not None or any(turn.calls for turn in turns)
             if given is not None:
                 worth = _fitted(given, turns, TURN_REWARDS, b)
             elif logged is not None:
@@ -68,6 +69,11 @@ class TurnReward(BatchSignal):
                     for turn in turns
                 ]
             values[b, :count] = torch.tensor(worth, dtype=torch.float32)
+        if not told:
+            logger.warning(
+                "turn_rewards: all turns of this batch are worth 0, since no environment has turn_rewards(), no "
+                'reward function logged "turn_rewards", and no tool was called'
+            )
         return on_turns(values.to(turn_id.device), turn_id)
 
 
