@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_rl.signals.answers import SEARCHED_CHARACTERS, answer_regions, check_pattern
+from engines import tiny
+from gear_rl.signals.answers import SEARCHED_CHARACTERS, AnswerRegion, answer_regions, check_pattern
+from support.batches import PlainEngine, written
 
 
 def regions(tokens, mask=None, pattern=None):
@@ -47,6 +49,15 @@ def test_by_hand(tokens, expected):
 )
 def test_a_pattern_by_hand(tokens, pattern, expected):
     assert regions(tokens, pattern=pattern) == expected
+
+
+@pytest.mark.parametrize("pattern", [None, r"(\d+)$", r"(\d+)\s*\Z"])
+def test_the_end_token_is_no_text(pattern):
+    engine = PlainEngine(tiny.tokenizer())
+    batch = written(engine.tokenizer, ["#### 42<|im_end|>", "#### 42"], answer_pattern=pattern)
+    finished, cut_off = AnswerRegion().compute(batch, engine).tolist()
+    assert finished[-1] == 2 and finished[:-1] == cut_off[:-1] and 1 in cut_off
+    assert engine.logged["gear/answers"] == 1
 
 
 def test_a_pattern_that_may_never_end_is_refused():

@@ -28,13 +28,14 @@ _HASHES = re.compile(r"^####(?!#)(.*)$", re.MULTILINE)
 class AnswerRegion(BatchSignal):
     """0 before the completion's final answer, 1 on its content, 2 on its delimiters and after it; -1 outside.
 
-    A row without a 1 has no answer: ``answer_regions``. The pattern is the run's ``answer_pattern``.
+    A row without a 1 has no answer: ``answer_regions``. The pattern is the run's ``answer_pattern``. The text is
+    that which rewards see, without special tokens: a pattern may end in ``$``.
     """
 
     name = "answer_region"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        texts = token_texts(engine.tokenizer, batch.completions.ids)
+        texts = token_texts(engine.tokenizer, batch.completions.ids, skip_special_tokens=True)
         region = answer_regions(texts, batch.completions.mask, batch.answer_pattern)
         answered_B = engine.gather((region == 1).any(-1).float())
         engine.log({"gear/answers": float(answered_B.mean()) if len(answered_B) else 0.0})

@@ -129,7 +129,12 @@ def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return cast(list[int], encoded["input_ids"])
 
 
-def token_texts(tokenizer: Tokenizer, ids: Int[Tensor, "B T"]) -> list[list[str]]:
+def token_texts(
+    tokenizer: Tokenizer, ids: Int[Tensor, "B T"], *, skip_special_tokens: bool = False
+) -> list[list[str]]:
     """Every token of every row, decoded alone."""
-    known = {token: tokenizer.decode([token]) for token in {*int_list(ids.flatten())}}
+    known = {
+        token: tokenizer.decode([token], skip_special_tokens=skip_special_tokens)
+        for token in {*int_list(ids.flatten())}
+    }
     return [[known[token] for token in int_list(row)] for row in ids]
