@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.results import PROGRAM, AsJson, Out, deliver, machine, measured
+from benchmarks.results import PROGRAM, Out, deliver, machine, measured
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TASKS
-from gear_rl.cli.console import command_line, error_console, out_console, show_log, user_errors
+from gear_rl.cli.console import AsJson, command_line, error_console, out_console, show_log, user_errors
 from gear_rl.errors import InputError, did_you_mean
 
 Task = Annotated[str, typer.Option(help=f"What to train on: {' or '.join(TASKS)}.")]

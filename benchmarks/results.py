@@ -19,7 +19,6 @@ from gear_rl.files import replace_file
 from gear_rl.runs.machine import processor
 
 PROGRAM = "python -m benchmarks"
-AsJson = Annotated[bool, typer.Option("--json", help="The numbers, as JSON.")]
 Out = Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")]
 
 

@@ -20,12 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-METHODS = (
-    *("uniform", "gear", "shuffled", "fixed_spans", "random_onsets", "rlsd", "serl", "rlcsd", "distilled_rl"),
-    *("entropy_forks", "oar_p", "oar_g", "grail", "shear", "gigpo", "mt_grpo", "igpo", "crpo", "raft"),
-    *("agent_opsd", "antisd", "cast", "stare", "mixed", "step_scores", "sc_grpo"),
-    *("opsd", "sdpo", "sdpg"),
-)
+GEAR = [sys.executable, "-c", "from gear_rl.cli import main; main()"]
 TASKS = ("chain", "codebook", "errands")
 TOOLS = ("errands",)
 """Tasks that call tools."""
@@ -57,20 +52,22 @@ DEMOS: dict[str, list[str]] = {
 def main(out: Path, only: str = "") -> None:
     """Run all whose names contain ``only`` and add their fingerprints to the file."""
     taken: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    listed = subprocess.run([*GEAR, "methods", "--json"], env=environment, capture_output=True, check=True)
+    methods = [row["name"] for row in json.loads(listed.stdout)]
     runs: dict[str, list[str]] = {name: ["demo", *more] for name, more in DEMOS.items()}
     for task in TASKS:
         # crpo wants two reward functions, which chain alone has
         left_out = {*(() if task in TOOLS else TURNS), *(() if task == "chain" else ("crpo",))}
-        names = [name for name in METHODS if name not in left_out]
+        names = [name for name in methods if name not in left_out]
         runs |= {f"{task}: {name}": training(task, name, []) for name in names}
     runs |= {f"chain: {name}": training("chain", method, more) for name, (method, more) in VARIANTS.items()}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     for name, arguments in runs.items():
         if only not in name or name in taken:
             continue
         print(f"{name} ...", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-c", "from gear_rl.cli import main; main()", *arguments]
+            command = [*GEAR, *arguments]
             if arguments[0] == "train":
                 command += ["--output_dir", folder, "--record_file", f"{folder}/records.jsonl"]
             else:

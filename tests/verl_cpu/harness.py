@@ -1,7 +1,5 @@
 """Runs `python -m verl.trainer.main_ppo` on the CPU, each run with its own Ray, and reads what it logged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

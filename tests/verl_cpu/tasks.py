@@ -1,7 +1,5 @@
 """The arena for verl: a task's model as a folder, its problems as a parquet file, its reward function."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

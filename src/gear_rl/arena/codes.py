@@ -1,7 +1,5 @@
 """Codes that a student knows with different probabilities: tables made from names."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ Models and tokenizers are annotated `Any` throughout the arena: transformers' ow
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

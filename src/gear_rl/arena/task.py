@@ -4,8 +4,6 @@ Code outside this package uses `Task` and never compares with a task's name.
 Importing this module imports no task and no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import zlib
@@ -18,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from gear_rl.arena.truth import Truth, token_texts
 
-TASKS: dict[str, Task | str] = {
+TASKS: dict[str, "Task | str"] = {
     "chain": "gear_rl.arena.chain:TASK",
     "codebook": "gear_rl.arena.codebook:TASK",
     "errands": "gear_rl.arena.errands:TASK",

@@ -1,7 +1,5 @@
 """The truth about a completion's tokens, in tasks that know it. Knows no task, no model and no method."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,12 +6,10 @@ from typing import Any
 
 from gear_rl.data.rewards.text import Completion, final_text
 from gear_rl.data.rows import checksum
+from gear_rl.data.word_problems import SEEDS, TEST_SHARE
 
 SUMS = 5
 """Of a prompt."""
-_SEEDS = {"train": 1_000_003, "test": 2_000_003}
-_TEST_SHARE = 0.25
-"""Share of all sums, by checksum, that only ``test`` has."""
 _WORDS = {"+": "plus", "-": "minus"}
 
 
@@ -26,7 +24,7 @@ def sums(split: str = "train", num: int = 4096, form: str = "") -> list[dict[str
     >>> row["solution"]
     '44 - 35 = 9; 29 + 11 = 40; 33 + 16 = 49; 50 + 33 = 83; 55 - 24 = 31'
     """
-    if form not in ("", "words") or split not in _SEEDS:
+    if form not in ("", "words") or split not in SEEDS:
         raise ValueError(
             f"{form or split!r} is no form or split of the sums; there are words, train and test"
         )
@@ -64,9 +62,9 @@ def _parts(text: str) -> list[str]:
 
 
 def _drawn(split: str) -> Iterator[tuple[int, str, int]]:
-    rng = random.Random(_SEEDS[split])
+    rng = random.Random(SEEDS[split])
     while True:
         high, low = sorted((rng.randint(2, 60), rng.randint(2, 60)), reverse=True)
         sign = rng.choice("+-")
-        if (checksum(f"{high} {sign} {low}") < _TEST_SHARE) == (split == "test"):
+        if (checksum(f"{high} {sign} {low}") < TEST_SHARE) == (split == "test"):
             yield high, sign, low

@@ -10,8 +10,8 @@ from gear_rl.data.rewards.text import Completion, final_text
 from gear_rl.data.rows import checksum
 
 SEEDS = {"train": 1_000_003, "test": 2_000_003}
-_TEST_SHARE = 0.25
-"""Share of all prompts, by checksum, that only ``test`` has: two seeds may draw the same problem."""
+TEST_SHARE = 0.25
+"""Share of all problems, by checksum, that only ``test`` has: two seeds may draw the same."""
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
 _THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
 _ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
@@ -46,7 +46,7 @@ def word_problems(split: str = "train", num: int = 4096, kind: str | None = None
             break
         make, example = _TEMPLATES[template]
         text, steps = make(rng)
-        if (checksum(text) < _TEST_SHARE) == (split == "test"):
+        if (checksum(text) < TEST_SHARE) == (split == "test"):
             prompt = text if form else f"{example}\n\nQuestion: {text}\nAnswer:"
             rows.setdefault(text, {"prompt": prompt, **_worked(steps), "template": template})
     return list(rows.values())

@@ -3,7 +3,6 @@
 # matplotlib is partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gear_rl.lab.statistics import Interval, mean_interval
 from gear_rl.lab.verdict import Curve, cell_of, curve_of, failure_of
-from gear_rl.view.picture import figure_style, write_figure
+from gear_rl.view.picture import figure_style, svg_of, write_figure
 from gear_rl.view.terminal import shortened, visible
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
@@ -77,11 +76,9 @@ def write_png(figure: Drawing, path: Path) -> None:
 
 def inline_svg(figure: Drawing, name: str) -> str:
     """The figure as an SVG element of a page, in the page's colours; its ids begin with ``name``."""
-    content, metadata = io.StringIO(), {"Date": None, "Creator": None}
     with figure_style(), rc_context(_LOOKS):
-        figure.draw().savefig(content, format="svg", transparent=True, metadata=metadata)
-    svg = content.getvalue()
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+        svg = svg_of(figure.draw(), transparent=True)
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", svg)
     svg = svg.replace(_INK, "currentColor").replace(_QUIET, "var(--quiet)")
     svg = svg.replace(_BLUE, "var(--blue)").replace(_ORANGE, "var(--orange)")

@@ -1,12 +1,11 @@
 """The curves of a run: the trainer's log over the steps, in small panels."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gear_rl.view.picture import figure_style, write_figure
+from gear_rl.view.picture import figure_style, svg_of, write_figure
 from gear_rl.view.terminal import visible
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#6b6b6b"  # Okabe and Ito, for lines on white
@@ -65,11 +64,8 @@ def save_curves(
 
 def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
     """The curves of ``save_curves`` as an SVG element for a page."""
-    content = io.StringIO()
     with figure_style():
-        _drawn(history, {}, "").savefig(content, format="svg", metadata={"Date": None, "Creator": None})
-    text = content.getvalue()
-    return text[text.index("<svg") :]
+        return svg_of(_drawn(history, {}, ""))
 
 
 def _drawn(history: Sequence[Mapping[str, object]], evaluations: Mapping[str, float], title: str) -> Any:

@@ -88,6 +88,14 @@ def write_figure(figure: Any, path: str | Path) -> None:
     replace_file(Path(path), content.getvalue())
 
 
+def svg_of(figure: Any, **options: Any) -> str:
+    """The figure as an SVG element for a page, without date or program name."""
+    content = io.StringIO()
+    figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None}, **options)
+    text = content.getvalue()
+    return text[text.index("<svg") :]
+
+
 def lines_of(record: Record) -> list[list[_Placed]]:
     """The tokens in lines of at most ``COLUMNS`` characters; a newline in a token ends its line.
 

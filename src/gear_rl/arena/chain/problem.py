@@ -3,8 +3,6 @@
 Pure Python: knows no model and no trainer.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

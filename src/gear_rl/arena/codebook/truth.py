@@ -3,8 +3,6 @@
 Pure functions of ids: knows no model and no method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The contract is TRL's: no argument to construct, `reset(**row)`, public methods are tools, `get_reward`.
 """
 
-from __future__ import annotations
-
 from gear_rl.arena.codes import CODES
 from gear_rl.arena.errands.problem import Problem, generate
 from gear_rl.arena.task import Reference

@@ -4,8 +4,6 @@ Requests do not depend on each other, the tools' answers are empty, and the rewa
 right. Pure Python: knows no model, no tokenizer and no trainer.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence
