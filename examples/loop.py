@@ -18,6 +18,7 @@ from gear_rl import CreditAssigner, Gear, group_relative_advantage, token_advant
 from gear_rl.arena import chain
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
 from gear_rl.credit.config import CreditConfig
+from gear_rl.signals.teacher import make_teacher
 
 GROUP, PROMPTS, NEW_TOKENS, CLIP = 8, 8, 48, 0.2
 
@@ -41,6 +42,7 @@ def train(
     """Train the arena's model; returns the mean reward of each step's rollouts, which it prints too."""
     torch.manual_seed(seed)
     model, tokenizer = load()
+    teacher = make_teacher("base", model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     curve: list[float] = []
     for number in range(steps):
@@ -63,6 +65,7 @@ def train(
             config=CreditConfig(teacher_prompt_template=chain.TEMPLATE),
             group=[b // GROUP for b in range(len(rows))],
             rewards=rewards,
+            teacher=teacher,
             chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
             batch_size=64,
             step=number,

@@ -3,11 +3,14 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
 import torch
 
 from gear_rl import Gear, token_advantages
 from gear_rl.arena import model as arena
-from gear_rl.methods import AntiSd
+from gear_rl.credit.config import CreditConfig
+from gear_rl.methods import AntiSd, Cast, Gigpo, MtGrpo, Opsd, Raft, StepScores, Uniform
+from gear_rl.signals.teacher import make_teacher
 
 FILE = Path(__file__).parent.parent / "examples" / "loop.py"
 
@@ -42,3 +45,68 @@ def test_a_loop_of_ones_own_keeps_the_means_that_a_method_follows():
     assert len(means) == 1 and not torch.equal(first, torch.ones_like(first))
     means[0] *= 20  # the teacher was far less sure once
     assert torch.equal(call(method), torch.ones_like(first)) and len(means) == 2
+
+
+PROMPT = [{"role": "user", "content": "12 +5 x2"}]
+TEXTS = ("12 +5 = 17 ; 17 x2 = 35 ; ans 35<|im_end|>", "12 +5 = 17 ; 17 x2 = 34 ; ans 34<|im_end|>")
+
+
+def credited(method, **given):
+    """The credit of two completions of one prompt, the first of which is wrong."""
+    model, tokenizer = arena.load()
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    given = {"advantages": torch.tensor([-1.0, 1.0]), "method": method, **given}
+    return token_advantages(model, tokenizer, [PROMPT] * 2, ids, ["12 +5 = 17"] * 2, **given).advantage
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        (Gear(), {}, r"teacher: 'gear' asks for a teacher of kind 'base'; .* make_teacher\('base', model\)"),
+        (Opsd(), {}, "method: 'opsd' distils in the loss, which is yours; set sampled=True"),
+        (Raft(), {"group": [0, 0]}, "group, rewards: 'raft' compares the completions of a group; give both"),
+        (Gigpo(), {"rewards": [0.0, 1.0]}, "'gigpo' compares the completions of a group; give both"),
+        (Cast(), {"group": [0, 0], "rewards": [0, 1], "config": CreditConfig(teacher_model_kind="live")},
+         "is the student itself"),
+    ],
+)  # fmt: skip
+def test_what_would_give_another_credit_is_refused(method, given, message):
+    with pytest.raises(ValueError, match=message):
+        credited(method, **given)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_has_another_type_or_shape_is_named():
+    with pytest.raises(ValueError, match=r"method: 'gear' is no method; give an object such as Gear\(\)"):
+        credited("gear")
+    with pytest.raises(ValueError, match=r"advantages: shape \(2, 1\); give one number for each of 2"):
+        credited(Uniform(), advantages=torch.ones(2, 1))
+
+
+def test_the_teacher_that_is_made_before_the_first_step_is_read():
+    live = credited(Gear(), config=CreditConfig(teacher_model_kind="live"))
+    other, _ = arena.load()
+    same = credited(Gear(), teacher=make_teacher("base", other))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    assert torch.equal(live, same)
+    assert not torch.equal(live, credited(Gear(), teacher=make_teacher("base", other)))
+
+
+def test_groups_have_any_names_and_a_reward_may_be_missing():
+    named = credited(Raft(), group=["a", "a"], rewards=[0.0, 1.0])
+    assert torch.equal(named, credited(Raft(), group=torch.tensor([7, 7]), rewards=[0.0, 1.0]))
+    assert (named[1] > 0).all() and (named[0] == 0).all()
+    missing = credited(Raft(), group=[0, 0], rewards=[None, 1.0])
+    assert (missing[0] == -1).all(), "a completion that nothing judged keeps its advantage"
+
+
+def test_scores_of_steps_and_tokens_that_were_not_sampled():
+    own = credited(StepScores(steps="tokens", use="weights"), step_scores=[[0.0] * 9 + [1.0], [1.0] * 10])
+    assert own[0, -1] == 0 and (own[0, :-1] < -1).all()
+    sampled = [[True] * 4 + [False] * 2 + [True] * 4] * 2
+    turns = credited(
+        MtGrpo(), group=[0, 0], rewards=[0.0, 1.0], sampled=sampled, turn_rewards=[[1.0, 0.0], [0.0, 0.0]]
+    )
+    assert (turns[:, 4:6] == 0).all() and turns[0, 0] != turns[0, -1]

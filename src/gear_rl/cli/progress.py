@@ -70,9 +70,11 @@ class ProgressLine(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        self._latest.update(logs or {})
-        if self._health and state.is_world_process_zero and "frac_reward_zero_std" in (logs or {}):
-            line = f"step {state.global_step}: {health(logs or {})}"
+        # TRL logs None where every reward function abstained.
+        logs = {key: value for key, value in (logs or {}).items() if value is not None}
+        self._latest.update(logs)
+        if self._health and state.is_world_process_zero and "frac_reward_zero_std" in logs:
+            line = f"step {state.global_step}: {health(logs)}"
             self.console.print(line, highlight=False, soft_wrap=True)
         latest = {
             word: self._latest[key]
@@ -83,7 +85,7 @@ class ProgressLine(TrainerCallback):
         done, total = state.global_step, state.max_steps
         self._bar.update(self._task, numbers=numbers)
         due = done in (1, total) or done % max(1, total // 10) == 0
-        if due and state.is_world_process_zero and not self.console.is_terminal and "reward" in (logs or {}):
+        if due and state.is_world_process_zero and not self.console.is_terminal and "reward" in logs:
             begin, before = self._begin
             each = (time.perf_counter() - begin) / max(1, done - before)
             left = timedelta(seconds=round(each * (total - done)))
