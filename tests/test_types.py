@@ -47,6 +47,8 @@ def test_a_signal_is_there_or_is_named():
             ValueError, match=f"no signal is called '{name}'; the signals are student_logprob, "
         ):
             signals_of([name])
+    with pytest.raises(ValueError, match="needs: 'divergence' is a text; give a tuple of names"):
+        signals_of("divergence")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -30,7 +30,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     'choose from alpha, clip'
     """
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if not known:
+        return "it has none"
+    near = [match for own in (word, word.lower()) for match in difflib.get_close_matches(own, known)]
+    near = [*dict.fromkeys(near)]
     if near:
         return f"did you mean {' or '.join(near)}?"
     rest = f", ... ({len(known) - 12} more)" if len(known) > 12 else ""

@@ -34,7 +34,7 @@ def health(logs: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def nothing_to_learn(logs: Mapping[str, float]) -> str | None:
+def nothing_to_learn(logs: Mapping[str, Any]) -> str | None:
     """The likeliest reason why a step could not change the model; None where it could.
 
     >>> nothing_to_learn({"frac_reward_zero_std": 1.0, "reward": 0.0, "grad_norm": 0.0})
@@ -45,6 +45,8 @@ def nothing_to_learn(logs: Mapping[str, float]) -> str | None:
         return None
     if logs.get("completions/clipped_ratio") == 1:
         return "every completion was cut off, so none is trained: raise max_completion_length"
+    if logs["reward"] is None:
+        return "every reward function gave None for every completion"
     if logs["frac_reward_zero_std"] < 1:
         return "rewards differ, but the gradient is 0: is any sampled token trained?"
     if logs.get("reward_std") or logs["reward"] not in (0, 1):
@@ -68,9 +70,10 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
         values = [cast(float, row[key]) for row in history if isinstance(row.get(key), int | float)]
         return fmean(values) if values else None
 
-    rewards = [cast(float, row["reward"]) for row in history if "reward" in row]
+    logged = [row["reward"] for row in history if "reward" in row]
+    rewards = [cast(float, reward) for reward in logged if reward is not None]
     if not rewards:
-        return "No step was logged."
+        return "Every reward function gave None for every completion." if logged else "No step was logged."
     few = max(1, len(rewards) // 5)
     first, last = fmean(rewards[:few]), fmean(rewards[-few:])
     said = f"The reward went from {first:.2f} to {last:.2f} in {len(rewards)} logged steps"

@@ -1,11 +1,13 @@
 """Errors that a user can correct are one line with exit code 2; others keep their traceback."""
 
+import asyncio
 import errno
 import inspect
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,31 @@ def test_an_exception_of_a_function_names_its_line():
     with pytest.raises(InputError, match="privileged: mine:hint gave int; return text"):
         checked({"hint": 7}, None)
     assert (rollouts_fault({"completion_ids": [[1], []]}, {}) or "").startswith("no token for completion 1")
+
+
+class Judge:
+    def __call__(self, completions, scores, **row):
+        return scores["right"]
+
+
+async def later(completions, scores, **row):
+    return scores["right"]
+
+
+@pytest.mark.parametrize("reward", [Judge(), partial(Judge()), later], ids=["object", "partial", "async"])
+def test_rewards_that_are_no_plain_functions_are_guarded_too(reward):
+    checked = guarded(reward, "reward", "mine:judge", reward_fault)
+    assert inspect.iscoroutinefunction(checked) == inspect.iscoroutinefunction(reward) and checked.__name__
+
+    def call(scores):
+        made = checked(completions=["a"], scores=scores)
+        return asyncio.run(made) if inspect.iscoroutine(made) else made
+
+    assert call({"right": [1.0]}) == [1.0]
+    with pytest.raises(InputError, match=r"reward: mine:judge raised KeyError: 'right' .*test_errors.py"):
+        call({})
+    with pytest.raises(InputError, match="reward: mine:judge gave 2 values for 1 completions"):
+        call({"right": [1.0, 0.0]})
 
 
 def test_the_summary_of_every_command_is_a_sentence():

@@ -32,6 +32,18 @@ def test_a_run_that_cannot_learn_warns_once(folder):
     assert "0% of groups differ in reward, 0 completions scored" in warned
 
 
+def test_a_run_that_nothing_judges_ends_and_says_so(folder):
+    (folder / "rewards.py").write_text(REWARDS.replace("0.0", "None"))
+    done = gear("train", "--config", "run.yaml", "--max_steps", "3", "--reward", "rewards:none", cwd=folder)
+    assert (
+        done.returncode == 0
+        and "Every reward function gave None for every completion." in done.stderr + done.stdout
+    )
+    assert "learned in the last 3 logged steps: every reward function gave None" in " ".join(
+        done.stderr.split()
+    )
+
+
 def test_held_out_rows_that_nothing_evaluates_are_named_before_the_first_step(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     make_trainer(load_config("run.yaml", ["--held_out", "2"]))

@@ -9,6 +9,16 @@ from rich.console import Console
 from gear_rl.cli.progress import ProgressLine
 
 
+def test_a_step_that_no_reward_function_judged_is_shown():
+    out = io.StringIO()
+    line = ProgressLine(Console(file=out, width=200), with_health=True)
+    state = SimpleNamespace(global_step=1, max_steps=2, is_world_process_zero=True)
+    line.on_log(
+        None, state, None, {"reward": None, "frac_reward_zero_std": 1.0, "gear/teacher/informed": None}
+    )
+    assert out.getvalue().startswith("step 1: 0% of groups differ in reward\n")
+
+
 def test_an_evaluation_before_the_first_step_does_not_count_in_the_pace(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

@@ -57,6 +57,11 @@ def test_a_sum_weighs_advantages_and_what_is_distilled():
     assert engine_settings_of(mixed) == {"teacher_model_kind": "base"}
 
 
+def test_a_method_of_ones_own_has_no_name_in_python():
+    with pytest.raises(ValueError, match=r"no method 'mine.mod'; .* given as an object, such as Mine\(\)"):
+        method_of("mine.mod:Foo")
+
+
 @pytest.mark.parametrize("read", [method_of, build_method])
 def test_the_text_names_methods_and_their_settings(read):
     assert read("gear:tokens*rlsd:strength=1") == Mixed(

@@ -76,6 +76,8 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
     [
         ("gaer", "credit: no method 'gaer'; did you mean gear?"),
         ("gear:token", "credit: 'token' in 'gear:token' is no setting; write .*, or gear:paper, gear:tokens"),
+        ("GEAR", "credit: no method 'GEAR'; did you mean gear"),
+        ({"name": "raft", "top": 1}, "credit.top: method 'raft' has no such setting; it has none"),
         ({"name": "gear", "alpha": -1}, "credit.alpha: -1.0 must be a finite number, 0 or more"),
         ({"name": "shuffled", "of": ["gear"]}, r"credit.of: \['gear'\] is no method; give a name"),
         ({"name": "random_onsets", "of": "rlsd"}, r"credit.of: Rlsd\(.*\) is not right; give gear"),

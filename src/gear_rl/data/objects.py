@@ -4,7 +4,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Mapping, Sized
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
 
@@ -45,20 +46,19 @@ def import_object(path: str, where: str) -> Any:
 def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
     """The function, raising ``InputError`` with its name for its own exceptions and for a faulty result.
 
-    A reward that is a coroutine or a model is returned unchanged.
+    A reward model is returned unchanged.
 
     >>> guarded(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
     Traceback (most recent call last):
     gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint'
     """
-    plain = inspect.isfunction(function) and not inspect.iscoroutinefunction(function)
-    if fault is reward_fault and not plain:
+    if hasattr(function, "state_dict"):
         return function
 
-    @wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
+    @contextmanager
+    def reported(given: Mapping[str, Any]) -> Generator[None]:
         try:
-            value = function(*args, **given)
+            yield
         except InputError:
             raise
         except Exception as error:
@@ -66,12 +66,28 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
             if fault is reward_fault and isinstance(error, KeyError | TypeError):  # maybe of a missing column
                 columns = f"; it was given {', '.join(given)}"
             raise InputError(f"{where}: {name} raised {raised(error)}{columns}") from error
+
+    def checked(value: Any, given: Mapping[str, Any]) -> Any:
         why = fault(value, given)
         if why is not None:
             raise InputError(f"{where}: {name} gave {why}")
         return value
 
-    return call
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        with reported(given):
+            value = function(*args, **given)
+        return checked(value, given)
+
+    @wraps(function)
+    async def call_later(*args: Any, **given: Any) -> Any:
+        with reported(given):
+            value = await function(*args, **given)
+        return checked(value, given)
+
+    chosen = call_later if inspect.iscoroutinefunction(function) else call
+    chosen.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # an object has none
+    return chosen
 
 
 def context_fault(value: Any, given: Mapping[str, Any]) -> str | None:

@@ -66,7 +66,14 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     ``vocabulary`` is the number of logits that the student has; a teacher padded to more is cut to them.
     ``ValueError`` where the two tokenizers disagree, or the teacher has fewer.
     """
-    check_vocabulary(name, load_tokenizer(name), tokenizer)
+    try:
+        own = load_tokenizer(name)
+    except (OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(
+            f"teacher_model: {name!r} cannot be loaded ({first}); give a folder or a name on the hub"
+        ) from error
+    check_vocabulary(name, own, tokenizer)
     model = load_causal_lm(name, options)
     logits = int(model.get_output_embeddings().weight.shape[0])
     if logits < vocabulary:

@@ -55,7 +55,7 @@ def train(
             named = None if Path(config.dataset).exists() else config.dataset
             trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=named)
     except (FloatingPointError, ImportError, ValueError) as error:
-        names = ("resume_from_checkpoint", "output_dir", "record_file", "step_scores", "prm")
+        names = ("resume_from_checkpoint", "output_dir", "record_file", "step_scores", "prm", "task", "style")
         ours = str(error).startswith(names)
         if not ours and isinstance(error, ValueError):  # an ImportError is a library's that a setting needs
             raise

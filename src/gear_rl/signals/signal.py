@@ -85,6 +85,8 @@ def signals_of(needs: Sequence[str | Signal]) -> tuple[Signal, ...]:
     """
     from gear_rl.signals.table import SIGNALS  # it imports the signals' files, which import this one
 
+    if isinstance(needs, str):
+        raise ValueError(f"needs: {needs!r} is a text; give a tuple of names, ({needs!r},)")
     found: dict[str, Signal] = {}
     for need in needs:
         if isinstance(need, str) and need not in SIGNALS:
