@@ -15,6 +15,7 @@ from gear_rl.signals.engine import OneProcess
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.signals.teacher import Teacher
+from gear_rl.tensor.lists import int_list
 from gear_rl.traits import distillation_of
 from gear_rl.types import Credit, CreditAssigner
 
@@ -56,7 +57,7 @@ def token_advantages(
     methods that follow a signal (``antisd``). ``log`` receives the ``gear/*`` metrics. Raises ``ValueError`` for
     what is missing, or of another size. ``examples/loop.py`` trains with it.
     """
-    if isinstance(method, type) or not isinstance(method, CreditAssigner):
+    if isinstance(method, type) or not isinstance(method, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
             f"method: {method!r} is no method; give an object such as Gear() or method_of('gear')"
         )
@@ -88,7 +89,9 @@ def token_advantages(
         raise ValueError(f"advantages: shape {tuple(advantages.shape)}; give one number for each of {count}")
     shown = engine.render(prompts, None)
     given = [0.0] * count if rewards is None else list(rewards)
-    groups = range(count) if group is None else group.tolist() if isinstance(group, Tensor) else list(group)
+    groups: list[Any] = [*range(count)]
+    if group is not None:
+        groups = int_list(group) if isinstance(group, Tensor) else [*group]
     number = {name: g for g, name in enumerate(dict.fromkeys(groups))}
     column = config.privileged_column or PRIVILEGED_COLUMNS[0]
     batch = RolloutBatch(
