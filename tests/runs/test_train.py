@@ -103,6 +103,7 @@ def test_scores_that_cannot_be_read_are_one_line(used, tiny_model):
     _, call = used
     for credit, words in (
         (f"step_scores:prm={tiny_model}", ("prm: ", "which has no score for a token")),
+        ("crpo", ("style: no reward function 1; the run has 1",)),
         ("step_scores:steps=tokens", ('no reward function logged "step_scores"; call log_extra',)),
     ):
         one_line(call("--max_steps", "2", "--output_dir", "scored", "--credit", credit), *words)

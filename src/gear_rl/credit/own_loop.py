@@ -49,8 +49,9 @@ def token_advantages(
 ) -> Credit:
     """The advantage of every token of some completions: ``Credit.advantage``, (B, T), and the segments.
 
-    ``prompts`` are texts or chat messages, ``completions`` token ids, of which the policy sampled all or those
-    where ``sampled`` is True, ``contexts`` what only the teacher sees, ``advantages`` one number per completion.
+    ``prompts`` are texts or chat messages, ``completions`` lists of token ids, ``contexts`` what only the teacher
+    sees, ``advantages`` one number per completion. ``sampled`` marks the tokens that the policy sampled; None
+    marks all.
     Methods that compare siblings need ``group``, a name per completion, and ``rewards``. ``step_scores`` and
     ``turn_rewards`` are what a reward function would log. ``teacher`` has the weights that the method asks for
     (``make_teacher``), ``reference`` the initial ones. ``means`` is a list that every call of a run gets, for

@@ -30,15 +30,15 @@ Compare = Literal["returns", "rewards"]
 class Igpo:
     """A turn is credited with what it and later turns add to the student's confidence in the true answer.
 
-    Information gain-based policy optimisation (arXiv:2510.14967): ``P_k`` is the confidence before turn
+    Information gain-based policy optimisation (arXiv:2510.14967). ``P_k`` is the confidence before turn
     k; a turn's reward is ``r_k = P_{k+1} - P_k``, the last turn's the completion's reward. ``A_k`` is
     ``G_k = sum_{l >= k} discount^(l - k) r_l`` less the mean of the group's ``G`` at turns of the same number.
     The turn is the segment.
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
-    The default is ours: the releases compare tokens of one index (``baseline="token"``), or rewards before the
-    sum (``Igpo(compare="rewards", baseline="group", scale=True)``). Use it for agents that gather evidence for a
-    known answer.
+    The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards before the
+    sum (``Igpo(compare="rewards", baseline="group", scale=True)``). For agents that gather evidence for a known
+    answer.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),

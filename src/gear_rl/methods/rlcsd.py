@@ -23,9 +23,8 @@ class Rlcsd:
     ``e_t = log T+ - log T-`` and ``r_t = strength tanh(e_t / squash_nats)``. Where ``|r_t| > threshold`` the
     token is *modulated*: it gets ``A + r_t``, or 0 if the sign would flip.
 
-    The release averages up to 4 wrong hints; we take one. Its loss adds the means of both kinds of tokens, so
-    credit is multiplied by all tokens over those of the kind: a larger step. Use it where groups hold right and
-    wrong rollouts.
+    The release averages up to 4 wrong hints; we take one. Its loss adds a mean per kind of token; ``paths``
+    multiplies credit accordingly, which makes a larger step. Use it where groups hold right and wrong rollouts.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
