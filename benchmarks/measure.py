@@ -17,6 +17,18 @@ Say = Callable[[str], None]
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+def now() -> float:
+    """CPU seconds of this process; with CUDA wall seconds, read when all work on the device is done.
+
+    >>> now() <= now()
+    True
+    """
+    if not torch.cuda.is_available():
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def seconds_of(run: Run, device: str = "cpu") -> float:
     """Seconds that ``run`` takes: of all threads of this process on a CPU, between two events on CUDA.
 

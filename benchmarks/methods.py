@@ -26,7 +26,7 @@ def bench_methods(
         rows[name] = {
             **{key: result[key] for key in ("ratio", "least", "most", "engine")},
             "credit_share": round(sum(shares[part] for part in CREDIT) / result["ratio"], 3),
-            "seconds_per_step": round(result["ratio"] * result["grpo_cpu_seconds_per_step"], 4),
+            "seconds_per_step": round(result["ratio"] * result["grpo_seconds_per_step"], 4),
         }
     same = ("task", "tier", "steps", "repeats", "rollouts_per_step", "threads", "versions")
     return {

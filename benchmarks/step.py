@@ -6,7 +6,6 @@
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
+from benchmarks.measure import now
 from benchmarks.results import Cells
 from gear_rl.engines.trl.late import LateCredit
 from gear_rl.errors import InputError
@@ -51,7 +51,7 @@ def bench_step(
     trainer: dict[str, Any] | None = None,
     run: RunConfig | None = None,
 ) -> dict[str, Any]:
-    """CPU seconds of the method's training step over plain GRPO's, and the share of each part.
+    """Seconds of the method's training step over plain GRPO's, and the share of each part.
 
     Two trainers live in one process, with the same seed and data, and take turns after every step, so that
     whatever else the machine does falls on both. The GRPO is TRL's, without a credit pass. A repeat's ratio is
@@ -77,14 +77,15 @@ def bench_step(
         for repeat in range(repeats):
             rows.append(_both(partial(configured, steps=steps, seed=repeat), (BASE, {}), (credit, settings)))
             bar.advance(work)
-    cpu = [sum(own.cpu) / sum(base.cpu) for base, own in rows]
-    total = sum(sum(base.cpu) for base, _ in rows)
+    ratios = [sum(own.steps) / sum(base.steps) for base, own in rows]
+    total = sum(sum(base.steps) for base, _ in rows)
     shares = {
         part: [round(sum(clock.parts[part] for clock in side) / total, 3) for side in zip(*rows, strict=True)]
         for part in PARTS
     }
+    seconds = "Seconds" if torch.cuda.is_available() else "CPU seconds"
     return {
-        "what": f"CPU seconds of a training step of {name} over those of GRPO, median of the repeats",
+        "what": f"{seconds} of a training step of {name} over those of GRPO, median of the repeats",
         "method": name,
         "task": task if run is None else run.dataset,
         "tier": tier if run is None else run.model,
@@ -94,10 +95,10 @@ def bench_step(
         "threads": threads,
         "credit": credit,
         "engine": settings,
-        "ratio": round(statistics.median(cpu), 3),
-        "least": round(min(cpu), 3),
-        "most": round(max(cpu), 3),
-        "grpo_cpu_seconds_per_step": round(total / (repeats * (steps - 1)), 4),
+        "ratio": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
+        "grpo_seconds_per_step": round(total / (repeats * (steps - 1)), 4),
         "shares_of_grpo_step": {
             part: {"grpo": base, name: own, "more": round(own - base, 3)}
             for part, (base, own) in shares.items()
@@ -122,9 +123,9 @@ def step_cells(result: Mapping[str, Any]) -> Cells:
 
 @dataclass(slots=True)
 class _Clock:
-    """CPU seconds of each counted step of a trainer, and of its parts without the parts inside them."""
+    """Seconds of each counted step of a trainer, and of its parts without the parts inside them."""
 
-    cpu: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     counts: bool = False
     inside: list[float] = field(default_factory=list)
@@ -132,12 +133,12 @@ class _Clock:
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*args: Any, **options: Any) -> Any:
-            begin = time.process_time()
+            begin = now()
             self.inside.append(0.0)
             try:
                 return call(*args, **options)
             finally:
-                spent = time.process_time() - begin
+                spent = now() - begin
                 own = spent - self.inside.pop()
                 if self.inside:
                     self.inside[-1] += spent
@@ -159,7 +160,7 @@ class _Turns(TrainerCallback):
         self._other.release()
         self._mine.acquire()
         self._clock.counts = self._begin is not None or state.global_step > 0
-        self._begin = time.process_time()
+        self._begin = now()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop()
@@ -167,7 +168,7 @@ class _Turns(TrainerCallback):
 
     def _stop(self) -> None:
         if self._begin is not None and self._clock.counts:
-            self._clock.cpu.append(time.process_time() - self._begin)
+            self._clock.steps.append(now() - self._begin)
 
 
 def _own_run(

@@ -37,14 +37,10 @@ def folded(logits, teacher, widths, way):
     sums, begin = empty_sums(len(logits), CPU), 0
     for width in widths:
         part = slice(begin, begin + width)
-        way(sums, logits[:, part].clone(), None if teacher is None else teacher[:, part].clone())
+        way(sums, logits[:, part], None if teacher is None else teacher[:, part])
         begin += width
     assert begin == logits.shape[1]
     return sums
-
-
-def eager(sums, logits, teacher):
-    fold(sums, logits, teacher, torch.empty_like(logits))
 
 
 def pair(num_tokens, vocab, seed=0, spread=3.0):
@@ -55,10 +51,10 @@ def pair(num_tokens, vocab, seed=0, spread=3.0):
 def test_two_tiles_by_hand():
     """Student 1 : 2 : 5, teacher 3 : 1 : 2, the last of each in a second tile; the student's top moves there."""
     sums = empty_sums(1, CPU)
-    eager(sums, torch.tensor([[1.0, 2.0]]).log(), torch.tensor([[3.0, 1.0]]).log())
+    fold(sums, torch.tensor([[1.0, 2.0]]).log(), torch.tensor([[3.0, 1.0]]).log())
     expected = [math.log(2), 1.5, 0.5 * math.log(0.5), math.log(3), 4 / 3, math.log(1 / 3)]
     assert sums[:SAMPLED, 0].tolist() == pytest.approx(expected)
-    eager(sums, torch.tensor([[5.0]]).log(), torch.tensor([[2.0]]).log())
+    fold(sums, torch.tensor([[5.0]]).log(), torch.tensor([[2.0]]).log())
     own = 0.2 * math.log(0.2) + 0.4 * math.log(0.4)
     other = 0.4 * math.log(1 / 3) + math.log(2 / 3)
     assert sums[:SAMPLED, 0].tolist() == pytest.approx([math.log(5), 1.6, own, math.log(3), 2.0, other])
@@ -71,7 +67,7 @@ def test_hundreds_of_tiles_lose_no_more_than_one():
     """Four thousand tiles, each a tenth of the first: float32 sums of them are off by 1e-5 of their size."""
     logits = torch.full((1, 4000), math.log(0.1))
     logits[0, 0] = 0.0
-    sums = folded(logits, logits - 3, [1] * 4000, eager)
+    sums = folded(logits, logits - 3, [1] * 4000, fold)
     expected = whole(logits, logits - 3)
     torch.testing.assert_close(sums[:SAMPLED], expected, rtol=2e-7, atol=0.0)
     entropy = expected[1].log() - expected[2] / expected[1]
@@ -84,7 +80,5 @@ def test_the_compiled_fold_is_the_eager_one():
     logits, teacher = pair(7, 23)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of every release another
-        found = folded(
-            logits, teacher, (10, 10, 3), lambda *tile: module._compiled()(*tile, torch.empty_like(tile[1]))
-        )
-    torch.testing.assert_close(found, folded(logits, teacher, (10, 10, 3), eager), rtol=1e-6, atol=1e-6)
+        found = folded(logits, teacher, (10, 10, 3), module._compiled())
+    torch.testing.assert_close(found, folded(logits, teacher, (10, 10, 3), fold), rtol=1e-6, atol=1e-6)

@@ -116,7 +116,7 @@ def _normalisers(
     sums = empty_sums(len(hidden), hidden.device)
     for begin in range(0, len(head.weight_VD), columns):
         logits = head.slice(begin, begin + columns).logits(hidden, buffers[0])
-        fold(sums, logits, None, buffers[1][: logits.numel()].view_as(logits))
+        fold(sums, logits, None)
     return sums[TOP], sums[MASS].log(), sums[OWN] / sums[MASS]
 
 

@@ -53,47 +53,45 @@ def note_sampled(
 
 
 def fold(
-    sums: Float64[Tensor, "8 N"],
-    logits_NV: Float[Tensor, "N V"],
-    teacher_NV: Float[Tensor, "N V"] | None,
-    spare_NV: Float[Tensor, "N V"],
+    sums: Float64[Tensor, "8 N"], logits_NV: Float[Tensor, "N V"], teacher_NV: Float[Tensor, "N V"] | None
 ) -> None:
-    """Add one tile of logits to the sums, in place; the three tiles are scratch space.
+    """Add one tile of logits to the sums, in place.
 
-    On CUDA with Triton ``torch.compile`` runs the same function; that is unmeasured, and
-    ``TORCHDYNAMO_DISABLE=1`` turns it off.
+    On CUDA with Triton ``torch.compile`` makes one kernel of it, which reads the tile once;
+    ``TORCHDYNAMO_DISABLE=1`` turns that off.
 
-    >>> sums, spare = empty_sums(1, torch.device("cpu")), torch.empty(1, 2)
+    >>> sums = empty_sums(1, torch.device("cpu"))
     >>> for logit in (0.0, 1.0):
-    ...     fold(sums, torch.full((1, 2), logit), None, spare)
+    ...     fold(sums, torch.full((1, 2), logit), None)
     >>> sums[MASS].div(2).log().float()  # 1 + exp(-1)
     tensor([0.3133])
     """
     run = _compiled() if logits_NV.is_cuda and find_spec("triton") else _fold
-    run(sums, logits_NV, teacher_NV, spare_NV)
+    run(sums, logits_NV, teacher_NV)
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor | None, Tensor], None]:
+def _compiled() -> Callable[[Tensor, Tensor, Tensor | None], None]:
     # Dynamic from the start: the last tiles are smaller than the others.
     return torch.compile(unwrap(_fold), dynamic=True)  # pyright: ignore
 
 
-def _fold(sums: Tensor, logits_NV: Tensor, teacher_NV: Tensor | None, spare_NV: Tensor) -> None:
-    """Eager ``fold``: each line that touches a tile passes over it once or twice and allocates no other."""
+def _fold(sums: Tensor, logits_NV: Tensor, teacher_NV: Tensor | None) -> None:
+    """``fold``, line by line."""
     top, mass, own, top_t, mass_t, other = sums[:SAMPLED]
     new_top = torch.maximum(top, logits_NV.amax(-1))
     # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
-    weight = torch.exp(logits_NV.sub_(new_top[:, None].float()), out=spare_NV)
-    own.add_(mass * shift).mul_(shrink).add_(logits_NV.mul_(weight).sum(-1))
+    centred = logits_NV - new_top[:, None].float()
+    weight = centred.exp()
+    own.add_(mass * shift).mul_(shrink).add_((centred * weight).sum(-1))
     if teacher_NV is not None:
         new_top_t = torch.maximum(top_t, teacher_NV.amax(-1))
         shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
-        weight_t = torch.exp(teacher_NV.sub_(new_top_t[:, None].float()), out=logits_NV)
-        mass_t.mul_(shift_t.exp()).add_(weight_t.sum(-1))
-        other.add_(mass * shift_t).mul_(shrink).add_(teacher_NV.mul_(weight).sum(-1))
+        centred_t = teacher_NV - new_top_t[:, None].float()
+        mass_t.mul_(shift_t.exp()).add_(centred_t.exp().sum(-1))
+        other.add_(mass * shift_t).mul_(shrink).add_((centred_t * weight).sum(-1))
         top_t.copy_(new_top_t)
     mass.mul_(shrink).add_(weight.sum(-1))
     top.copy_(new_top)
@@ -104,7 +102,7 @@ def reverse_divergence(sums: Float64[Tensor, "8 N"]) -> Float64[Tensor, " N"]:
 
     >>> sums = empty_sums(1, torch.device("cpu"))
     >>> even = torch.zeros(1, 2)  # one half each; the student has 4/5 and 1/5
-    >>> fold(sums, torch.tensor([[3.0, 0.0]]).log1p(), even, torch.empty(1, 2))
+    >>> fold(sums, torch.tensor([[3.0, 0.0]]).log1p(), even)
     >>> reverse_divergence(sums).float()
     tensor([0.1927])
     """
