@@ -23,9 +23,12 @@ def import_object(path: str, where: str) -> Any:
     >>> import_object("math:zz", "reward")
     Traceback (most recent call last):
     gear_rl.errors.InputError: reward: 'math' has no 'zz'; choose from acos, acosh, ...
+    >>> import_object("rewards.py:short", "reward")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: reward: 'rewards.py:short' names no object; write package.module:object
     """
     module_name, _, attribute = path.partition(":")
-    if not attribute or not all(module_name.split(".")):
+    if not attribute or not all(module_name.split(".")) or module_name.endswith(".py"):
         raise InputError(f"{where}: {path!r} names no object; write package.module:object")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
