@@ -97,7 +97,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_a_run(models):
     own, other = models
     for name, message in {
         other: r"gear\.teacher_model: .*other has another vocabulary than the model",
-        own + "/none": r"gear\.teacher_model: '.*none' has no tokenizer that can be loaded",
+        own + "/none": r"^gear\.teacher_model: '.*none' has no tokenizer that can be loaded",
     }.items():
         with pytest.raises(InputError, match=message):
             check(config_of({"teacher": None, "teacher_model": name}, {MODEL: own}))

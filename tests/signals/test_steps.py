@@ -216,7 +216,8 @@ def test_a_model_that_is_no_classifier_is_refused(engine, prm, tmp_path):
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     LlamaForTokenClassification(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "bare")
     with pytest.raises(
-        ValueError, match=r"prm: .*bare has no tokenizer .*; check the name, and save the policy's beside it"
+        ValueError,
+        match=r"prm: '.*bare' has no tokenizer .*; check the name, and save the policy's beside it",
     ):
         check_reward_model(str(tmp_path / "bare"), engine.tokenizer)
     check_reward_model(prm, engine.tokenizer)

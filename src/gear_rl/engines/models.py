@@ -66,7 +66,7 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     ``vocabulary`` is the number of logits that the student has; a teacher padded to more is cut to them.
     ``ValueError`` where the two tokenizers disagree, or the teacher has fewer.
     """
-    check_vocabulary(name, _own_tokenizer(name, "teacher_model"), tokenizer)
+    check_vocabulary(name, tokenizer_of(name, "teacher_model"), tokenizer)
     model = load_causal_lm(name, options)
     logits = int(model.get_output_embeddings().weight.shape[0])
     if logits < vocabulary:
@@ -95,16 +95,17 @@ def reward_models(method: CreditAssigner) -> list[str]:
 def check_reward_model(name: str, tokenizer: Any) -> None:
     """Raise ``ValueError`` for what is no token classifier, or was saved with another tokenizer."""
     check_classifier(name)
-    check_vocabulary(name, _own_tokenizer(name, "prm"), tokenizer, "prm")
+    check_vocabulary(name, tokenizer_of(name, "prm"), tokenizer, "prm")
 
 
-def _own_tokenizer(name: str, setting: str) -> Any:
+def tokenizer_of(name: str, setting: str) -> Any:
+    """``load_tokenizer`` for a model that a setting names; ``ValueError`` begins with the setting."""
     try:
         return load_tokenizer(name)
     except (OSError, ValueError) as error:
         first = str(error).partition("\n")[0]
         raise ValueError(
-            f"{setting}: {name} has no tokenizer that can be loaded ({first}); check the name, and save the "
+            f"{setting}: {name!r} has no tokenizer that can be loaded ({first}); check the name, and save the "
             "policy's beside it"
         ) from None
 

@@ -10,7 +10,7 @@ from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, chec
 from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.step import needs_passes
 from gear_rl.engines.folder import RunFolder
-from gear_rl.engines.models import check_reward_model, check_vocabulary, load_tokenizer, reward_models
+from gear_rl.engines.models import check_reward_model, check_vocabulary, reward_models, tokenizer_of
 from gear_rl.errors import InputError
 from gear_rl.signals.signal import names_of, needs_context, needs_teacher
 from gear_rl.traits import distillation_of, is_even
@@ -111,12 +111,15 @@ def check(config: Any, settings: VerlSettings) -> None:
     if not read and teacher is None:
         return
     model = config.actor_rollout_ref.model
-    own = _tokenizer("actor_rollout_ref.model.path", select(model, "tokenizer_path") or model.path)
+    try:
+        own = tokenizer_of(select(model, "tokenizer_path") or model.path, "actor_rollout_ref.model.path")
+    except ValueError as error:
+        raise InputError(str(error)) from None
     try:
         for name in read:
             check_reward_model(name, own)
         if teacher is not None:
-            check_vocabulary(teacher, _tokenizer("gear.teacher_model", teacher), own)
+            check_vocabulary(teacher, tokenizer_of(teacher, "teacher_model"), own)
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
 
@@ -160,16 +163,6 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
     has_adapter = int(rank) > 0 or model.get("lora_adapter_path") is not None
     base = settings.config.teacher_model_kind == "base" and settings.teacher_model is None
     return base and needs_teacher(settings.method.needs) and not has_adapter
-
-
-def _tokenizer(key: str, name: str) -> Any:
-    try:
-        return load_tokenizer(name)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"{key}: {name!r} has no tokenizer that can be loaded ({first}); give a folder or a hub name"
-        ) from None
 
 
 def select(config: Any, path: str) -> Any:
