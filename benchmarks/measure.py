@@ -17,34 +17,27 @@ Say = Callable[[str], None]
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def now() -> float:
-    """CPU seconds of this process; with CUDA wall seconds, read when all work on the device is done.
+def now(device: str) -> float:
+    """CPU seconds of this process; for CUDA wall seconds, read when all work on the device is done.
 
-    >>> now() <= now()
+    >>> now("cpu") <= now("cpu")
     True
     """
-    if not torch.cuda.is_available():
+    if device != "cuda":
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def seconds_of(run: Run, device: str = "cpu") -> float:
-    """Seconds that ``run`` takes: of all threads of this process on a CPU, between two events on CUDA.
+    """Seconds that ``run`` takes, by ``now``.
 
     >>> seconds_of(lambda: None) < 1
     True
     """
-    if device != "cuda":
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
+    begin = now(device)
     run()
-    last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last) / 1000
+    return now(device) - begin
 
 
 def interleaved(runs: Mapping[str, Run], repeats: int, device: str, say: Say) -> dict[str, list[float]]:

@@ -32,6 +32,7 @@ from gear_rl.signals.passes import ModelPasses
 from gear_rl.traits import engine_settings_of
 from gear_rl.versions import versions
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BASE = "uniform"
 """Plain GRPO, which every method is measured against."""
 PARTS = ("generation", "student", "teacher", "head", "credit", "loss", "backward")
@@ -83,7 +84,7 @@ def bench_step(
         part: [round(sum(clock.parts[part] for clock in side) / total, 3) for side in zip(*rows, strict=True)]
         for part in PARTS
     }
-    seconds = "Seconds" if torch.cuda.is_available() else "CPU seconds"
+    seconds = "CPU seconds" if DEVICE == "cpu" else "Seconds"
     return {
         "what": f"{seconds} of a training step of {name} over those of GRPO, median of the repeats",
         "method": name,
@@ -133,12 +134,12 @@ class _Clock:
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*args: Any, **options: Any) -> Any:
-            begin = now()
+            begin = now(DEVICE)
             self.inside.append(0.0)
             try:
                 return call(*args, **options)
             finally:
-                spent = now() - begin
+                spent = now(DEVICE) - begin
                 own = spent - self.inside.pop()
                 if self.inside:
                     self.inside[-1] += spent
@@ -160,7 +161,7 @@ class _Turns(TrainerCallback):
         self._other.release()
         self._mine.acquire()
         self._clock.counts = self._begin is not None or state.global_step > 0
-        self._begin = now()
+        self._begin = now(DEVICE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop()
@@ -168,7 +169,7 @@ class _Turns(TrainerCallback):
 
     def _stop(self) -> None:
         if self._begin is not None and self._clock.counts:
-            self._clock.steps.append(now() - self._begin)
+            self._clock.steps.append(now(DEVICE) - self._begin)
 
 
 def _own_run(
