@@ -57,8 +57,7 @@ def fold(
 ) -> None:
     """Add one tile of logits to the sums, in place.
 
-    On CUDA with Triton ``torch.compile`` makes one kernel of it, which reads the tile once;
-    ``TORCHDYNAMO_DISABLE=1`` turns that off.
+    On CUDA with Triton ``torch.compile`` runs the same function; ``TORCHDYNAMO_DISABLE=1`` turns that off.
 
     >>> sums = empty_sums(1, torch.device("cpu"))
     >>> for logit in (0.0, 1.0):
@@ -77,7 +76,7 @@ def _compiled() -> Callable[[Tensor, Tensor, Tensor | None], None]:
 
 
 def _fold(sums: Tensor, logits_NV: Tensor, teacher_NV: Tensor | None) -> None:
-    """``fold``, line by line."""
+    """Eager ``fold``, which leaves the tiles as they are: compiled, it then need not write them."""
     top, mass, own, top_t, mass_t, other = sums[:SAMPLED]
     new_top = torch.maximum(top, logits_NV.amax(-1))
     # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
