@@ -64,17 +64,19 @@ def under_trl(
 
 
 def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least: int) -> None:
-    """Divergence, credit and segments of the same rollouts, of which so many were scored."""
+    """Divergence, credit and segments of the same rollouts, of which so many were scored.
+
+    Other kernels alone, as of another processor or for batches of another shape, move a divergence by 1e-5.
+    """
     scored, mask = ours["scored_B"], ours["signals"].mask
     assert torch.equal(scored, theirs["scored_B"]) and scored.sum() >= at_least
     assert torch.equal(mask, theirs["signals"].mask)
     mask = mask & scored[:, None]
     one, other = ours["signals"].divergence, theirs["signals"].divergence
     assert one[mask].max() > 1  # the teacher disagrees somewhere
-    assert gap(one, other, mask) <= 1e-5
+    assert gap(one, other, mask) <= 1e-4
     assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
-    # The pass of verl's reference shares no prompts, so its last bits are others.
-    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-4, rtol=1e-4)
 
 
 def assert_trains_as(run: Run, theirs: Mapping[str, Any], *, at_least: int, atol: float = 1e-4) -> None:
