@@ -99,3 +99,13 @@ def test_another_vocabulary_is_refused(tmp_path, tiny_model):
         ValueError, match=r"teacher_model: '.*/nowhere' has no tokenizer .*\); check the name"
     ):
         of(tiny_model, tmp_path, teacher_model=str(tmp_path / "nowhere"))
+
+
+def test_generation_gives_a_bfloat16_head_contiguous_states(tmp_path, tiny_model):
+    """A strided slice of the prompt's states takes torch's head on a CPU some 500 times longer."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    trainer = of(model, tmp_path, bf16=False)
+    seen = []
+    trainer.model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    trainer.solve([ROW, ROW])
+    assert len(seen) > 1 and all(states.is_contiguous() for states in seen)

@@ -25,6 +25,7 @@ from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
+from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
@@ -102,6 +103,7 @@ class GEARTrainer(Evaluating):
         if processing is not None and (options.get("tools") or options.get("environment_factory")):
             parse_tool_calls(processing)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
+        contiguous_head(self.model)
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
         plugins: Any = self.accelerator.state
