@@ -1,9 +1,9 @@
 """Competence first, teacher kept: a few steps of SFT on worked solutions before GRPO, with TRL's SFTTrainer.
 
-A model that gets nothing right has no advantage to give credit to, so it is warmed up on demonstrations. Plain
-demonstrations unteach it to read: it learns to answer from the problem alone, and the teacher, who is the same
-model with the privileged context in its prompt, ignores what it is shown. So a share of the demonstrations has
-the context in the prompt, in the teacher's own words.
+A model that gets nothing right has no advantage to give credit to, so it is warmed up on demonstrations. After
+plain ones it answers from the problem alone, and the teacher, which is the same model with the privileged context
+in its prompt, reads that context less. So a share of the demonstrations has the context in the prompt, in the
+teacher's own words.
 
     python examples/sft_warmup.py --model smollm2 --dataset word-problems/bare --output_dir runs/warm
     gear teacher --model runs/warm --data word-problems/bare --max_completion_length 48   # still informed?
