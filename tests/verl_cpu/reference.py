@@ -66,7 +66,7 @@ def under_trl(
 def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least: int) -> None:
     """Divergence, credit and segments of the same rollouts, of which so many were scored.
 
-    Other kernels alone, as of another processor or for batches of another shape, move a divergence by 1e-5.
+    Another processor's kernels alone move a divergence by 1e-5, and the credit by 4e-6.
     """
     scored, mask = ours["scored_B"], ours["signals"].mask
     assert torch.equal(scored, theirs["scored_B"]) and scored.sum() >= at_least
@@ -76,7 +76,7 @@ def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, at_least:
     assert one[mask].max() > 1  # the teacher disagrees somewhere
     assert gap(one, other, mask) <= 1e-4
     assert torch.equal(ours["credit"].segment_id, theirs["credit"].segment_id)
-    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours["credit"].advantage, theirs["credit"].advantage, atol=1e-5, rtol=1e-5)
 
 
 def assert_trains_as(run: Run, theirs: Mapping[str, Any], *, at_least: int, atol: float = 1e-4) -> None:
