@@ -59,6 +59,7 @@ def test_an_error_of_ours_keeps_its_traceback_and_debug_shows_every_one(tmp_path
 SLEEPER = """
 import sys, tempfile, time
 from gear_rl.cli.console import user_errors
+from gear_rl.engines.tools import ToolGuard
 import typer
 app = typer.Typer()
 @app.command()
@@ -66,7 +67,9 @@ app = typer.Typer()
 def run():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]):
         print("ready", flush=True)
-        time.sleep(60)
+        guard = ToolGuard()
+        with guard.serving():
+            guard.tool(time.sleep)(60)
 app([])
 """
 

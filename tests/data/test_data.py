@@ -23,6 +23,12 @@ def text(row) -> str:
 ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(40)]
 
 
+def test_only_the_hubs_splits_have_parts(tmp_path):
+    for name in ("sums", jsonl(tmp_path / "a.jsonl", ROWS)):
+        with pytest.raises(InputError, match=r"dataset_split: train\[:5\]; only a dataset of the hub"):
+            load_rows(name, split="train[:5]", chat=True)
+
+
 @pytest.fixture
 def hub_like(tmp_path):
     """A folder as the hub has it: a card with two configurations, and parquet files."""

@@ -88,6 +88,7 @@ def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
         (["--seeds", "0"], "--seeds: 0"),
         (["--task", "errands", "--methods", "sft"], "sft: an agent's answers cannot be imitated"),
         (["--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
+        (["--methods", "more=uniform:rollouts=12"], "more: rollouts: 12; give a multiple of 8"),
         (["--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gear_rl.credit.informed import PROMPTS_TO_JUDGE, likelier, stands_out
+from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, sentences, verdict
 from gear_rl.lab.teacher import examine, teacher_config
 from gear_rl.runs.config import load_config
@@ -95,6 +96,8 @@ def test_the_arenas_teacher_reads_a_worked_solution_and_not_an_answer():
     read, about = found()
     assert read.word == "informed" and read.reads.share > 0.65 and about["sources"] == ["privileged_context"]
     assert (about["prompts"], about["completions"]) == (24, 48) and 0 < about["right"] < 48
+    with pytest.raises(InputError, match="max_completion_length: no completion was scored"):
+        found("--mask_truncated_completions", "true", "--max_completion_length", "2")
     blind, _ = found("--privileged_column", "answer")
     assert blind.word == "not informed" and blind.reads.share < 0.65
 

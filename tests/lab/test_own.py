@@ -100,9 +100,12 @@ def test_the_outcome_is_the_reward_where_rewards_are_graded():
 
 def test_other_tiers_and_a_text_stand_beside(folder):
     (folder / "other.jsonl").write_text((folder / "rows.jsonl").read_text().replace("+ 1", "+ 2"))
-    (folder / "text.txt").write_text("one two\n\nthree")
+    (folder / "text.txt").write_text("one two\n\nthree\n\n1")
     tiers = "{same: rows.jsonl, other: other.jsonl}"
     plan = plan_with(eval_dataset=tiers, held_out=None, perplexity=folder / "text.txt")
+    (folder / "short.txt").write_text("1\n\n2")
+    with pytest.raises(InputError, match=r"--perplexity: .* no paragraph of two words"):
+        plan_with(perplexity=folder / "short.txt")
     assert len(plan.held_out) == 40, "the first tier judges"
     [row] = (run_cell(spec, folder / "cells") for spec in plan.reported())
     assert row["error"] is None, row["error"]

@@ -29,6 +29,14 @@ def test_it_holds_the_settings_that_were_run(tmp_path):
     assert "`shuffled`" in card and "arena/chain/easy" in card
 
 
+def test_a_method_that_is_an_object_comes_back_by_its_name(tmp_path):
+    (tmp_path / "mine.py").write_text("from gear_rl import Gear\nmethod = Gear(alpha=2.5)\n")
+    done = gear("train", *WORDS, *SMALL, "--credit", "mine:method", "--output_dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = gear("train", "--config", "run/gear.yaml", "--output_dir", "two", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     words = (*WORDS, *SMALL, "--max_steps", "2", "--save_steps", "1", "--output_dir", str(folder))

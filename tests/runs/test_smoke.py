@@ -21,7 +21,7 @@ def recipe(**changes) -> RunConfig:
 
 
 def test_costly_settings_are_swapped_and_the_others_are_kept(tmp_path):
-    settings = {"use_vllm": True, "vllm_mode": "server", "deepspeed": "zero3.json"}
+    settings = {"use_vllm": True, "vllm_mode": "server", "teacher_model": "big/model"}
     kept = {"learning_rate": 3e-6, "epsilon_high": 0.28, "teacher_model_kind": "ema", "temperature": 0.7}
     more = {"reward_weights": [2.0], "record_file": "/runs/r.jsonl", "max_completion_length": 8192}
     own = {"held_out": 100, "lora": {"r": 64, "lora_alpha": 128}, "credit": {"name": "rlsd"}}
@@ -33,13 +33,13 @@ def test_costly_settings_are_swapped_and_the_others_are_kept(tmp_path):
     assert small.lora == {"r": 4, "lora_alpha": 128}
     assert small.held_out == 1
     assert small.trainer["use_vllm"] is False
-    assert not {"vllm_mode", "deepspeed"} & small.trainer.keys()
+    assert not {"vllm_mode", "teacher_model"} & small.trainer.keys()
     assert small.trainer["max_completion_length"] == 32
     assert small.trainer["output_dir"].startswith(str(tmp_path))
     assert small.trainer["record_file"] == "records.jsonl"
     lines = Path(small.dataset).read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == ROWS, "raw rows, so that the columns are really mapped"
-    assert "vllm_mode, deepspeed" in swaps["left out"]
+    assert "vllm_mode, teacher_model" in swaps["left out"]
     assert config.trainer["output_dir"] == "runs/x", "the recipe itself stays as it was"
 
 

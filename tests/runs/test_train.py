@@ -12,6 +12,7 @@ from support.commands import gear
 
 def test_the_demo_leaves_its_three_files(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "records.jsonl").write_text("a run's\n")
     words = ["--credit", "shuffled", "--steps", "2", "--n-eval", "16", "--out", str(tmp_path), "--seed", "1"]
     done = gear("demo", *words)
     assert done.returncode == 0, done.stderr
@@ -21,6 +22,7 @@ def test_the_demo_leaves_its_three_files(tmp_path, monkeypatch):
     assert {"accuracy_before", "accuracy_after", "n_eval", "seconds", "versions"} <= summary.keys()
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
+    assert (tmp_path / "records.1.jsonl").read_text() == "a run's\n"
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,21 @@ def test_a_run_is_resumed_or_replaced(used):
         assert [path.name for path in (folder / "out").glob("checkpoint-*")] == ["checkpoint-1"]
         before, run = run, json.loads((folder / "out" / "run.json").read_text())["run"]
         assert run != before
+
+
+def test_records_without_a_checkpoint_are_kept_and_the_run_begins_anew(used):
+    folder, call = used
+    (folder / "early").mkdir()
+    (folder / "early" / "records.jsonl").write_text("ended before a checkpoint\n")
+    done = call("--max_steps", "1", "--output_dir", "early")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "early" / "records.1.jsonl").read_text() == "ended before a checkpoint\n"
+
+
+def test_fewer_rows_than_a_batch_takes_are_refused(used):
+    _, call = used
+    done = call("--output_dir", "few", "--per_device_train_batch_size", "20", "--max_steps", "1")
+    one_line(done, "train_dataset: 4 rows, and a batch takes 5 prompts; give more rows")
 
 
 def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):

@@ -144,7 +144,7 @@ def run_plan_with_bar(
         def each(cell: dict[str, Any]) -> None:
             nonlocal done
             done += 1
-            if done == 1:
+            if done == 1 and cell["error"] is None:
                 left = timedelta(seconds=round(cell["seconds"] * (total - 1) / jobs))
                 about = f"a run takes about {cell['seconds']:.0f} s: {left} left"
                 console.print(about, highlight=False)

@@ -41,7 +41,7 @@ def command_line(program: str = "gear") -> str:
     return " ".join([program, *sys.argv[1:]])
 
 
-class _Terminated(BaseException):
+class _Terminated(KeyboardInterrupt):
     """SIGTERM as an exception, so that temporary folders are removed and children end."""
 
 
@@ -63,7 +63,7 @@ def user_errors(command: Callable[..., None]) -> Callable[..., None]:
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
             command(*args, **kwargs)
-        except (KeyboardInterrupt, _Terminated) as error:
+        except KeyboardInterrupt as error:
             word, code = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
             say(f"gear: {'; '.join([word, *getattr(error, '__notes__', ())])}")
             raise typer.Exit(code) from None

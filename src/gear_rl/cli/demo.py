@@ -38,6 +38,7 @@ def demo(
     folder is replaced.
     """
     from gear_rl.cli.progress import ProgressLine
+    from gear_rl.engines.folder import RunFolder
     from gear_rl.lab.training import Between
     from gear_rl.records import read_records
     from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
@@ -67,7 +68,7 @@ def demo(
     begin = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     records = out / "records.jsonl"
-    records.unlink(missing_ok=True)
+    RunFolder(out, records.name).keep_old_records()
     problems = arena.rows(tier, num=n_eval, first_seed=arena.held_out.start)
     # TRL wants a folder; nothing of it is kept.
     with tempfile.TemporaryDirectory(prefix="gear-demo-") as scratch:

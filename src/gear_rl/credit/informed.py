@@ -135,11 +135,13 @@ class TeacherCheck:
     """``stands_out`` and ``likelier`` of each prompt so far."""
     pool: list[str] = field(default_factory=list[str])
     warned: bool = False
+    seen: int | None = None
+    """Step of the last batch."""
 
     def __call__(self, plan: CreditPlan, engine: Engine, config: CreditConfig) -> None:
         """Check a batch, if its step is due; every process must call this."""
         batch, own = plan.batch, list(plan.batch.contexts)
-        if self.every == 0 or (batch.step + 1) % self.every or not needs_teacher(plan.method.needs):
+        if not self.is_due(batch.step) or not needs_teacher(plan.method.needs):
             return
         everywhere = engine.gather_objects(own)
         pairs = two_others(everywhere, self.pool)[batch.first : batch.first + len(own)]
@@ -163,6 +165,17 @@ class TeacherCheck:
         self.warned = True
         if engine.rank == 0:
             logger.warning(NOT_INFORMED, count, *(100 * math.fsum(values) / count for values in (out, more)))
+
+    def is_due(self, step: int) -> bool:
+        """Whether the step reaches a multiple of ``every``, or one came after the last batch.
+
+        >>> check = TeacherCheck(every=5)  # rollouts that serve five steps
+        >>> [step for step in range(0, 16, 5) if check.is_due(step)]
+        [5, 10, 15]
+        """
+        before = step if self.seen is None else self.seen + 1
+        self.seen = step
+        return self.every > 0 and (step + 1) // self.every > before // self.every
 
 
 def is_above_chance(values: Sequence[float]) -> bool:

@@ -34,7 +34,8 @@ def is_generated(name: str) -> bool:
 def read(name: str, config: str | None, split: str, *, limit: int | None = None) -> Any:
     """The rows of a generator, a file, a folder or a hub dataset.
 
-    A generator gives ``limit`` rows, of its held-out part for every split but ``train``.
+    A generator gives ``limit`` rows, of its held-out part for every split but ``train``. ``InputError`` for rows
+    that cannot be loaded, and for a part of a split of anything but the hub's.
 
     >>> read("arena/chain/easy", None, "test", limit=2).column_names
     ['prompt', 'privileged_context', 'answer']
@@ -44,6 +45,10 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
     """
     import datasets
 
+    if "[" in split and (is_generated(name) or _is_file(name)):
+        raise InputError(
+            f"dataset_split: {split}; only a dataset of the hub is split like this, {name} is not"
+        )
     if is_generated(name):
         return _generated(name, split == "train", limit)
     try:

@@ -204,7 +204,9 @@ def plan_of(
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
         )
-    named, engine, own, ceiling = line_up([*methods, CEILING], agent=chosen.agent)
+    named, engine, own, ceiling = line_up(
+        [*methods, CEILING], agent=chosen.agent, whole=budget.num_generations
+    )
     return Plan(
         methods=named,
         engine=engine,
@@ -235,12 +237,13 @@ def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
 
 
 def line_up(
-    methods: Sequence[str], usual: Mapping[str, Any] = {}, *, agent: bool = False
+    methods: Sequence[str], usual: Mapping[str, Any] = {}, *, agent: bool = False, whole: int = 1
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
     """Methods by name, the engine settings of each, its own ``rollouts`` and ``sft``, and the ceiling's name.
 
     The baseline comes first, then the ceiling: the first oracle; a plain ``oracle`` after another one is dropped.
     ``usual`` are the run's engine settings: they replace a method's own, but not those given with the method.
+    A method's ``rollouts`` are a multiple of ``whole``.
 
     >>> line_up(["gear:teacher_model_kind=live,alpha=2", "oracle:branches=16", "oracle"])[3]
     'oracle:branches=16'
@@ -260,6 +263,9 @@ def line_up(
                 f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
                 "fine-tunes on its best rollouts"
             )
+        rollouts = own[name].get("rollouts", whole)
+        if not isinstance(rollouts, int) or rollouts < 1 or rollouts % whole:
+            raise InputError(f"--methods: {name}: rollouts: {rollouts}; give a multiple of {whole}")
         if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
             raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
         given_here = taken(credit, [field.name for field in fields(CreditConfig)])

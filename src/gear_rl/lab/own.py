@@ -8,6 +8,7 @@ and judged on the run's held-out rows by the run's own reward.
 # pyright: reportMissingTypeStubs=false
 
 import json
+import math
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import chain
@@ -68,10 +69,12 @@ def plan_of_run(
     check_counts(range(len(rows)), n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
     agent = bool(config.environment or config.tools)
-    named, engine, own, ceiling = line_up(methods, usual, agent=agent)
+    default, accumulation = GEARConfig.__dataclass_fields__, int(given.get("gradient_accumulation_steps", 1))
+    group = int(given.get("num_generations", default["num_generations"].default))
+    whole = math.lcm(group, accumulation)
+    named, engine, own, ceiling = line_up(methods, usual, agent=agent, whole=whole)
     if ceiling is not None:
         _check_branching(config)
-    default = GEARConfig.__dataclass_fields__
     per_device = given.get("per_device_train_batch_size", default["per_device_train_batch_size"].default)
     run = config.model_dump(exclude={"credit"})
     run["trainer"] = {
@@ -86,6 +89,8 @@ def plan_of_run(
             raise InputError(
                 f"--perplexity: {perplexity} is no file; give a text whose perplexity is to be followed"
             )
+        if not any(len(part.split()) > 1 for part in perplexity.read_text(encoding="utf-8").split("\n\n")):
+            raise InputError(f"--perplexity: {perplexity} has no paragraph of two words; give a longer text")
         run["perplexity"] = str(perplexity)
         rows_read.update(perplexity.read_bytes())
     run["rows_sha256"] = rows_read.hexdigest()
@@ -102,7 +107,7 @@ def plan_of_run(
         held_out=range(len(rows)),
         seeds=seeds,
         steps=steps,
-        rollouts=per_device * given.get("gradient_accumulation_steps", 1),
+        rollouts=per_device * accumulation,
         rate=float(given.get("learning_rate", default["learning_rate"].default)),
         rates=rates,
         n_eval=n_eval,

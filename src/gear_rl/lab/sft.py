@@ -11,9 +11,10 @@ from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.signals.engine import plain_ids
 
 _SHARED = (
-    "seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "max_grad_norm", "optim", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "gradient_checkpointing", "bf16", "fp16", "use_cpu", "dataloader_pin_memory", "disable_tqdm", "output_dir",
+    "seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "optim", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16", "use_cpu",
+    "dataloader_pin_memory", "disable_tqdm", "output_dir",
 )  # fmt: skip
 """Settings of the run that fine-tuning shares."""
 

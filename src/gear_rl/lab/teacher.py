@@ -97,6 +97,11 @@ def examine(
         total = 2 * samples * len(rows)
         sampled = list(_sampled(trainer, rows, seed, progress, total))
         scored = list(_scored(trainer, sampled, progress, total))
+    if not scored:
+        raise InputError(
+            "max_completion_length: no completion was scored; where all are cut off and "
+            "mask_truncated_completions leaves them out, give more tokens"
+        )
     if config.reward == NO_REWARD:
         scored = [replace(one, reward=None) for one in scored]
     rewards = [one.reward for one in scored if one.reward is not None]

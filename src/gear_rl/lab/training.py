@@ -338,6 +338,8 @@ def perplexity(trainer: Any, file: Path) -> float:
     with torch.no_grad():
         for text in filter(str.strip, file.read_text(encoding="utf-8").split("\n\n")):
             ids = trainer._tokenizer(text, return_tensors="pt").input_ids.to(trainer.model.device)
+            if ids.shape[1] < 2:  # nothing is predicted
+                continue
             losses += float(trainer.model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
             count += ids.shape[1] - 1
     trainer.model.train(training)

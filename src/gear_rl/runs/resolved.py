@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gear_rl.credit.config import METHOD_SETTINGS
+from gear_rl.data.objects import import_object
 from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
@@ -50,7 +51,8 @@ def write_run(config: RunConfig, trainer: Any) -> None:
     folder: RunFolder = trainer.run_folder
     own = config.model_dump(exclude_none=True)
     name = credit_settings(config.credit).get("name", trainer.credit.name)
-    own["credit"] = {**method_settings(trainer.credit), "name": name}
+    is_object = ":" in name and not isinstance(import_object(name, "credit"), type)  # it takes no settings
+    own["credit"] = name if is_object else {**method_settings(trainer.credit), "name": name}
     own |= {key: getattr(trainer.args, key) for key in METHOD_SETTINGS}
     own |= {key: value for key, value in config.trainer.items() if key != "overwrite_output_dir"}
     if trainer.args.teacher_model is not None:

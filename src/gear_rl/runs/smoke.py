@@ -48,7 +48,7 @@ _DROPPED = """
     bf16_full_eval fp16_full_eval full_determinism use_liger_kernel activation_checkpointing cache_implementation
     optim optim_args dataloader_num_workers dataloader_prefetch_factor dataloader_persistent_workers
     use_transformers_continuous_batching use_transformers_paged push_to_hub hub_model_id log_completions run_name
-    resume_from_checkpoint load_best_model_at_end eval_on_start
+    resume_from_checkpoint load_best_model_at_end eval_on_start teacher_model
 """
 """Settings of machines and sizes that are left out; their defaults work on any machine."""
 

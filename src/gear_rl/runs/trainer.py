@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import os
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,8 +56,7 @@ def train(
             named = None if Path(config.dataset).exists() else config.dataset
             trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=named)
     except (FloatingPointError, ImportError, ValueError) as error:
-        names = ("resume_from_checkpoint", "output_dir", "record_file", "step_scores", "prm", "task", "style")
-        ours = str(error).startswith(names)
+        ours = re.match(r"[a-z_]+: ", str(error))  # it names a setting or a column
         if not ours and isinstance(error, ValueError):  # an ImportError is a library's that a setting needs
             raise
         raise InputError(str(error)) from None
@@ -169,7 +169,8 @@ def _check_folder(config: RunConfig, source: Path | None) -> str | None:
             check_output(folder.records, inputs, "record_file")
         folder.check_records()
     leftovers = folder.leftovers()
-    if leftovers and resume is None and not overwrite:
+    records_only = leftovers == [str(folder.records)]  # a run that was ended early; they are kept
+    if leftovers and not records_only and resume is None and not overwrite:
         raise InputError(
             f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); go on with it by "
             "--resume_from_checkpoint latest, delete it and begin anew by --overwrite, or give another output_dir"

@@ -336,10 +336,16 @@ class GEARTrainer(Evaluating):
         ``resume_from_checkpoint`` is a checkpoint's folder; True or "latest" mean the newest whole one of the run
         in ``output_dir`` (the log names those that are passed over). A finished run that is resumed does nothing.
 
-        Raises ``ValueError`` for a checkpoint that is not whole, or was made with another configuration
-        (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError`` before a step whose loss or
-        gradient is not finite (``non_finite_step``).
+        Raises ``ValueError`` for fewer rows than a batch takes, and for a checkpoint that is not whole, or was
+        made with another configuration (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError``
+        before a step whose loss or gradient is not finite (``non_finite_step``).
         """
+        rows, prompts = len(self.train_dataset), self.args.generation_batch_size // self.args.num_generations
+        if rows < prompts:  # TRL's sampler drops what does not fill a batch, and nothing would train
+            raise ValueError(
+                f"train_dataset: {rows} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
+                "per_device_train_batch_size"
+            )
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
             configuration = fingerprint(self.args, self.credit, *parts)
