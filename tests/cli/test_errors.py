@@ -66,10 +66,12 @@ app = typer.Typer()
 @user_errors
 def run():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]):
-        print("ready", flush=True)
         guard = ToolGuard()
         with guard.serving():
-            guard.tool(time.sleep)(60)
+            guard.tool(wait)()
+def wait() -> str:  # a tool that the model calls
+    print("ready", flush=True)
+    time.sleep(60)
 app([])
 """
 
