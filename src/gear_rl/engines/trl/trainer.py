@@ -9,7 +9,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -340,11 +340,13 @@ class GEARTrainer(Evaluating):
         made with another configuration (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError``
         before a step whose loss or gradient is not finite (``non_finite_step``).
         """
-        rows, prompts = len(self.train_dataset), self.args.generation_batch_size // self.args.num_generations
-        if rows < prompts:  # TRL's sampler drops what does not fill a batch, and nothing would train
+        rows, args = self.train_dataset, cast(Any, self.args)
+        prompts = args.generation_batch_size // args.num_generations
+        # TRL's sampler drops what does not fill a batch, so nothing would train. A stream has no length.
+        if isinstance(rows, Sized) and len(rows) < prompts:
             raise ValueError(
-                f"train_dataset: {rows} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
-                "per_device_train_batch_size"
+                f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a "
+                "smaller per_device_train_batch_size"
             )
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
