@@ -30,7 +30,7 @@ from gear_rl.lab.compare import (
     run_plan,
     split_methods,
 )
-from gear_rl.lab.training import Spec, _once, finished, run_cell, run_cells
+from gear_rl.lab.training import Spec, _failed, _once, finished, run_cell, run_cells
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import sampling_seed
 from gear_rl.runs.config import build_method
@@ -134,6 +134,22 @@ def test_a_rate_whose_runs_fail_is_the_worst(few, monkeypatch: pytest.MonkeyPatc
     _, tuned = run_plan(plan, tmp_path, jobs=1)
     tried = {"0.0002": 0.3, "0.0004": 0.5, "0.0008": None}
     assert tuned["uniform"] == {"rate": 4e-4, "at_edge": False, "tried": tried}
+
+
+def test_a_process_that_dies_first_fails_its_own_run_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def died(specs, folder, *, each, **_):
+        rows = [_failed(spec, "its process died: killed") for spec in specs]
+        for row in rows:
+            each(row)
+        return rows
+
+    monkeypatch.setattr(compare, "run_cells", died)
+    done = gear("compare", "--seeds", "1", "--rates", "1", "--out", str(tmp_path), "--json")
+    assert done.returncode == 1 and "4 runs failed; run the same command again" in done.stderr, done.stderr
+    [found] = json.loads(done.stdout)["comparisons"]
+    assert {row["error"] for row in found["failed"]} == {"its process died: killed"}
 
 
 def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[dict[str, Any]]:
