@@ -149,7 +149,7 @@ def test_a_process_that_dies_first_fails_its_own_run_alone(
     done = gear("compare", "--seeds", "1", "--rates", "1", "--out", str(tmp_path), "--json")
     assert done.returncode == 1 and "4 runs failed; run the same command again" in done.stderr, done.stderr
     [found] = json.loads(done.stdout)["comparisons"]
-    assert {row["error"] for row in found["failed"]} == {"its process died: killed"}
+    assert len(found["failed"]) == 4 and "its process died: killed" in str(found["failed"])
 
 
 def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[dict[str, Any]]:
