@@ -24,8 +24,9 @@ ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(40)]
 
 
 def test_only_the_hubs_splits_have_parts(tmp_path):
-    for name in ("sums", jsonl(tmp_path / "a.jsonl", ROWS)):
-        with pytest.raises(InputError, match=r"dataset_split: train\[:5\]; only a dataset of the hub"):
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
+    for name in ("sums", jsonl(tmp_path / "a.jsonl", ROWS), str(tmp_path / "saved")):
+        with pytest.raises(InputError, match=r"has no split 'train\[:5\]'; only the hub's"):
             load_rows(name, split="train[:5]", chat=True)
 
 

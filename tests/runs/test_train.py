@@ -23,6 +23,7 @@ def test_the_demo_leaves_its_three_files(tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
     assert (tmp_path / "records.1.jsonl").read_text() == "a run's\n"
+    assert gear("demo", *words).returncode == 0 and not (tmp_path / "records.2.jsonl").exists()
 
 
 @pytest.fixture(scope="module")

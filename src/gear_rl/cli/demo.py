@@ -68,6 +68,8 @@ def demo(
     begin = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     records = out / "records.jsonl"
+    if (out / "summary.json").exists():  # an earlier demo
+        records.unlink(missing_ok=True)
     RunFolder(out, records.name).keep_old_records()
     problems = arena.rows(tier, num=n_eval, first_seed=arena.held_out.start)
     # TRL wants a folder; nothing of it is kept.

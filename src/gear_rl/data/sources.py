@@ -45,10 +45,8 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
     """
     import datasets
 
-    if "[" in split and (is_generated(name) or _is_file(name)):
-        raise InputError(
-            f"dataset_split: {split}; only a dataset of the hub is split like this, {name} is not"
-        )
+    if "[" in split and (is_generated(name) or _is_file(name) or _is_saved(name)):
+        raise InputError(f"dataset: {name} has no split {split!r}; only the hub's datasets have such parts")
     if is_generated(name):
         return _generated(name, split == "train", limit)
     try:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -216,6 +216,19 @@ def check_loss(
         f"{rule} a completion by the sign of its advantage, but with credit {credit.name!r} its tokens may "
         f"differ in sign; {fix}, or use a method that only reweights, such as 'gear'"
     )
+
+
+def check_rows(rows: Any, args: GEARConfig) -> None:
+    """``ValueError`` for fewer rows than a batch takes: TRL's sampler drops those, and nothing would train.
+
+    A stream has no length.
+    """
+    prompts = cast(int, args.generation_batch_size) // cast(int, args.num_generations)
+    if isinstance(rows, Sized) and len(rows) < prompts:
+        raise ValueError(
+            f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
+            "per_device_train_batch_size"
+        )
 
 
 def check_setup(

@@ -9,7 +9,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
-from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_setup, checked_arguments
+from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_rows, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
@@ -340,14 +340,7 @@ class GEARTrainer(Evaluating):
         made with another configuration (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError``
         before a step whose loss or gradient is not finite (``non_finite_step``).
         """
-        rows, args = self.train_dataset, cast(Any, self.args)
-        prompts = args.generation_batch_size // args.num_generations
-        # TRL's sampler drops what does not fill a batch, so nothing would train. A stream has no length.
-        if isinstance(rows, Sized) and len(rows) < prompts:
-            raise ValueError(
-                f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a "
-                "smaller per_device_train_batch_size"
-            )
+        check_rows(self.train_dataset, self.args)
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
             configuration = fingerprint(self.args, self.credit, *parts)
