@@ -18,6 +18,7 @@ def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
     for folder, task in zip(folders, ("chain/hard", "errands/default"), strict=True):
         page = (folder / "report.html").read_text(encoding="utf-8")
         assert f"Does it help? {task}" in page and "</html>" in page
+        assert ("oracle are not corrected" in page) == ("errands" in task), "the first has no oracle"
 
 
 def test_a_path_that_is_not_there(tmp_path):

@@ -110,7 +110,8 @@ def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
     reward = c.get("outcome") == "reward"
     titles = ("Final reward", "mean reward") if reward else ("Final accuracy", "share correct")
     _tidy(left, titles[0], f"{titles[1]} · {level} interval of each mean", grid="x")
-    held = f"all intervals hold together at {level}"
+    own = f"; {_name(c['ceiling'])} not corrected" if c.get("ceiling") else ""
+    held = f"intervals hold together at {level}{own}"
     _tidy(right, f"Difference to {_name(c['baseline'])}", held, grid="x")
     _rows_axis(left, [_name(verdict["method"]) for verdict in verdicts])
     right.tick_params(axis="y", length=0)
