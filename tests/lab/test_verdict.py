@@ -191,12 +191,15 @@ RESULTS = sorted((Path(__file__).parents[2] / "docs/results").glob("compare_*/*.
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda f: f.parts[-2])
 def test_a_committed_comparison_is_what_its_cells_say(file):
-    [stored] = json.loads(file.read_text(encoding="utf-8"))["comparisons"]
-    cells = [cell_of(row) for row in stored["cells"]]
-    found = json.loads(json.dumps(compare(cells, stored["baseline"], stored.get("ceiling"))))
-    for before, now in zip(stored["verdicts"], found["verdicts"], strict=True):
-        for verdict in (before, now):  # pytest compares no numbers inside a dictionary inside a dictionary
-            verdict |= {f"beside {name}": ends for name, ends in verdict.pop("beside", {}).items()}
-        shared = now.keys() & before.keys()
-        assert len(shared) >= 17
-        assert {name: before[name] for name in shared} == {name: pytest.approx(now[name]) for name in shared}
+    for stored in json.loads(file.read_text(encoding="utf-8"))["comparisons"]:
+        cells = [cell_of(row) for row in stored["cells"]]
+        found = json.loads(json.dumps(compare(cells, stored["baseline"], stored.get("ceiling"))))
+        for before, now in zip(stored["verdicts"], found["verdicts"], strict=True):
+            # pytest compares no numbers inside a dictionary inside a dictionary
+            for verdict in (before, now):
+                verdict |= {f"beside {name}": ends for name, ends in verdict.pop("beside", {}).items()}
+            shared = now.keys() & before.keys()
+            assert len(shared) >= 17
+            assert {name: before[name] for name in shared} == {
+                name: pytest.approx(now[name]) for name in shared
+            }
