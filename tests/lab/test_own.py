@@ -1,11 +1,16 @@
 """gear compare on the user's own run: its settings, its data, its reward, its held-out rows."""
 
 import json
+import math
 
 import pytest
+import torch
 
+from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
+from gear_rl.engines.trl.evaluation import success_metrics
 from gear_rl.errors import InputError
 from gear_rl.lab.compare import compared, judged
+from gear_rl.lab.informed import Scored, verdict
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.sft import demonstrations, prompts_of
 from gear_rl.lab.training import _in_numbers, cell_trainer, run_cell
@@ -56,12 +61,35 @@ def test_the_methods_share_all_but_themselves(folder):
     assert (tuned.first, tuned.n_eval) == (9, 3), "the last quarter tunes"
 
 
-def test_other_data_are_another_comparison(folder):
-    first, same = (plan_with() for _ in range(2))
-    rows = (folder / "rows.jsonl").read_text().replace('"answer": "8"', '"answer": "9"')
-    (folder / "rows.jsonl").write_text(rows)
-    files = [plan.reported()[0].file for plan in (first, same, plan_with())]
-    assert files[0] == files[1] != files[2]
+def test_other_data_code_or_weights_are_another_comparison(folder):
+    (folder / "teacher").mkdir()
+    changes = {"rows.jsonl": '{"prompt": "2 + 2"}\n', "rewards.py": "# other\n", "teacher/weights": "other"}
+    files = [plan_with(teacher_model="teacher").reported()[0].file for _ in range(2)]
+    for name, more in changes.items():
+        with (folder / name).open("a") as file:
+            file.write(more)
+        files.append(plan_with(teacher_model="teacher").reported()[0].file)
+    assert files[0] == files[1] and len(set(files)) == 4
+
+
+def test_a_changed_method_of_ones_own_is_another_run(folder):
+    def names():
+        return {spec.name: spec.file for spec in plan_with(["own=shuffled:of=methods:Mine"]).reported()}
+
+    code = "from gear_rl import Gear\nclass Mine(Gear):\n    name = 'mine'\n"
+    (folder / "methods.py").write_text(code)
+    before = names()
+    (folder / "methods.py").write_text(code + "# other")
+    assert before["uniform"] == names()["uniform"] and before["own"] != names()["own"]
+
+
+def test_every_reward_has_its_weight(folder):
+    with pytest.raises(InputError, match="reward_weights: 2 numbers; give one for each reward, 1 in all"):
+        plan_with(reward_weights=[1.0, 2.0])
+
+
+def test_full_marks_may_be_0(folder):
+    assert [plan_with(success_reward=value).run["right"] for value in (0, None)] == [0, 1]
 
 
 def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
@@ -72,6 +100,7 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert len(row["curves"]["reward"]) == 1 and len(row["accuracies_after"]) == 2
     assert all(share * 9 == pytest.approx(round(share * 9)) for share in row["successes_after"])
     assert row["full_marks"] == 0.5, "success_reward"
+    assert 0 <= row["rewards"][0] < row["rewards"][1] <= 1, "the lowest and the highest"
     assert row["graded"] and all(
         reward * 90 == pytest.approx(round(reward * 90)) for reward in row["accuracies_after"]
     )
@@ -92,10 +121,31 @@ def test_the_outcome_is_the_reward_where_rewards_are_graded():
         {"method": "uniform", "seed": n, "graded": n == 1, "held_out": [point], **numbers} for n in range(2)
     ]
     reward, success = (judged(rows, outcome) for outcome in (None, "success"))
-    assert [row["accuracy_after"] for row in reward] == [pytest.approx(1.74 / 4)] * 2
-    assert [row["accuracy_after"] for row in success] == [0.5] * 2 and success[0]["accuracies_after"] == [0.5]
-    assert (reward[0]["held_out"][0]["accuracy"], success[0]["held_out"][0]["accuracy"]) == (1.74 / 4, 0.5)
+    assert [row["accuracy_after"] for row in reward] == [pytest.approx(1.74 / 3)] * 2
+    assert [row["accuracy_after"] for row in success] == [2 / 3] * 2
+    assert success[0]["accuracies_after"] == [2 / 3]
+    assert (reward[0]["held_out"][0]["accuracy"], success[0]["held_out"][0]["accuracy"]) == (1.74 / 3, 2 / 3)
     assert judged([row | {"graded": False} for row in rows], None)[0]["outcome"] == "success"
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"), [(None, "every function gave None"), (-math.inf, "-inf for a held-")]
+)
+def test_rewards_that_cannot_be_averaged_fail_the_run(reward, message):
+    with pytest.raises(InputError, match=f"reward: {message}"):
+        sampled_rewards(lambda rows, *, seed: [reward], [{}], seed=0)
+
+
+def test_float32_takes_no_success_away():
+    almost = float(torch.tensor(0.7))
+    assert almost < 0.7 and _in_numbers([[almost, 0.69]], right=0.7)["success"] == 0.5
+    assert success_metrics([[almost], [0.69]], 0.7, "eval")["eval_pass@1"] == 0.5
+    same = {"prompt": 0, "other": 0.0, "none": 0.0, "stands_out": 0.5, "likelier": 0.5}
+    scored = [Scored(own=own, reward=reward, **same) for own, reward in ((1.0, almost), (0.0, 0.0))]
+    assert verdict(scored, 0.7).knows.share == 1.0
+    tries = [Rollout(completion=text, text=text, reward=almost, group=0, feedback="no") for text in "ab"]
+    assert find_contexts([{}], tries, ["feedback", "sibling"], success_reward=0.7) == [("sibling", "b")]
+    assert wrong_contexts([{}], ["x"], tries, "sibling", success_reward=0.7) == [None]
 
 
 def test_other_tiers_and_a_text_stand_beside(folder):

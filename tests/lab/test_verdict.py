@@ -72,6 +72,15 @@ def test_the_scale_of_a_reward_changes_no_verdict(scale):
     assert found["difference_interval"] == pytest.approx([scale * end for end in own["difference_interval"]])
 
 
+def test_the_least_spread_follows_the_rewards_that_were_seen():
+    ends = {"uniform": [0.5, 0.5, 0.5], "gear": [0.6, 0.6, 0.6]}
+    plain, wide = (
+        gear_of(ends, outcome="reward", n_eval=32, rewards=[low, 1.0])["difference_interval"]
+        for low in (0.0, -9.0)
+    )
+    assert wide.high - 0.1 == pytest.approx(10 * (plain.high - 0.1))
+
+
 @pytest.mark.parametrize(
     ("base", "ours", "verdict"),
     [

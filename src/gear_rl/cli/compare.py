@@ -177,9 +177,12 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
         rows.append(cells)
     title = (
         f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
-        f"rollouts, {one['n_eval']} held-out problems, {one['samples']} sampled answers each"
+        f"rollouts, {settings['n_eval']} held-out problems, {settings['samples']} sampled answers each"
     )
     table = table_of(title, rows, left=("method", f"{one['level']:.0%}", "of the oracle's"))
     table.box, table.pad_edge = box.SIMPLE, False
     verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
+    if reward and one["rewards"] and one["rewards"][1] > one["full_marks"]:
+        reach = f"rewards reach {one['rewards'][1]:g}, right is from {one['full_marks']:g} on"
+        verdicts.append(f"success_reward: {reach}; give full marks")
     return Group(table, *verdicts)

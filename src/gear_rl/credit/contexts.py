@@ -20,7 +20,7 @@ from gear_rl.credit.config import (
 )
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
 from gear_rl.files import without_null
-from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded
+from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded, succeeds
 from gear_rl.signals.control_tokens import control_pattern, defused
 from gear_rl.signals.engine import Engine, plain_ids
 from gear_rl.tensor.lists import int_list
@@ -150,10 +150,11 @@ def find_contexts(
         if source == "environment":
             text = everyone[first + i].privileged_context
         elif source == "sibling":
-            text = _sibling(everyone, first + i, lambda reward: reward >= success_reward)
+            text = _sibling(everyone, first + i, lambda reward: succeeds(reward, success_reward))
         elif source == "feedback":
             reward = everyone[first + i].reward
-            text = everyone[first + i].feedback if reward is not None and reward < success_reward else None
+            failed = reward is not None and not succeeds(reward, success_reward)
+            text = everyone[first + i].feedback if failed else None
         elif function is not None:
             text = function(rows[i], everyone[first + i])
             if text is not None and not isinstance(text, str):
@@ -187,7 +188,10 @@ def wrong_contexts(
     ['5']
     """
     if contrast == "sibling":
-        return [_sibling(everyone, first + i, lambda r: r < success_reward) for i in range(len(contexts))]
+        return [
+            _sibling(everyone, first + i, lambda r: not succeeds(r, success_reward))
+            for i in range(len(contexts))
+        ]
     if contrast == "shuffled":
         return [
             next((c for c in (*contexts[i + 1 :], *contexts[:i]) if c is not None and c != own), None)

@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
 from gear_rl.arena.task import get_task
 from gear_rl.credit.config import CreditConfig
+from gear_rl.data.objects import code_of
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.oracle import ORACLE
@@ -172,9 +174,15 @@ class Plan:
             engine=self.engine[method],
             run=self.run,
             # The repr of another object may hold its address, which no two processes share.
-            resolved=repr(built) if is_dataclass(built) else "",
+            resolved=(repr(built) if is_dataclass(built) else "") + _code_digest(self.methods[method]),
             **evaluation,
         )
+
+
+def _code_digest(credit: dict[str, Any]) -> str:
+    """Of a method outside the catalogue: its changed code makes another run."""
+    code = code_of(credit)
+    return f" {sha256(code).hexdigest()[:8]}" if code else ""
 
 
 def plan_of(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
+from gear_rl.signals.batch import succeeds
 
 Word = Literal["informed", "weak", "not informed"]
 _RANK: tuple[Word, ...] = ("not informed", "weak", "informed")
@@ -128,7 +129,7 @@ def as_dict(found: Verdict) -> dict[str, Any]:
 
 def _pairs(group: Sequence[Scored], success: float) -> list[float]:
     """For each right and wrong completion of a prompt whether the right one gains more from its own context."""
-    judged = [(one.own - one.other, one.reward >= success) for one in group if one.reward is not None]
+    judged = [(one.own - one.other, succeeds(one.reward, success)) for one in group if one.reward is not None]
     right, wrong = ([gain for gain, is_right in judged if is_right is one] for one in (True, False))
     return [0.5 if r == w else float(r > w) for r in right for w in wrong]
 

@@ -10,11 +10,12 @@ and judged on the run's held-out rows by the run's own reward.
 import json
 import math
 from collections.abc import Sequence
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from itertools import chain
 from pathlib import Path
 
 from gear_rl.credit.config import METHOD_SETTINGS
+from gear_rl.data.objects import code_of
 from gear_rl.errors import InputError
 from gear_rl.lab.compare import CEILING, Outcome, Plan, check_counts, line_up, reported_part
 from gear_rl.lab.training import QUIET, held_out_tiers, run_config
@@ -80,10 +81,18 @@ def plan_of_run(
     run["trainer"] = {
         name: value for name, value in given.items() if name not in (*_OURS, *QUIET, *METHOD_SETTINGS)
     }
-    run["right"] = given.get("success_reward") or METHOD_SETTINGS["success_reward"]
-    rows_read = sha256()  # a comparison whose rows have changed is another one
+    run["right"] = usual.get("success_reward", METHOD_SETTINGS["success_reward"])
+    for name, credit in named.items():
+        check_run(run_config(run, credit, engine[name]), train, where=name)
+    read = sha256(code_of(run))  # a comparison whose code, rows or weights have changed is another one
     for row in chain(train, rows):
-        rows_read.update(json.dumps(row, sort_keys=True, default=str).encode())
+        read.update(json.dumps(row, sort_keys=True, default=str).encode())
+    teachers = {settings.get("teacher_model", config.model) for settings in (given, *engine.values())}
+    for model in sorted({config.model, *filter(None, teachers)}):
+        for file in sorted(Path(model).rglob("*")):  # none of a model on the hub
+            if file.is_file():
+                with file.open("rb") as content:
+                    read.update(file_digest(content, "sha256").digest())
     if perplexity is not None:
         if not perplexity.is_file():
             raise InputError(
@@ -92,10 +101,8 @@ def plan_of_run(
         if not any(len(part.split()) > 1 for part in perplexity.read_text(encoding="utf-8").split("\n\n")):
             raise InputError(f"--perplexity: {perplexity} has no paragraph of two words; give a longer text")
         run["perplexity"] = str(perplexity)
-        rows_read.update(perplexity.read_bytes())
-    run["rows_sha256"] = rows_read.hexdigest()
-    for name, credit in named.items():
-        check_run(run_config(run, credit, engine[name]), train, where=name)
+        read.update(perplexity.read_bytes())
+    run["inputs_sha256"] = read.hexdigest()
     return Plan(
         methods=named,
         engine=engine,

@@ -19,7 +19,7 @@ from gear_rl.lab.replay import sample
 from gear_rl.runs.config import RunConfig, build_method, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
-from gear_rl.signals.batch import RolloutBatch
+from gear_rl.signals.batch import RolloutBatch, succeeds
 from gear_rl.signals.signal import needs_context
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import engine_settings_of
@@ -111,7 +111,7 @@ def examine(
         "data": config.dataset,
         "prompts": len({one.prompt for one in scored}),
         "completions": len(scored),
-        "right": sum(reward >= success for reward in rewards) if rewards else None,
+        "right": sum(succeeds(reward, success) for reward in rewards) if rewards else None,
         "sources": sorted({name for _, names, _ in sampled for name in names if name is not None}),
     }
     return verdict(scored, success), about

@@ -28,6 +28,7 @@ from gear_rl.lab.oracle import Oracle, estimate_of
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
 from gear_rl.runs.config import RunConfig, build_method
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
+from gear_rl.signals.batch import succeeds
 from gear_rl.versions import versions
 
 QUIET: dict[str, Any] = {
@@ -121,11 +122,12 @@ def run_cells(
     context = multiprocessing.get_context("spawn")
     # The sending end is open here alone: once it is closed, or we die, every process ends.
     alive, ours = context.Pipe(duplex=False)
+    scratch = tempfile.TemporaryDirectory(prefix="gear-cells-", ignore_cleanup_errors=True)
     thread, pools = threading.local(), list[ProcessPoolExecutor]()
 
     def one(spec: Spec) -> dict[str, Any]:
         if getattr(thread, "process", None) is None:
-            thread.process = ProcessPoolExecutor(1, context, _begin, (alive,))
+            thread.process = ProcessPoolExecutor(1, context, _begin, (alive, scratch.name))
             pools.append(thread.process)
         try:
             return thread.process.submit(run_cell, spec, folder).result()
@@ -144,11 +146,13 @@ def run_cells(
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             ours.close()
+            scratch.cleanup()
     return [row for row in rows if row is not None]
 
 
-def _begin(alive: Any) -> None:
-    """A new process is silent, and ends with the one that started it."""
+def _begin(alive: Any, scratch: str) -> None:
+    """A new process is silent, and ends with the one that started it, which removes its temporary files."""
+    tempfile.tempdir = scratch
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silent, stream)
@@ -280,11 +284,13 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         after = measured()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     ends = {"before": before["rewards"], "after": after["rewards"]}
+    seen = {reward for end in ends.values() for sample in end for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
     return {
         "credit": repr(build_method(spec.credit)) + first,
         # More values than two are graded: their mean is the outcome, or else the share of right ones.
-        "graded": len({reward for end in ends.values() for sample in end for reward in sample}) > 2,
+        "graded": len(seen) > 2,
+        "rewards": [min(seen), max(seen)],
         "full_marks": right,
         "held_out": between.points,
         "held_out_sha256": held_out,
@@ -309,7 +315,7 @@ def _in_numbers(samples: Sequence[Sequence[float]], right: float) -> dict[str, A
     {'accuracies': [0.75, 0.25], 'accuracy': 0.5, 'successes': [0.5, 0.0], 'success': 0.25}
     """
     means = [sum(rewards) / len(rewards) for rewards in samples]
-    shares = [sum(reward >= right for reward in rewards) / len(rewards) for rewards in samples]
+    shares = [sum(succeeds(reward, right) for reward in rewards) / len(rewards) for rewards in samples]
     return {"accuracies": means, "accuracy": fmean(means), "successes": shares, "success": fmean(shares)}
 
 

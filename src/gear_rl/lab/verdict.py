@@ -34,7 +34,7 @@ _CELL: dict[str, Any] = {
     "n_eval": 0, "samples": 1, "accuracy_before": None, "accuracy_after": None, "accuracies_before": [],
     "accuracies_after": [], "held_out": [], "curves": {}, "seconds": None, "error": None, "rate": None,
     "outcome": "accuracy", "success_before": None, "success_after": None, "beside": {},
-    "full_marks": 1.0,
+    "full_marks": 1.0, "rewards": None,
 }  # fmt: skip
 """The keys of a cell, and their values where the file has none."""
 
@@ -95,6 +95,7 @@ def compare(
         "samples": one["samples"],
         "outcome": cells[0]["outcome"],
         "full_marks": one["full_marks"],
+        "rewards": _range([cell["rewards"] for cell in finished if cell["rewards"] is not None]),
         "level": LEVEL,
         # p is corrected for the methods that were compared with the baseline, failed ones included.
         "family": max(1, len(runs) - (1 if ceiling is None else 2)),
@@ -188,9 +189,14 @@ def _paired(
 
 
 def _resolution(found: Mapping[str, Any]) -> float:
-    """What full marks for one more held-out problem would add."""
-    full_marks = abs(found["full_marks"]) if found["outcome"] == "reward" else 1.0
-    return full_marks / found["n_eval"] if found["n_eval"] else 0.0
+    """What one more held-out problem would add, from the lowest reward to the highest, or to full marks."""
+    low, high = found["rewards"] or (0.0, 0.0)
+    marks = max(abs(found["full_marks"]), high - low) if found["outcome"] == "reward" else 1.0
+    return marks / found["n_eval"] if found["n_eval"] else 0.0
+
+
+def _range(ends: Sequence[Sequence[float]]) -> list[float] | None:
+    return [min(low for low, _ in ends), max(high for _, high in ends)] if ends else None
 
 
 def _verdict(

@@ -4,7 +4,9 @@
 # pyright: reportMissingTypeStubs=false
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from gear_rl.arena.task import TASKS, Task, get_task
@@ -57,13 +59,23 @@ def sampled_rewards(
     seed: int,
     samples: int = 1,
 ) -> list[list[float]]:
-    """The reward of each row in each of ``samples`` samplings of that seed; 0 where no function judged it.
+    """The rows' rewards in each of ``samples`` samplings of that seed; without those that no function judged.
+
+    ``InputError`` for an infinite reward, and where none is left.
 
     >>> sampled_rewards(lambda rows, *, seed: [0.5, None], [{}, {}], seed=0, samples=2)
-    [[0.5, 0.0], [0.5, 0.0]]
+    [[0.5], [0.5]]
     """
     seeds = [sampling_seed(seed, number) for number in range(samples)]
-    return [[reward or 0.0 for reward in solve(rows, seed=one)] for one in seeds]
+    found = [[reward for reward in solve(rows, seed=one) if reward is not None] for one in seeds]
+    if not all(found):
+        raise InputError("reward: every function gave None for all held-out answers; give a number for some")
+    for reward in chain.from_iterable(found):
+        if not math.isfinite(reward):
+            raise InputError(
+                f"reward: {reward} for a held-out answer; give a finite number, or None to abstain"
+            )
+    return found
 
 
 def arena_config(

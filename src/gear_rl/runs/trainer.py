@@ -120,6 +120,9 @@ def _input_errors(where: str = "") -> Generator[None]:
 
 
 def _rewards(config: RunConfig) -> list[Reward]:
+    weights, count = config.trainer.get("reward_weights"), len(config.reward_names)
+    if weights and count and config.environment is None and len(weights) != count:
+        raise InputError(f"reward_weights: {len(weights)} numbers; give one for each reward, {count} in all")
     return [load_reward(name, config.dataset) for name in config.reward_names]
 
 

@@ -1,5 +1,6 @@
 """A batch of rollouts as the credit step sees it, and what it requests of an engine. Knows no trainer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -191,6 +192,15 @@ class RolloutBatch:
 
         parts = {one.name: part(getattr(self, one.name)) for one in fields(self)}
         return replace(self, **parts | {"call_failed": call_failed})
+
+
+def succeeds(reward: float, success_reward: float) -> bool:
+    """Whether a reward is a success; engines keep rewards in float32, where 0.7 is a little less than 0.7.
+
+    >>> succeeds(0.699999988079071, 0.7), succeeds(0.6999, 0.7)
+    (True, False)
+    """
+    return reward >= success_reward or math.isclose(reward, success_reward, rel_tol=1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gear_rl.signals.batch import RolloutBatch
+from gear_rl.signals.batch import RolloutBatch, succeeds
 from gear_rl.signals.engine import Engine
 from gear_rl.tensor.divergences import divergences
 from gear_rl.tensor.logits import Head, token_statistics
@@ -223,8 +223,10 @@ class SuccessB(BatchSignal):
     name = "success_B"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        succeeds = [reward is not None and reward >= batch.success_reward for reward in batch.rewards]
-        return torch.tensor(succeeds, device=batch.advantage_B.device).float()
+        successes = [
+            reward is not None and succeeds(reward, batch.success_reward) for reward in batch.rewards
+        ]
+        return torch.tensor(successes, device=batch.advantage_B.device).float()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from scipy.stats import binomtest, bootstrap
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.trl.rollouts import Rollouts
+from gear_rl.signals.batch import succeeds
 
 RESAMPLES = 2000
 """Bootstrap samples of an interval; the seed is fixed, so the same rewards give the same interval."""
@@ -66,7 +67,7 @@ def success_metrics(
     >>> success_metrics([[1.0, 0.0], [0.0, 0.0]], 1.0, "eval")["eval_pass@1"]
     0.25
     """
-    judged = [[value >= success_reward for value in row if value is not None] for row in rewards]
+    judged = [[succeeds(value, success_reward) for value in row if value is not None] for row in rewards]
     most = max(map(len, judged), default=0)
     metrics: dict[str, float] = {f"{prefix}_problems": float(sum(1 for row in judged if row))}
     for k in sorted({1, most}):
