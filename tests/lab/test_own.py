@@ -74,12 +74,12 @@ def test_other_data_code_or_weights_are_another_comparison(folder):
 
 def test_a_changed_method_of_ones_own_is_another_run(folder):
     def names():
-        return {spec.name: spec.file for spec in plan_with(["own=shuffled:of=methods:Mine"]).reported()}
+        return {spec.name: spec.file for spec in plan_with(["own=shuffled:of=own_method:Mine"]).reported()}
 
     code = "from gear_rl import Gear\nclass Mine(Gear):\n    name = 'mine'\n"
-    (folder / "methods.py").write_text(code)
+    (folder / "own_method.py").write_text(code)
     before = names()
-    (folder / "methods.py").write_text(code + "# other")
+    (folder / "own_method.py").write_text(code + "# other")
     assert before["uniform"] == names()["uniform"] and before["own"] != names()["own"]
 
 
