@@ -97,7 +97,7 @@ def step(
     out: Out = None,
 ) -> None:
     """CPU seconds of a method's whole training step over GRPO's, and the share of each part."""
-    from gear_rl.lab.compare import parse_method
+    from gear_rl.lab.lineup import parse_method
 
     _, credit = parse_method(method)
     _check_groups(rollouts)
@@ -171,7 +171,7 @@ def curves(
 
     from benchmarks import curves as experiment
     from gear_rl.files import replace_file
-    from gear_rl.lab.compare import split_methods
+    from gear_rl.lab.lineup import split_methods
 
     result: dict[str, Any] = {}
     names = split_methods(methods or experiment.METHODS)
@@ -209,7 +209,7 @@ def words(
         raise InputError(f"--split: {split!r}; give test, to report, or train, to choose")
 
     from benchmarks import words as experiment
-    from gear_rl.lab.compare import parse_methods, split_methods
+    from gear_rl.lab.lineup import parse_methods, split_methods
     from gear_rl.runs.models import resolve_model
 
     named = parse_methods(split_methods(methods))
@@ -249,7 +249,8 @@ def rates(
     from dataclasses import replace
 
     from benchmarks import rates as experiment
-    from gear_rl.lab.compare import plan_of, split_methods
+    from gear_rl.lab.compare import plan_of
+    from gear_rl.lab.lineup import split_methods
 
     plan = plan_of(split_methods(methods), task=task, tier=tier, seeds=1)
     named = {name: credit for name, credit in plan.methods.items() if name != plan.ceiling}

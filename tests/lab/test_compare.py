@@ -1,6 +1,7 @@
 """gear compare on the arena: methods and plans, the search for rates, and small runs that are interrupted."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,14 +23,11 @@ from gear_rl.lab.compare import (
     best,
     compared,
     grid,
-    line_up,
     next_rate,
-    parse_method,
-    parse_methods,
     plan_of,
     run_plan,
-    split_methods,
 )
+from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
 from gear_rl.lab.training import Spec, _failed, _once, finished, run_cell, run_cells
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import sampling_seed
@@ -256,8 +254,10 @@ if __name__ == "__main__":
 def test_a_run_ends_with_the_process_that_started_it(tmp_path, how):
     [spec] = specs_of([], steps=1000)
     (tmp_path / "parent.py").write_text(PARENT)
-    cells = tmp_path / "cells"
-    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", json.dumps(asdict(spec)), cells])
+    cells, scratch = tmp_path / "cells", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, tmp_path / "parent.py", json.dumps(asdict(spec)), cells]
+    parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)})
     while parent.poll() is None and not [*cells.glob("before-*.json")]:
         time.sleep(0.1)  # it trains soon after
     children = psutil.Process(parent.pid).children()
@@ -269,6 +269,7 @@ def test_a_run_ends_with_the_process_that_started_it(tmp_path, how):
         "or ended, and nobody has asked yet"
     )
     assert not (cells / spec.file).exists()
+    assert how == signal.SIGKILL or not [*scratch.glob("gear-cell*")], "temporary files are removed"
 
 
 def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatch):

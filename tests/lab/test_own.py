@@ -1,11 +1,14 @@
 """gear compare on the user's own run: its settings, its data, its reward, its held-out rows."""
 
+import io
 import json
 import math
 
 import pytest
 import torch
+from rich.console import Console
 
+from gear_rl.cli.compare import verdict_table
 from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
 from gear_rl.engines.trl.evaluation import success_metrics
 from gear_rl.errors import InputError
@@ -108,6 +111,10 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert {**again, "seconds": None} == {**row, "seconds": None}
     found = compared(plan, [row], {}, command="")
     assert found["title"] == "Does it help? arena/chain on rows.jsonl, for reporting"
+    beyond = compared(plan, judged([row | {"rewards": [0.0, 10.0]}], None), {}, command="")
+    with Console(file=io.StringIO(), width=200) as console:
+        console.print(verdict_table(beyond))
+    assert "success_reward: 0.5, but rewards reach 10; give full marks" in console.file.getvalue()
 
 
 def test_the_outcome_is_the_reward_where_rewards_are_graded():

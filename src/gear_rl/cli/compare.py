@@ -78,7 +78,8 @@ def compare(
     rows, or the share that reach success_reward where rewards take two values
     only. Further tiers of eval_dataset are shown beside.
     """
-    from gear_rl.lab.compare import compared, plan_of, save, split_methods
+    from gear_rl.lab.compare import compared, plan_of, save
+    from gear_rl.lab.lineup import split_methods
     from gear_rl.runs.arena import task_of
 
     if jobs is not None and jobs < 1:
@@ -183,6 +184,6 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
     table.box, table.pad_edge = box.SIMPLE, False
     verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
     if reward and one["rewards"] and one["rewards"][1] > one["full_marks"]:
-        reach = f"rewards reach {one['rewards'][1]:g}, right is from {one['full_marks']:g} on"
-        verdicts.append(f"success_reward: {reach}; give full marks")
+        reach = f"{one['full_marks']:g}, but rewards reach {one['rewards'][1]:g}"
+        verdicts.append(f"success_reward: {reach}; give full marks, from which the column right counts")
     return Group(table, *verdicts)

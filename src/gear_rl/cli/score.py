@@ -64,7 +64,7 @@ def score(
     Settings may follow as in gear train: --columns.prompt question, --chat_template_kwargs.enable_thinking false,
     --per_device_train_batch_size 2.
     """
-    from gear_rl.lab.compare import parse_methods, split_methods
+    from gear_rl.lab.lineup import parse_methods, split_methods
 
     if data is None:
         refuse(context, "model", "max_tokens", why="goes with --data; the arena's tasks have their own")

@@ -1,0 +1,126 @@
+"""Which methods are compared: from the text of ``--methods`` to their settings and those of the engine."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
+
+from gear_rl.credit.config import CreditConfig
+from gear_rl.errors import InputError
+from gear_rl.lab.oracle import ORACLE
+from gear_rl.methods import COMBINED, COMMA, settings_in
+from gear_rl.runs.config import build_method, parse_word
+from gear_rl.traits import engine_settings_of
+
+BASELINE = "uniform"
+"""GRPO: in every comparison."""
+CEILING = "oracle"
+"""The control with the true advantages."""
+SFT = "sft"
+"""The row that fine-tunes on the privileged text; as a setting of a method, the share of the steps that do."""
+
+
+def split_methods(text: str) -> list[str]:
+    """The methods of a list with commas; a part that follows a colon and has no name of its own is a setting.
+
+    >>> split_methods("gear:alpha=0.5,sign_mode=aware,shuffled")
+    ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
+    >>> split_methods("gear:alpha=2,end_rule=turn*stare:share=0.2")
+    ['gear:alpha=2,end_rule=turn*stare:share=0.2']
+    """
+    methods: list[str] = []
+    for part in COMMA.split(text):
+        if methods and "=" in part and ":" not in COMBINED.split(part)[0]:
+            methods[-1] += f",{part.strip()}"
+        elif part.strip():
+            methods.append(part.strip())
+    if not methods:
+        raise InputError("--methods: empty; name one or more, with commas between them")
+    return methods
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """``gear`` or ``gear:sign_mode=aware,alpha=0.5``: the name it is compared under, and its settings.
+
+    >>> parse_method("blaming=gear:sign_mode=aware")  # a shorter name
+    ('blaming', {'name': 'gear', 'sign_mode': 'aware'})
+    >>> parse_method("sft"), parse_method("uniform:sft=0.5")  # fine-tuning, and GRPO after half of the steps
+    (('sft', {'name': 'uniform', 'sft': 1.0}), ('uniform:sft=0.5', {'name': 'uniform', 'sft': 0.5}))
+    >>> parse_method("random_onsets:of.alpha=1")  # a setting of the method that a placebo is made of
+    ('random_onsets:of.alpha=1', {'name': 'random_onsets', 'of': {'alpha': 1}})
+    """
+    text = text.strip()
+    shown, given, rest = text.partition("=")
+    if given and ":" not in shown:
+        return shown.strip(), parse_method(rest)[1]
+    if "." in text.partition(":")[0]:  # package.module:object
+        return text, {"name": text}
+    try:
+        credit = {key: parse_word(v) if isinstance(v, str) else v for key, v in settings_in(text).items()}
+    except ValueError as error:
+        raise InputError(f"--methods: {error}") from None
+    stands_for = {CEILING: ORACLE, SFT: {"name": BASELINE, SFT: 1.0}}.get(credit["name"], {})
+    return text, credit | stands_for
+
+
+def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Names and settings of all; ``InputError`` for two different methods of one name.
+
+    >>> parse_methods(["uniform", "gear:alpha=0.5"])
+    {'uniform': {'name': 'uniform'}, 'gear:alpha=0.5': {'name': 'gear', 'alpha': 0.5}}
+    """
+    named: dict[str, dict[str, Any]] = {}
+    for name, credit in map(parse_method, texts):
+        if named.setdefault(name, credit) != credit:
+            raise InputError(f"--methods: {name!r} stands for {named[name]} and for {credit}; rename one")
+    return named
+
+
+def line_up(
+    methods: Sequence[str], usual: Mapping[str, Any] = {}, *, agent: bool = False, whole: int = 1
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]], str | None]:
+    """Methods by name, the engine settings of each, its own ``rollouts`` and ``sft``, and the ceiling's name.
+
+    The baseline comes first, then the ceiling: the first oracle; a plain ``oracle`` after another one is dropped.
+    ``usual`` are the run's engine settings: they replace a method's own, but not those given with the method.
+    A method's ``rollouts`` are a multiple of ``whole``.
+
+    >>> line_up(["gear:teacher_model_kind=live,alpha=2", "oracle:branches=16", "oracle"])[3]
+    'oracle:branches=16'
+    """
+    given = parse_methods(methods)
+    ceiling = next((name for name, credit in given.items() if credit["name"] == ORACLE["name"]), None)
+    if ceiling != CEILING:
+        given.pop(CEILING, None)
+    first = (BASELINE,) if ceiling is None else (BASELINE, ceiling)
+    named = {name: given.get(name, {"name": name}) for name in first} | given
+    engine: dict[str, dict[str, Any]] = {}
+    own: dict[str, dict[str, Any]] = {}
+    for name, credit in named.items():
+        own[name] = taken(credit, ("rollouts", SFT))
+        if agent and SFT in own[name]:
+            raise InputError(
+                f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
+                "fine-tunes on its best rollouts"
+            )
+        rollouts = own[name].get("rollouts", whole)
+        if not isinstance(rollouts, int) or rollouts < 1 or rollouts % whole:
+            raise InputError(f"--methods: {name}: rollouts: {rollouts}; give a multiple of {whole}")
+        if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
+            raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
+        given_here = taken(credit, [field.name for field in fields(CreditConfig)])
+        engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | given_here
+    return named, engine, own, ceiling
+
+
+def taken(credit: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Takes these settings out of a method, and out of the methods inside it.
+
+    >>> credit = {"name": "mixed", "first": {"name": "gear", "teacher_model_kind": "live"}}
+    >>> taken(credit, ["teacher_model_kind"]), credit
+    ({'teacher_model_kind': 'live'}, {'name': 'mixed', 'first': {'name': 'gear'}})
+    """
+    found = {name: credit.pop(name) for name in names if name in credit}
+    for value in list(credit.values()):
+        if isinstance(value, dict):
+            found |= taken(cast(dict[str, Any], value), names)
+    return found
