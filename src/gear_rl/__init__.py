@@ -1,4 +1,4 @@
-"""GEAR gives each token of a GRPO completion the credit it earned.
+"""Spreads the advantage of a GRPO completion over its tokens: GEAR, reconstructed, and other methods.
 
 Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works with torch
 and jaxtyping alone until an engine is needed.

@@ -130,7 +130,7 @@ class Traits:
     """All tokens of a completion get the same advantage, so that a loss with one ratio for the completion loses
     nothing. Not inherited: a subclass declares it again."""
     engine_settings: Mapping[str, Any] = {}
-    """Settings of the engine in the paper or released code; an engine applies each that the user did not set."""
+    """Settings of the engine that belong to the method; an engine applies each that the user did not set."""
 
 
 def at_step(method: CreditAssigner, step: int) -> CreditAssigner:

@@ -1,4 +1,4 @@
-"""What a method's paper sets in the engine: the same from every entry, unless the user sets the key."""
+"""What a method declares for the engine: the same from every entry, unless the user sets the key."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ DEFAULTS = {
 }
 # From the papers and released codes that the docstrings of the methods name.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "gear": {"teacher_model_kind": "base"},  # not published: chosen by measurement, docs/decisions/0013
+    "gear": {"teacher_model_kind": "base"},  # ours, chosen by measurement, docs/decisions/0013
     "shuffled": {"teacher_model_kind": "base"},  # GEAR's, as it shuffles GEAR by itself
     "random_onsets": {"teacher_model_kind": "base"},
     "mixed": {"teacher_model_kind": "base"},  # GEAR's, its first method
@@ -52,7 +52,7 @@ def seen(args: GEARConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_methods_own_settings_are_the_published_ones(name):
+def test_the_methods_own_settings_are_those_of_their_sources(name):
     assert DEFAULTS | engine_settings_of(METHODS[name]()) == DEFAULTS | PUBLISHED.get(name, {})
 
 

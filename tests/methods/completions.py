@@ -15,9 +15,9 @@ ANY = torch.ones(1)
 NATS = ("student_entropy", "teacher_entropy", "student_varentropy", "forward_divergence", "js_divergence")
 
 
-def literal(**settings: Any) -> Gear:
-    """GEAR to the letter of the paper, but for these settings; docs/decisions/0008 has the defaults' reasons."""
-    return Gear(**({"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0} | settings))
+def plain(**settings: Any) -> Gear:
+    """``gear:plain``, the reconstruction without our changes, but for these settings."""
+    return Gear(**{**Gear.presets["plain"], **settings})
 
 
 def completion(divergence=None, entropy=None, *, turn_id=None, student=None, teacher=None):
@@ -100,7 +100,7 @@ gears = st.builds(
     clip=st.sampled_from([None, (0.5, 2.0), (0.9, 1.0)]),
     renormalise=st.sampled_from(["mean", "none", "geomean"]),
 ) | st.builds(
-    literal,
+    plain,
     divergence=st.sampled_from(["reverse", "forward", "jsd"]),
     onset_signal=st.sampled_from(["divergence", "divergence", "log_ratio", "entropy"]),
     onset_rule=st.sampled_from(["peak", "peak", "threshold", "local_max"]),

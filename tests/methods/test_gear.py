@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import ANY, completion, gears, literal, turns_of, written
+from methods.completions import ANY, completion, gears, plain, turns_of, written
 from tensor.tables import PROPERTY
 
 ONE = torch.tensor([1.0])
@@ -31,7 +31,7 @@ def onsets(gear, signals, advantage=1.0):
 
 def test_the_worked_example():
     """Onsets at 3 and 9; the fork at 7 closes the first segment, the end of the row the second."""
-    gear = literal(onset_threshold=0.4, end_threshold=0.5, alpha=1.0)
+    gear = plain(onset_threshold=0.4, end_threshold=0.5, alpha=1.0)
     signals = completion(
         [0.01, 0.02, 0.01, 2, 0.05, 0.02, 0.03, 0.02, 0.01, 0.9, 0.02],
         [0.1, 0.1, 0.2, 1.5, 0.1, 0.05, 0.1, 1.4, 0.1, 0.2, 0.1],
@@ -80,7 +80,7 @@ def test_the_defaults_by_hand():
     ],
 )
 def test_departures(advantage, settings, height):
-    assert literal(**settings).onsets(torch.tensor([advantage]), SLIP)[0][0].tolist() == height
+    assert plain(**settings).onsets(torch.tensor([advantage]), SLIP)[0][0].tolist() == height
 
 
 def test_after_a_departure_the_teacher_counts_for_less():
@@ -88,10 +88,10 @@ def test_after_a_departure_the_teacher_counts_for_less():
     half = [0.5, 0, 1, 0, 4 * math.exp(-0.75), 0, 3 * math.exp(-(3 / 16 + 4 / 4)), 0]
     whole = [0.5, 0, 1, 0, 4 * math.exp(-3), 0, 3 * math.exp(-7), 0]
     for aftermath, expected in ((0.5, half), (1.0, whole)):
-        height = literal(aftermath=aftermath).onsets(-ANY, SLIP)[0][0].tolist()
+        height = plain(aftermath=aftermath).onsets(-ANY, SLIP)[0][0].tolist()
         assert height == pytest.approx([x / max(expected) for x in expected])
-    assert onsets(literal(onset_threshold=0.6), SLIP, -1.0) == [0, 0, 0, 0, 1, 0, 1, 0]
-    slip = literal(onset_threshold=0.6, aftermath=1.0, departures="with_reward")
+    assert onsets(plain(onset_threshold=0.6), SLIP, -1.0) == [0, 0, 0, 0, 1, 0, 1, 0]
+    slip = plain(onset_threshold=0.6, aftermath=1.0, departures="with_reward")
     assert onsets(slip, SLIP, -1.0) == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
@@ -99,7 +99,7 @@ def test_after_a_departure_the_teacher_counts_for_less():
 
 ROW = [1, 5, 3, 1, 2]
 BELOW_0 = [-1, 4, 0, 2, -0.5]
-TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
+TOKEN_ONLY = plain(onset_rule="never", renormalise="none")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_divergence_norm(norm, divergence, z):
 )
 def test_rounding_has_no_pattern(norm, rule, floor, below, at):
     """Below the floor, and below 1e-5 nats in any case, every weight is 1 and nothing opens."""
-    gear = literal(
+    gear = plain(
         divergence_norm=norm,
         onset_rule=rule,
         onset_threshold=0.0,
@@ -144,7 +144,7 @@ def test_rounding_has_no_pattern(norm, rule, floor, below, at):
 @pytest.mark.parametrize("rest", [0.0, 2.0])
 def test_a_divergence_that_is_no_number_is_not_taken_for_noise(rest):
     """So that the engine sees it and the completion falls back."""
-    credit = literal()(ONE, completion([rest, math.nan, rest], [0] * 3))
+    credit = plain()(ONE, completion([rest, math.nan, rest], [0] * 3))
     assert credit.advantage.isnan().any()
 
 
@@ -166,7 +166,7 @@ def test_a_divergence_that_is_no_number_is_not_taken_for_noise(rest):
 )
 def test_onset_rule(settings, onset):
     signals = completion([0, 3, 3, 3, 0, 1, 0, 4, 2], [0] * 9)
-    assert onsets(literal(**settings), signals) == onset
+    assert onsets(plain(**settings), signals) == onset
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_onset_signal(settings, onset):
     signals = completion(
         [0, 4, 1, 3, 2, 0], [0, 0, 0, 2, 0, 0.5], student=[-1] * 6, teacher=[-1, -0.5, -4, -1, -2, -1]
     )
-    assert onsets(literal(**settings), signals) == onset
+    assert onsets(plain(**settings), signals) == onset
 
 
 # one onset, at 1
@@ -230,7 +230,7 @@ ENDS = TokenSignals(
     ],
 )
 def test_what_ends_a_segment(settings, segment_id):
-    credit = literal(renormalise="none", **settings)(ONE, ENDS)
+    credit = plain(renormalise="none", **settings)(ONE, ENDS)
     assert credit.segment_id[0].tolist() == segment_id
     assert credit.advantage[0].tolist() == [2.0 if i == 1 else 1.0 for i in segment_id]
 
@@ -238,7 +238,7 @@ def test_what_ends_a_segment(settings, segment_id):
 def test_no_peak_and_no_segment_crosses_a_turn():
     """Without a masked token between, only ``turn_id`` shows that tokens 3 and 7 begin a turn."""
     signals = completion([0, 8, 0, 5, 6, 8, 0, 0], [1] * 8, turn_id=[0, 0, 0, 1, 1, 2, 2, 3])
-    gear = literal(end_rule="turn")
+    gear = plain(end_rule="turn")
     assert onsets(gear, signals) == [0, 1, 0, 0, 1, 1, 0, 0]
     assert ids(gear, signals) == [0, 1, 1, 2, 3, 4, 4, 5]
 
@@ -289,7 +289,7 @@ PAIR = ("student_logprob", "teacher_logprob")
     ],
 )
 def test_needs_follow_the_settings(settings, needs):
-    gear = literal(**settings)
+    gear = plain(**settings)
     assert gear.needs == needs
     numbers = {name: torch.arange(6).view(2, 3) for name in needs if name.endswith("_id")}
     rows = {name: torch.rand(2, 3) for name in needs} | numbers

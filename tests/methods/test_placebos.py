@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from gear_rl.methods import RandomOnsets, Shuffled, Uniform
 from gear_rl.traits import Distillation
 from gear_rl.types import TokenSignals
-from methods.completions import completion, gears, literal, written
+from methods.completions import completion, gears, plain, written
 from tensor.tables import PROPERTY
 
 ONE = torch.tensor([1.0])
-TOKEN_ONLY = literal(onset_rule="never", renormalise="none")
-TO_THE_END = literal(end_rule="turn", renormalise="none")
-both = pytest.mark.parametrize(
-    "placebo", [Shuffled(of=TOKEN_ONLY, seed=3), RandomOnsets(of=literal(), seed=3)]
-)
+TOKEN_ONLY = plain(onset_rule="never", renormalise="none")
+TO_THE_END = plain(end_rule="turn", renormalise="none")
+both = pytest.mark.parametrize("placebo", [Shuffled(of=TOKEN_ONLY, seed=3), RandomOnsets(of=plain(), seed=3)])
 
 
 def long_rows(num_rows=40, num_tokens=30):

@@ -75,7 +75,7 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
     ("credit", "message"),
     [
         ("gaer", "credit: no method 'gaer'; did you mean gear?"),
-        ("gear:token", "credit: 'token' in 'gear:token' is no setting; write .*, or gear:paper, gear:tokens"),
+        ("gear:token", "credit: 'token' in 'gear:token' is no setting; write .*, or gear:plain, gear:tokens"),
         ("GEAR", "credit: no method 'GEAR'; did you mean gear"),
         ({"name": "raft", "top": 1}, "credit.top: method 'raft' has no such setting; it has none"),
         ({"name": "gear", "alpha": -1}, "credit.alpha: -1.0 must be a finite number, 0 or more"),
@@ -92,9 +92,9 @@ def test_a_bad_method_is_named(credit, message):
 
 
 def test_a_preset_stands_for_its_settings(tmp_path):
-    (tmp_path / "run.yaml").write_text("model: m\ndataset: d\nreward: r\ncredit: gear:paper\n")
-    paper = Gear(departures="all", aftermath=0.0, end_threshold=0.5, alpha=1.0)
-    assert build_method(load_config(tmp_path / "run.yaml").credit) == paper
+    (tmp_path / "run.yaml").write_text("model: m\ndataset: d\nreward: r\ncredit: gear:plain\n")
+    plain = Gear(departures="all", aftermath=0.0, end_threshold=0.5, alpha=1.0)
+    assert build_method(load_config(tmp_path / "run.yaml").credit) == plain
     refined = load_config(None, [*BASE, "--credit", "gear:tokens", "--credit.alpha", "2"])
     assert build_method(refined.credit) == Gear(onset_rule="never", alpha=2)
     assert build_method("gear:tokens,alpha=2") == Gear(onset_rule="never", alpha=2)

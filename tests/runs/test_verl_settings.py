@@ -149,7 +149,7 @@ def test_a_wrong_setting_names_itself(section, message):
         (
             {"credit": "rlsd", "teacher": None},
             {},
-            r"gear\.teacher: 'sync' \(given, or published with 'rlsd'\) .*or name a gear\.teacher_model",
+            r"gear\.teacher: 'sync' \(given, or the default of 'rlsd'\) .*or name a gear\.teacher_model",
         ),
         (
             {"credit": "cast", "teacher": "live"},

@@ -179,8 +179,8 @@ class CreditConfig:
         The method's values are logged if ``announce`` is True. Raises ``ValueError`` for a setting that no method
         may set, or a wrong value.
         """
-        published = engine_settings_of(method)
-        for name in published:
+        declared = engine_settings_of(method)
+        for name in declared:
             if name not in METHOD_SETTINGS:
                 raise ValueError(
                     f"credit: engine_settings of {method.name!r} has {name!r}, which a method may not set; "
@@ -188,7 +188,7 @@ class CreditConfig:
                 )
         resolved = copy.copy(self)
         left = [name for name in METHOD_SETTINGS if getattr(self, name) is None]
-        applied = {name: published[name] for name in left if published.get(name) is not None}
+        applied = {name: declared[name] for name in left if declared.get(name) is not None}
         for name in left:
             value = applied.get(name, METHOD_SETTINGS[name])
             setattr(resolved, name, list(value) if name == "privileged_sources" else value)

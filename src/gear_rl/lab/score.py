@@ -103,7 +103,7 @@ def score(
 
     ``methods`` are names to show with their settings; floors, controls and the ceiling are always added. Every
     problem is a group of two: the completion with the fault, and one with a larger reward. They go through the
-    engine as if sampled just now, with the method's published engine settings. Measured is the absolute credit of
+    engine as if sampled just now, with the method's engine settings. Measured is the absolute credit of
     the faulty completion's tokens. ``progress`` gets a method, and how many problems are done, and of how many.
     """
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)

@@ -1,4 +1,4 @@
-"""GEAR: divergence from the teacher opens segments of credit."""
+"""GEAR, reconstructed: divergence from the teacher opens segments of credit."""
 
 import math
 from collections.abc import Mapping
@@ -38,12 +38,14 @@ NOISE_NATS = 1e-5
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a
+    After GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a
     segment, which ends where the student's entropy rises; its tokens take the ``z`` of the peak, all others their
     own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    The defaults are our reading; ``gear:paper`` with a live teacher follows the paper to the letter.
-    ``gear:tokens`` opens no segments. Use it where one mistake decides.
+    ``gear:plain`` is our reconstruction from the abstract and figure captions; we have not seen its equations or
+    settings; thresholds, strength, normaliser and teacher are guesses; a poor result of it says nothing about the
+    paper. The defaults are a variant of ours (``departures``, ``aftermath``, ``end_threshold``, ``alpha``).
+    ``gear:tokens`` is that variant without segments.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -64,13 +66,13 @@ class Gear:
     per_completion: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0},
+        "plain": {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0},
         "tokens": {"onset_rule": "never"},
     }
     """Settings that a name stands for, as in ``gear:tokens``."""
 
     divergence: Divergence = "reverse"
-    """Of student ``p`` and teacher ``q``: ``reverse``, KL(p || q), as in the paper; ``forward``, KL(q || p);
+    """Of student ``p`` and teacher ``q``: ``reverse``, KL(p || q); ``forward``, KL(q || p);
     ``jsd``, Jensen-Shannon. The last two need ``estimator="full"``."""
     estimator: Estimator = "full"
     """``full``: exact, over the vocabulary. ``k3``, ``exp(r) - 1 - r``, and ``abs_k1``, ``|r|``: estimates from

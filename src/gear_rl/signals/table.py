@@ -32,4 +32,4 @@ SIGNALS: dict[str, Signal] = {
         LineId(),
     )
 }
-"""Each at the published settings."""
+"""Each at its default settings."""

@@ -151,7 +151,7 @@ def check_method(settings: VerlSettings) -> None:
     kind = config.teacher_model_kind
     if needs_context(method) and settings.teacher_model is None and kind not in ("live", "base"):
         raise InputError(
-            f"gear.teacher: {kind!r} (given, or published with {method.name!r}) keeps a copy of the weights, "
+            f"gear.teacher: {kind!r} (given, or the default of {method.name!r}) keeps a copy of the weights, "
             "which verl has sharded among its workers; set it to live or base, or name a gear.teacher_model"
         )
 
