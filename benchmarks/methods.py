@@ -15,7 +15,7 @@ CREDIT = ("student", "teacher", "head", "credit")
 def bench_methods(
     names: Sequence[str], *, task: str, tier: str, steps: int, repeats: int, rollouts: int, console: Console
 ) -> dict[str, Any]:
-    """``bench_step`` of each method on the arena, with the engine settings of its paper (``engine``)."""
+    """``bench_step`` of each method on the arena, with its engine settings (``engine``)."""
     rows: dict[str, Any] = {}
     result: dict[str, Any] = {}
     for name in dict.fromkeys([BASE, *names]):

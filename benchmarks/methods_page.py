@@ -62,9 +62,9 @@ def _section(cls: Any, settings: list[str]) -> str:
     """A method's docstring without its examples, what it sets in the engine, and the lines of its settings."""
     prose = re.sub(r"^>>> .*?(^$|\Z)", "", inspect.getdoc(cls) or "", flags=re.MULTILINE | re.DOTALL)
     lines = [prose.strip().replace("``", "`")]
-    published = engine_settings_of(cls())
-    if published:
-        engine = ", ".join(f"`{key}: {value}`" for key, value in published.items())
+    declared = engine_settings_of(cls())
+    if declared:
+        engine = ", ".join(f"`{key}: {value}`" for key, value in declared.items())
         lines += ["", f"Engine settings: {engine}."]
     return "\n".join([*lines, *([""] if settings else []), *settings]) + "\n"
 
