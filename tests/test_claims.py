@@ -4,6 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from gear_rl.methods import Gear
 
 ROOT = Path(__file__).parents[1]
@@ -16,8 +18,9 @@ ALLOWED = (
     "What is the paper's, and what is ours.",
     "a poor result of it says nothing about the paper",
     "The reconstruction's rows say nothing about the paper",
-    "The paper reports that GEAR beats GRPO on eight benchmarks with Qwen3 4B and 8B, by up to around 20%; we "
-    "have not repeated that.",
+    "The paper reports that GEAR beats GRPO, self-distillation and token- or turn-level credit on eight benchmarks "
+    "with Qwen3 4B and 8B, by up to around 20%; we have not repeated that.",
+    "hether the paper's weight is unsigned, we do not know",
     "This project is independent of its authors.",
     "We have read the paper's abstract and figure captions. We have not seen its equations, settings, "
     "pseudo-code, tables or code.",
@@ -25,7 +28,7 @@ ALLOWED = (
     "the paper's pseudo-code is not known to us",
     "is our doing, not the paper's",
     "a variant of ours, not the paper's method",
-    "the papers around GEAR share (RLSD, SERL, SDPG); GEAR's own are not public",
+    "the papers around GEAR share (RLSD, SERL, SDPG); we have not seen GEAR's",
     "ours; the paper's is unknown",
     # of other methods
     "where paper and released code disagree",
@@ -70,3 +73,27 @@ def test_the_table_of_sources_has_every_setting_of_gear_as_it_is():
     assert {source for *_, source in rows} == {"abstract", "caption", "guess", "ours"}
     for name, theirs, ours, source in rows:
         assert theirs == ours or source in ("guess", "ours"), name
+
+
+NAMED = (
+    "variant of GEAR",
+    "reconstruction of GEAR",
+    "Our changes to GEAR",
+    "Which GEAR?",
+    "of GEAR from its abstract and figure captions",
+    "[our variant](#which-gear) of GEAR",
+    "[our variant](results/README.md#our-changes-to-gear) of GEAR",
+    "GEAR is [our variant]",
+)
+"""What pages with results may call GEAR; a result is that of `gear` or `gear:plain`."""
+
+
+@pytest.mark.parametrize(
+    "page", ["results/README", "which-method", "language-model", "laboratory", "benchmarks"]
+)
+def test_a_result_of_ours_is_not_called_gears(page):
+    text = " ".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split())
+    for phrase in NAMED:
+        text = text.replace(phrase, "")
+    named = re.finditer(r"(?<![\w$])GEAR(?!\w)", text)
+    assert [text[max(0, hit.start() - 50) : hit.end() + 30] for hit in named] == []

@@ -1,4 +1,4 @@
-"""Spreads the advantage of a GRPO completion over its tokens: GEAR, reconstructed, and other methods.
+"""Spreads the advantage of a GRPO completion over its tokens: a variant of GEAR, and other methods.
 
 Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works with torch
 and jaxtyping alone until an engine is needed.

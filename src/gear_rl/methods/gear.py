@@ -1,4 +1,4 @@
-"""GEAR, reconstructed: divergence from the teacher opens segments of credit."""
+"""A variant of GEAR, reconstructed: divergence from the teacher opens segments of credit."""
 
 import math
 from collections.abc import Mapping
@@ -38,13 +38,14 @@ NOISE_NATS = 1e-5
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    After GEAR (arXiv:2605.11853). ``z_t`` is the reverse KL, normalised over the completion. A peak opens a
-    segment, which ends where the student's entropy rises; its tokens take the ``z`` of the peak, all others their
-    own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
+    After GEAR (arXiv:2605.11853), as implemented here: ``z_t`` is the reverse KL, normalised over the
+    completion. A peak opens a segment, which ends where the student's entropy rises; its tokens take the ``z`` of
+    the peak, all others their own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
     ``gear:plain`` is our reconstruction from the abstract and figure captions; we have not seen its equations or
     settings; thresholds, strength, normaliser and teacher are guesses; a poor result of it says nothing about the
-    paper. The defaults are a variant of ours (``departures``, ``aftermath``, ``end_threshold``, ``alpha``).
+    paper. The defaults are a variant of ours (``departures``, ``aftermath``, ``end_threshold``, ``alpha``, and
+    the teacher).
     ``gear:tokens`` is that variant without segments.
 
     >>> signals = TokenSignals(
@@ -62,7 +63,7 @@ class Gear:
     """
 
     name: ClassVar[str] = "gear"
-    source: ClassVar[str] = "arXiv:2605.11853"
+    source: ClassVar[str] = "arXiv:2605.11853 (variant of a reconstruction)"
     per_completion: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
