@@ -25,7 +25,7 @@ from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.marked import marked_material
-from gear_rl.lab.replay import sample
+from gear_rl.lab.sampling import sample
 from gear_rl.lab.score import score
 from gear_rl.lab.statistics import bootstrap_interval
 from gear_rl.lab.teacher import sampling_config, teacher_config

@@ -38,6 +38,21 @@ with tempfile.TemporaryDirectory() as folder:
 with pytest.raises(InputError, match="learning_rate"):
     read_run(None, [*words, "--learning_rate", "fast"])
 """,
+    "gear score, of an agent and of a user's file": """
+import json, sys, tempfile
+from pathlib import Path
+from gear_rl.cli import main
+from gear_rl.lab.marked import EXAMPLE
+with tempfile.TemporaryDirectory() as folder:
+    data = Path(folder) / "mine.jsonl"
+    data.write_text(EXAMPLE + "\\n")
+    for words in (["--task", "errands", "--tier", "easy", "--n", "2"], ["--data", str(data), "--model", "arena"]):
+        sys.argv = ["gear", "score", "--methods", "gear", *words]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, end.code
+""",
     "methods, signals and the credit step": """
 import importlib, pkgutil
 import gear_rl.credit, gear_rl.methods, gear_rl.signals, gear_rl.arena, gear_rl.data

@@ -13,7 +13,8 @@ from engines import tiny
 from engines.running import trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.lab.replay import replay
+from gear_rl.engines.trl.evaluation import unnoticed
+from gear_rl.lab.sampling import serving
 from gear_rl.methods import Gear
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
@@ -41,10 +42,13 @@ def adapter(tmp_path_factory, tiny_model) -> str:
 def logprobs(trainer) -> tuple[torch.Tensor, torch.Tensor]:
     """The student's and the teacher's of one completion that is wrong (its group has a right one)."""
     tokenizer = trainer.processing_class
-    turns = [[[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]] for text in ("1 plus 4", "is 3")]
-    rows = [ROW, ROW]
-    record = replay(trainer, rows, turns)[0]
-    return tuple(torch.tensor(record.signals[name]) for name in ("student_logprob", "teacher_logprob"))
+    turns = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in ("1 plus 4", "is 3")]
+    records: list[Any] = []
+    trainer.record_subscribers = [records.extend]
+    trainer.model.train()  # credit is assigned in training only
+    with serving(trainer, 2, lambda rollouts, _: [turns[b] for b in rollouts]), unnoticed(trainer):
+        trainer._generate_and_score_completions([dict(ROW), dict(ROW)])
+    return tuple(torch.tensor(records[0].signals[name]) for name in ("student_logprob", "teacher_logprob"))
 
 
 def every_second(completions, **_):

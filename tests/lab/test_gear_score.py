@@ -11,7 +11,14 @@ from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
-from gear_rl.lab.score import ENTROPY_ONSETS, UNINFORMED, arena_material, records_of, score
+from gear_rl.lab.score import (
+    ENTROPY_ONSETS,
+    UNINFORMED,
+    arena_material,
+    credits_of,
+    rollouts_of,
+    score,
+)
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries
 from support.commands import gear, untouched
@@ -156,28 +163,33 @@ def test_a_users_own_completions(tiny_model, tmp_path):
     assert (row["n"], row["auc"], row["left_out"]["fallback"]) == (0, None, 3)
 
 
-def test_the_engine_sees_the_completion_the_fault_and_a_negative_advantage(tiny_model, tmp_path, quiet):
+def test_the_credit_step_sees_the_completion_the_fault_and_a_negative_advantage(tiny_model, tmp_path, quiet):
     tokenizer, same = tiny.tokenizer(), ROWS[0] | {"prompt": "3 plus 3"}
     material = marked_material(written(tmp_path, *ROWS, same), tiny_model, max_tokens=900)
-    chosen, records = records_of({"name": "gear"}, material)
-    others, blind = records_of({"name": "gear"}, material, informed=False)
+    cases, blind = ([pair.case for pair in pairs] for pairs in (material.pairs, material.blind))
+    batch = rollouts_of(material.pairs, material.rewards(material.pairs, {}), material.engine)
+    kept = credits_of({"gear": {"name": "gear"}, UNINFORMED: {"name": "gear"}}, material)
     texts = ["1 plus 1 is 3", "\U0001f642 is 5", LONG, "1 plus 1 is 3"]
     faults = [" 3", "\U0001f642", LONG[1430:], " 3"]
-    for case, record, text, fault in zip(chosen, records, texts, faults, strict=True):
-        assert tokenizer.decode(record.ids) == text + "<|im_end|>"
-        assert tokenizer.decode(record.ids[case.fault.start : case.fault.stop]).endswith(fault)
-        assert record.reward == 0.0 and record.advantage == pytest.approx(-(0.5**0.5), abs=1e-3)
-        assert record.context == "privileged_context" and record.fallback is None
-        assert record.mask == [1] * len(record.ids) and record.turn == [0] * len(record.ids)
-    assert "<|im_start|>user\n2 plus 2<|im_end|>" in records[1].prompt, "the model's own chat template"
-    assert tokenizer.decode(chosen[1].right[0]) == "it is 4<|im_end|>"
-    assert len(chosen[0].fault) == 1 and len(chosen[1].fault) == 4, "four bytes, four tokens"
+    for i, (case, found, text, fault) in enumerate(zip(cases, kept["gear"], texts, faults, strict=True)):
+        [ids] = case.faulty
+        assert tokenizer.decode(ids) == text + "<|im_end|>"
+        assert tokenizer.decode(ids[case.fault.start : case.fault.stop]).endswith(fault)
+        assert batch.completions.ids[2 * i][batch.completions.mask[2 * i]].tolist() == ids
+        assert batch.rewards[2 * i] == 0.0 and batch.messages[2 * i][0]["content"] == text
+        assert float(batch.advantage_B[2 * i]) == pytest.approx(-(0.5**0.5), abs=1e-3)
+        assert found.trained == [True] * len(ids) and not found.fallback
+        assert sum(found.credit) / len(ids) == pytest.approx(-(0.5**0.5), abs=1e-3), "mean weight 1"
+    shown = tokenizer.decode(batch.student.ids_BP[2])
+    assert "<|im_start|>user\n2 plus 2<|im_end|>" in shown, "the model's own chat template"
+    assert tokenizer.decode(cases[1].right[0]) == "it is 4<|im_end|>"
+    assert len(cases[0].fault) == 1 and len(cases[1].fault) == 4, "four bytes, four tokens"
     # The uninformed teacher sees the next line's context; after the last, the next one with another text.
-    assert [case.row["privileged_context"] for case in chosen] == ["2", "2 plus 2 is 4", "5", "2"]
-    assert [case.row["privileged_context"] for case in others] == ["2 plus 2 is 4", "5", "2", "2 plus 2 is 4"]
-    for one, other in zip(records, blind, strict=True):
+    assert [case.row["privileged_context"] for case in cases] == ["2", "2 plus 2 is 4", "5", "2"]
+    assert [case.row["privileged_context"] for case in blind] == ["2 plus 2 is 4", "5", "2", "2 plus 2 is 4"]
+    for one, other in zip(kept["gear"], kept[UNINFORMED], strict=True):
         entropy = pytest.approx(other.signals["student_entropy"], abs=1e-3)
-        assert one.ids == other.ids and one.signals["student_entropy"] == entropy
+        assert one.case.faulty == other.case.faulty and one.signals["student_entropy"] == entropy
         assert one.signals["divergence"] != other.signals["divergence"]
 
 

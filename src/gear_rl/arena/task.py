@@ -97,7 +97,8 @@ class Case:
 
     row: dict[str, Any]
     faulty: list[list[int]]
-    """The ids of each turn of the completion with the fault, closing tokens included."""
+    """The ids of the completion with the fault, closing tokens included: the model's turns, and between two of
+    them the tools' answer."""
     right: list[list[int]]
     fault: range
     """The places of the fault in the faulty completion, tool answers included."""
@@ -212,8 +213,8 @@ class Task:
         fault = next(t for t, (wrong, due) in enumerate(zip(ids, gold, strict=False)) if wrong != due)
         return Case(
             row=self._row(seed, tier, reference),
-            faulty=faulty[::2],
-            right=right[::2],
+            faulty=faulty,
+            right=right,
             fault=range(fault, fault + 1),
             choices=tuple(
                 mine and self.is_choice(before, text)

@@ -47,7 +47,7 @@ def score(
 ) -> None:
     """Is the credit where the fault is?
 
-    Runs the engine on completions with a known fault; trains nothing.
+    Runs the credit step on completions with a known fault; trains nothing.
 
     A method may have settings: --methods gear,gear:onset_signal=log_ratio
 
@@ -61,7 +61,8 @@ def score(
     {"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40",
     "completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}
 
-    Settings may follow as in gear train: --columns.prompt question, --chat_template_kwargs.enable_thinking false,
+    Settings of what the teacher sees and of the passes may follow: --columns.prompt
+    question, --chat_template_kwargs.enable_thinking false,
     --per_device_train_batch_size 2.
     """
     from gear_rl.lab.lineup import parse_methods, split_methods
@@ -79,7 +80,7 @@ def score(
                 check_output(report, [data], "--report")
             except ValueError as error:
                 raise InputError(str(error)) from None
-    show_log(logging.WARNING)  # every method's trainer would say the same
+    show_log(logging.WARNING)
     chosen = parse_methods(split_methods(methods))
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.score import arena_material, places_of

@@ -75,7 +75,7 @@ def token_advantages(
         batch_size=batch_size,
     )
     means = [] if means is None else means
-    engine = _Engine(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
+    engine = LocalEngine(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
     device, count = advantages.device, len(completions)
     width = max(map(len, completions), default=0)
     ids = torch.full((count, width), pad_id, device=device)
@@ -136,7 +136,7 @@ def _check(
 
 
 @dataclass
-class _Engine(OneProcess):
+class LocalEngine(OneProcess):
     """A model and its tokenizer as an ``Engine``, which writes no records."""
 
     tokenizer: Any

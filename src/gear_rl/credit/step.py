@@ -120,10 +120,16 @@ def prepare(
 
 def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResult:
     """The method's credit where the signals can be trusted, the completion's own advantage elsewhere."""
+    return credit_from(plan, collect(plan, engine), engine, config)
+
+
+def credit_from(
+    plan: CreditPlan, signals: TokenSignals, engine: Engine, config: CreditConfig
+) -> CreditResult:
+    """The same from signals that were collected already, all that the method needs among them."""
     method, batch, scored_B = plan.method, plan.batch, plan.scored_B
     advantage_B, mask = batch.advantage_B, batch.completions.mask
     reads_signals = _reads_signals(method)
-    signals = collect(plan, engine)
     fallback_B, finite_B = dict(plan.fallback_B), finite_rows(signals)
     fallback_B["non_finite"] = scored_B & ~finite_B
     falls_B = torch.stack(list(fallback_B.values())).any(0)

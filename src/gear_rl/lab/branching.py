@@ -23,7 +23,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.engines.trl.rollouts import Rollouts
-from gear_rl.lab.replay import serving
+from gear_rl.lab.sampling import serving
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.forwards import head_of, hidden_states

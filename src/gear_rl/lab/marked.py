@@ -1,4 +1,4 @@
-"""A user's completions with a marked fault, for ``gear score --data``: from the file to the engine's cases."""
+"""A user's completions with a marked fault, for ``gear score --data``: from the file to cases and their model."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
@@ -6,20 +6,25 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gear_rl.arena.task import DEFAULT_TASK, Case
-from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS
+import torch
+
+from gear_rl.arena.task import DEFAULT_TASK, TEMPLATE, Case, get_task
+from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.contexts import privileged_context, render, wrong_contexts
+from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
+from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tokenizer
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.lab.score import REPLAY, Material
+from gear_rl.lab.score import Material, Pair, local_engine
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
-from gear_rl.runs.machine import machine_defaults
+from gear_rl.runs.machine import has_bfloat16, use_few_threads
+from gear_rl.runs.models import resolve_model
 from gear_rl.runs.trainer import is_arena
 from gear_rl.signals.forwards import max_positions
 
@@ -32,17 +37,16 @@ BATCH = 8
 """Completions through the model at a time, unless the user sets it."""
 REPORTED = 10
 """Lines set aside that are reported one by one; the others are counted."""
-_OWN = ("model", "dataset", "reward", "credit", "output_dir", "max_steps", *REPLAY)
-"""Settings that scoring decides itself."""
-
-
-def marked_reward(completions: Sequence[Any], replayed_reward: Sequence[float], **_: Any) -> list[float]:
-    """The rewards in the rows; the signature of a TRL reward function.
-
-    >>> marked_reward(["wrong", "right"], replayed_reward=[0.0, 1.0])
-    [0.0, 1.0]
-    """
-    return [float(reward) for reward in replayed_reward]
+SETTINGS: dict[str, Any] = {
+    **{field.name: field.type for field in fields(CreditConfig) if not field.name.startswith("record_")},
+    "chat_template_kwargs": dict[str, Any],
+    "model_init_kwargs": dict[str, Any],
+    "per_device_train_batch_size": int,
+    "seed": int,
+    "temperature": float,
+    "teacher_model": str,
+}
+"""The settings of a run that scoring reads, beside ``columns`` and ``chat``."""
 
 
 class UnusableError(ValueError):
@@ -196,60 +200,50 @@ def marked_material(
         if number is not None and number < 1:
             raise InputError(f"{option}: {number} is not possible; give 1 or more")
     for key, _ in parse_overrides(words):
-        first = key.partition(".")[0]
-        if first in _OWN or (first in RunConfig.model_fields and first not in ("columns", "chat")):
-            raise InputError(f"--{key}: not possible here; gear score takes --data, --model and --methods")
-    run = load_config(None, ["--model", "arena", "--dataset", "arena", "--reward", "arena", *words])
+        name = key.partition(".")[0]
+        if name not in (*SETTINGS, "columns", "chat"):
+            why = did_you_mean(name, SETTINGS) if name not in RunConfig.model_fields else "nothing is trained"
+            raise InputError(f"--{key}: not possible here; {why}")
     # The dataset is a file, which names no task of the arena.
+    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
+    run = load_config(None, [*named, *words], types=SETTINGS)
     run.model = f"arena/{DEFAULT_TASK}" if model == "arena" else model
+    if is_arena(run.model):
+        pattern = get_task(run.model.partition("/")[2]).answer_pattern
+        run.trainer = {"teacher_prompt_template": TEMPLATE, "answer_pattern": pattern} | run.trainer
+    settings = run.trainer
     lines, aside = read_marked(path, run, n)
+    batch = int(settings.get("per_device_train_batch_size", 64 if is_arena(run.model) else BATCH))
+    engine = _engine(run, batch)
+    config = CreditConfig(**{name: settings[name] for name in settings if hasattr(CreditConfig, name)})
+    config.privileged_column = None  # read into the row already
     made: list[tuple[Marked, Case]] = []
-
-    def config(credit: dict[str, Any], folder: str) -> RunConfig:
-        # The trainer checks the columns; the rows themselves come with the replay.
-        rows = Path(folder) / "rows.jsonl"
-        rows.write_text(json.dumps(lines[0].row) + "\n", encoding="utf-8")
-        reward = f"{__name__}:{marked_reward.__name__}"
-        update = {"dataset": str(rows), "columns": {}, "credit": credit, "reward": reward}
-        config = run.model_copy(update=update)
-        config.trainer = {
-            **machine_defaults(pretrained=not is_arena(run.model), full=False),
-            "per_device_train_batch_size": 64 if is_arena(run.model) else BATCH,
-            "gradient_accumulation_steps": 1,
-            "save_strategy": "no",
-            **run.trainer,
-            **REPLAY,
-            "privileged_column": None,
-            "max_steps": 1,
-            "output_dir": folder,
-        }
-        return config
-
-    def cases(trainer: Any, informed: bool) -> list[Case]:
-        if not made:  # with the first trainer's tokenizer, for all
-            for one in lines:
-                try:
-                    made.append((one, _case(one, trainer, max_tokens)))
-                except UnusableError as why:
-                    aside.append((one.line, str(why)))
-            for line, why in aside[:REPORTED]:
-                say(f"line {line}: {why}; set aside")
-            _check_usable(made, aside, path)
-            if aside:
-                say(f"{len(aside)} of {len(aside) + len(made)} lines are set aside")
-        own = [case for _, case in made]
-        if informed:
-            return own
-        # The context of the next line that has another one; without those where there is none.
-        others = wrong_contexts([], [str(case.row["privileged_context"]) for case in own], [], "shuffled")
-        return [
-            replace(case, row=case.row | {"privileged_context": text})
-            for case, text in zip(own, others, strict=True)
-            if text is not None
-        ]
-
-    def about() -> dict[str, Any]:
-        return {
+    for one in lines:
+        try:
+            made.append((one, _case(one, engine, config, max_tokens)))
+        except UnusableError as why:
+            aside.append((one.line, str(why)))
+    for line, why in aside[:REPORTED]:
+        say(f"line {line}: {why}; set aside")
+    _check_usable(made, aside, path)
+    if aside:
+        say(f"{len(aside)} of {len(aside) + len(made)} lines are set aside")
+    cases = [case for _, case in made]
+    # The context of the next line that has another one; without those where there is none.
+    others = wrong_contexts([], [str(case.row["privileged_context"]) for case in cases], [], "shuffled")
+    blind = [
+        replace(case, row=case.row | {"privileged_context": text})
+        for case, text in zip(cases, others, strict=True)
+        if text is not None
+    ]
+    return Material(
+        engine=engine,
+        config=config,
+        batch=batch,
+        pairs=[_pair(case, engine) for case in cases],
+        blind=[_pair(case, engine) for case in blind],
+        rewards=lambda pairs, credit: torch.tensor([[0.0], [1.0]] * len(pairs)),
+        about={
             "what": "absolute credit on completions with one marked fault",
             "data": path.name,
             "model": Path(model).name or model,
@@ -257,15 +251,60 @@ def marked_material(
             "n": len(made),
             "other_completion": dict(Counter(one.other_from for one, _ in made)),
             "set_aside": [{"line": line, "reason": why} for line, why in sorted(aside)],
-        }
-
-    marks = {"replayed_reward": 0.0}, {"replayed_reward": 1.0}
-    return Material(n=len(lines), config=config, cases=cases, about=about, marks=marks)
+        },
+    )
 
 
-def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
+def _engine(run: RunConfig, batch: int) -> LocalEngine:
+    """The model of a run and its tokenizer, on the accelerator if there is one."""
+    settings = run.trainer
+    if is_arena(run.model):
+        from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
+
+        use_few_threads()
+        model, tokenizer = load(task=run.model.partition("/")[2])
+        template = dict(CHAT_TEMPLATE_KWARGS)
+    else:
+        use_few_threads(pretrained=True)
+        name, template = resolve_model(run.model), dict[str, Any]()
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        dtype = "bfloat16" if device is not None or has_bfloat16() else "float32"
+        options = {"dtype": dtype} | dict(settings.get("model_init_kwargs") or {})
+        try:
+            model, tokenizer = load_causal_lm(name, options), load_tokenizer(name)
+        except (OSError, ValueError, ImportError) as error:
+            raise InputError(f"--model: {error}") from None
+        model = model.to(device) if device is not None else model
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+    named, teacher = settings.get("teacher_model"), None
+    if named is not None:
+        vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        dtype = {"dtype": str(model.dtype).removeprefix("torch.")}
+        teacher = load_frozen_teacher(resolve_model(named, "teacher_model"), dtype, tokenizer, vocabulary)
+    return local_engine(
+        model.eval(),
+        tokenizer,
+        template | dict(settings.get("chat_template_kwargs") or {}),
+        batch_size=settings.get("credit_batch_size") or batch,
+        temperature=settings.get("temperature", 1.0),
+        seed=settings.get("seed", 42),  # as transformers has it
+        skip_first_tokens=settings.get("teacher_skip_first_tokens", 0),
+        teacher_model=teacher if teacher is None else teacher.to(model.device),
+    )
+
+
+def _pair(case: Case, engine: LocalEngine) -> Pair:
+    decode = engine.tokenizer.decode
+    texts = [decode(ids, skip_special_tokens=True) for [ids] in (case.faulty, case.right)]
+    if not isinstance(case.row["prompt"], str):
+        texts = [[{"role": "assistant", "content": text}] for text in texts]
+    return Pair(case=case, row=case.row, messages=(texts[0], texts[1]))
+
+
+def _case(one: Marked, engine: LocalEngine, config: CreditConfig, max_tokens: int) -> Case:
     """The completions as ids, and which tokens are the fault."""
-    tokenizer: Any = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    tokenizer: Any = engine.tokenizer
 
     def ids(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -276,15 +315,13 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
 
     wrong, other = ids(one.completion), ids(one.other)
     prompt, context = one.row["prompt"], one.row["privileged_context"]
-    rendered = trainer.args.teacher_prompt == "render"
+    rendered = config.teacher_prompt == "render"
     try:
-        [shown] = trainer._tokenize_prompts(
-            [render(prompt, context, trainer.args.template) if rendered else prompt]
-        )[0]
+        [shown] = engine.render([render(prompt, context, config.template) if rendered else prompt], None)
     except Exception as error:  # a chat template may raise what it likes
         raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
     beside = len(shown) if rendered else len(shown) + len(ids(context))
-    places = max_positions(trainer.model.config)
+    places = max_positions(engine.passes.model.config)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
             raise UnusableError(f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}")

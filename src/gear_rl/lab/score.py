@@ -1,34 +1,46 @@
-"""Where methods put their credit on completions with a known fault; nothing is trained.
+"""Where methods put their credit on completions with a known fault; nothing is trained, and no trainer is made.
 
-The completions are the arena's, with a planted fault, or the user's (`gear_rl.lab.marked`).
+The completions are the arena's, with a planted fault, or the user's (`gear_rl.lab.marked`). The signals that any
+method needs are collected once; each method is then called on them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
-import gc
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, Case
+from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TEMPLATE, Case, Task
+from gear_rl.credit.config import METHOD_SETTINGS, CreditConfig
+from gear_rl.credit.own_loop import LocalEngine
+from gear_rl.credit.plan import CreditResult
+from gear_rl.credit.step import collect, credit_from, prepare
+from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.environments import RESERVED_METHODS
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Located, Role, localisation, locate, onsets_of
-from gear_rl.lab.replay import PassesOf, replay
 from gear_rl.lab.statistics import LEVEL
-from gear_rl.records import Record
-from gear_rl.runs.arena import arena_config, task_of
-from gear_rl.runs.config import RunConfig, build_method
-from gear_rl.runs.trainer import make_trainer
-from gear_rl.signals.batch import ForwardRequest
+from gear_rl.runs.arena import rewards_for, task_of
+from gear_rl.runs.config import build_method
+from gear_rl.runs.machine import use_few_threads
+from gear_rl.signals.batch import Completions, RolloutBatch, left_padded
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.signal import FoldSignal, names_of, signals_of
+from gear_rl.signals.signal import names_of, signals_of
 from gear_rl.signals.table import SIGNALS as SIGNALS_BY_NAME
-from gear_rl.types import Signal
+from gear_rl.signals.teacher import Teacher
+from gear_rl.tensor.advantage import group_relative_advantage
+from gear_rl.tensor.lists import float_list, int_list
+from gear_rl.traits import at_step
+from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 from gear_rl.versions import versions
 
 _FLOORS = ("uniform", "shuffled", "random_onsets")
@@ -39,29 +51,36 @@ ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
 SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
 """Signals by themselves, beside the methods that are made from them."""
-REPLAY: dict[str, Any] = {
-    "num_generations": 2,
-    "scale_rewards": "group",
-    "record_max_mb": 4096,
-    "teacher_check_steps": 0,
-}
-"""Settings of every replay: a group is the faulty completion and another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A case as an engine would see it: two rollouts of one prompt, the one with the fault first."""
+
+    case: Case
+    row: dict[str, Any]
+    """The dataset's row; what the teacher sees is in it, or with the environment."""
+    messages: tuple[Any, Any]
+    """The completions as reward functions see them."""
+    environments: tuple[Any, Any] | None = None
+    """The environments that the tools were called in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """Completions with a known fault, and the run that they go through."""
+    """Completions with a known fault, and the model that they go through."""
 
-    n: int
-    """Problems, at most."""
-    config: Callable[[dict[str, Any], str], RunConfig]
-    """The run of a method in a folder."""
-    cases: Callable[[Any, bool], list[Case]]
-    """The cases for a trainer; with False its teacher sees the solutions of other problems."""
-    about: Callable[[], dict[str, Any]]
-    """The document's own keys, once the cases are scored; ``n`` is their number."""
-    marks: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    """Further columns of the faulty completion's row, and of the other one's."""
+    engine: LocalEngine
+    config: CreditConfig
+    batch: int
+    """Completions in a credit step: some methods compare those of a batch."""
+    pairs: Sequence[Pair]
+    blind: Sequence[Pair]
+    """The same, for a teacher that sees the solutions of other problems; without those that have no other."""
+    rewards: Callable[[Sequence[Pair], Mapping[str, Any]], Float[Tensor, "B R"]]
+    """The rewards of both completions of each pair, for a method's settings; one column for each function."""
+    about: dict[str, Any]
+    """The document's own keys."""
 
 
 def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 256) -> Material:
@@ -69,28 +88,173 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
 
     ``InputError`` for an unknown task or tier, and for another number than 1 to 1024.
 
-    >>> arena_material("errands", "easy", n=8).about()["fault"]
+    >>> arena_material("errands", "easy", n=8).about["fault"]
     'code'
     """
+    from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
+
     of = task_of(task, tier)
     if not 1 <= n <= 1024:
         raise InputError(f"--n: {n} is not possible; there are 1024 held-out problems")
-    about: dict[str, Any] = {
-        "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
-        "task": of.name,
-        "tier": tier,
-        "fault": of.fault,
-        "n": n,
-    }
+    use_few_threads()
+    model, tokenizer = load(task=of.name)
+    template = dict(CHAT_TEMPLATE_KWARGS)
+    if of.environment is not None:
+        template["tools"] = _tools(of.environment())
+    size = of.budgets[tier].rollouts_per_step
 
-    def config(credit: dict[str, Any], folder: str) -> RunConfig:
-        return arena_config(of.name, tier, credit, seed=0, steps=1, output_dir=folder, **REPLAY)
+    def pairs(reference: Any) -> list[Pair]:
+        return [_played(case, of, tokenizer) for case in of.cases(tokenizer, tier, n, reference=reference)]
 
-    def cases(trainer: Any, informed: bool) -> list[Case]:
-        shown = "trace" if informed else "shuffled"
-        return of.cases(trainer.processing_class, tier, n, reference=shown)
+    return Material(
+        engine=local_engine(model, tokenizer, template, batch_size=size),
+        config=CreditConfig(teacher_prompt_template=TEMPLATE, answer_pattern=of.answer_pattern),
+        batch=size,
+        pairs=pairs("trace"),
+        blind=pairs("shuffled"),
+        rewards=lambda pairs, credit: _judged(pairs, of, tier, credit),
+        about={
+            "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
+            "task": of.name,
+            "tier": tier,
+            "fault": of.fault,
+            "n": n,
+        },
+    )
 
-    return Material(n=n, config=config, cases=cases, about=lambda: about)
+
+def local_engine(
+    model: nn.Module,
+    tokenizer: Any,
+    template: Mapping[str, Any],
+    *,
+    batch_size: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    skip_first_tokens: int = 0,
+    teacher_model: nn.Module | None = None,
+) -> LocalEngine:
+    """A model as an engine before its first step, when every teacher with its weights is the model itself.
+
+    ``template`` are the chat template's arguments.
+    """
+    passes = ModelPasses(
+        model=model,
+        pad_id=int(tokenizer.pad_token_id),
+        teacher=Teacher(),
+        reference=Teacher(),
+        temperature=temperature,
+        batch_size=batch_size,
+        seed=seed,
+        skip_first_tokens=skip_first_tokens,
+        teacher_model=teacher_model,
+    )
+    return LocalEngine(tokenizer, passes, template, lambda metrics: None, [])
+
+
+def _tools(environment: Any) -> list[Any]:
+    """The methods that a model may call, as TRL finds them."""
+    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+    return [
+        getattr(environment, name)
+        for name in names
+        if not name.startswith("_") and name not in RESERVED_METHODS
+    ]
+
+
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+
+
+def _played(case: Case, task: Task, tokenizer: Any) -> Pair:
+    """The case with its messages; of an agent's task the calls are made."""
+    texts = [
+        [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns[::2]]
+        for turns in (case.faulty, case.right)
+    ]
+    if task.environment is None:
+        wrong, right = ([{"role": "assistant", "content": text}] for [text] in texts)
+        return Pair(case=case, row=case.row, messages=(wrong, right))
+    environments = task.environment(), task.environment()
+    messages: list[list[dict[str, Any]]] = []
+    for environment, turns in zip(environments, texts, strict=True):
+        environment.reset(**case.row)
+        said: list[dict[str, Any]] = []
+        for text in turns:
+            calls = [json.loads(call) for call in _CALL.findall(text)]
+            written = (
+                {"tool_calls": [{"type": "function", "function": call} for call in calls]} if calls else {}
+            )
+            said.append({"role": "assistant", "content": _CALL.sub("", text).strip(), **written})
+            for call in calls:
+                answer = getattr(environment, call["name"])(**call["arguments"])
+                said.append({"role": "tool", "name": call["name"], "content": str(answer)})
+        messages.append(said)
+    return Pair(case=case, row=case.row, messages=(messages[0], messages[1]), environments=environments)
+
+
+def _judged(pairs: Sequence[Pair], task: Task, tier: str, credit: Mapping[str, Any]) -> Float[Tensor, "B R"]:
+    """The task's own rewards, or those that the method compares."""
+    if task.environment is not None:
+        values = [[one.get_reward()] for pair in pairs for one in pair.environments or ()]
+        return torch.tensor(values, dtype=torch.float32)
+    names = rewards_for(credit, task.name) or ["arena"]
+    completions = [message for pair in pairs for message in pair.messages]
+    columns = {key: [pair.row[key] for pair in pairs for _ in range(2)] for key in pairs[0].row}
+    each = [
+        load_reward(name, f"arena/{task.name}/{tier}")(completions=completions, **columns) for name in names
+    ]
+    return torch.tensor(each, dtype=torch.float32).T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Asks for signals and leaves the advantage as it is: collects what several methods need."""
+
+    name: ClassVar[str] = "reading"
+    source: ClassVar[str] = "ours: no method"
+    additive: ClassVar[bool] = True
+    """So that completions without an advantage are scored too."""
+
+    needs: tuple[str | Signal, ...]
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        return Credit.from_weights(advantage_B, signals.mask.float(), torch.where(signals.mask, 0, -1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A method's credit on the completion with the fault, token by token."""
+
+    case: Case
+    trained: list[bool]
+    credit: list[float]
+    segment: list[int]
+    fallback: bool
+    signals: Mapping[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A method to score, with its settings, those of the credit step, and what it shares with others."""
+
+    credit: Mapping[str, Any]
+    method: CreditAssigner
+    config: CreditConfig
+    informed: bool
+    means: list[float]
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """Equal for methods whose rewards, contexts and signals are the same."""
+        settings = [
+            str(getattr(self.config, name))
+            for name in METHOD_SETTINGS
+            if not name.startswith("teacher_model")
+        ]
+        own = [
+            signal for signal in signals_of(self.method.needs) if SIGNALS_BY_NAME.get(signal.name) != signal
+        ]
+        return (self.informed, *settings, "rewards_BR" in names_of(self.method.needs), *own)
 
 
 def score(
@@ -103,38 +267,24 @@ def score(
 
     ``methods`` are names to show with their settings; floors, controls and the ceiling are always added. Every
     problem is a group of two: the completion with the fault, and one with a larger reward. They go through the
-    engine as if sampled just now, with the method's engine settings. Measured is the absolute credit of
-    the faulty completion's tokens. ``progress`` gets a method, and how many problems are done, and of how many.
+    credit step as if sampled just now, with the method's engine settings. Measured is the absolute credit of the
+    faulty completion's tokens. ``progress`` gets a method, and how many problems are done, and of how many.
     """
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
-    passes = remembered(name for credit in named.values() for name in names_of(build_method(credit).needs))
-    done, total = 0.0, (len(named) + 2) * material.n
-
-    def run(name: str, credit: dict[str, Any], informed: bool = True) -> tuple[list[Case], list[Record]]:
-        def advance(rows: int) -> None:
-            nonlocal done
-            done += rows / 2
-            progress(name, done, total)
-
-        advance(0)
-        return records_of(credit, material, informed=informed, advance=advance, passes=passes)
-
-    kept = {name: run(name, credit) for name, credit in named.items()}
+    controls = {UNINFORMED: {"name": "gear"}, ENTROPY_ONSETS: {"name": "gear", "onset_signal": "entropy"}}
+    kept = credits_of(named | controls, material, progress=progress)
     rows = [
-        _localised(name, *kept[name], role="floor" if name in _FLOORS else "method")
+        _localised(name, kept[name], role="floor" if name in _FLOORS else "method")
         for name in named
         if name in methods or name in _FLOORS
     ]
-    uninformed = run(UNINFORMED, {"name": "gear"}, informed=False)
-    entropy = run(ENTROPY_ONSETS, {"name": "gear", "onset_signal": "entropy"})
-    rows.append(_localised(UNINFORMED, *uninformed, role="control"))
-    rows.append(_localised(ENTROPY_ONSETS, *entropy, role="control"))
+    rows += [_localised(name, kept[name], role="control") for name in controls]
     for name, signal in SIGNALS.items():
         source = kept["rlsd" if signal == "log_ratio" else "gear"]
-        rows.append(_localised(name, *source, role="control", signal=signal))
-    rows.append(_localised("oracle", *kept["uniform"], role="ceiling"))
+        rows.append(_localised(name, source, role="control", signal=signal))
+    rows.append(_localised("oracle", kept["uniform"], role="ceiling"))
     document = {
-        **material.about(),
+        **material.about,
         "threads": torch.get_num_threads(),
         "methods": {row["name"]: _rounded(row) for row in rows},
         "versions": versions(),
@@ -142,33 +292,146 @@ def score(
     return document, rows
 
 
-def remembered(names: Iterable[str]) -> PassesOf:
-    """Passes that compute each batch's signals once for all methods; for one set of weights and settings.
+def credits_of(
+    credits: Mapping[str, dict[str, Any]],
+    material: Material,
+    *,
+    progress: Callable[[str, float, int], None] = lambda name, done, total: None,
+) -> dict[str, list[Found]]:
+    """What each method, by name, gives the tokens of every faulty completion; `UNINFORMED` sees other solutions.
 
-    ``names`` are the signals that any method needs: a batch's first request computes all of them. Signals that
-    are no fold over the student's and the teacher's pass (saliency, an answer's confidence) are computed anew.
+    ``InputError`` for a method that cannot be scored on these completions.
     """
-    known: dict[tuple[bytes, ...], dict[str, Tensor]] = {}
+    together: dict[tuple[Any, ...], dict[str, _Row]] = {}
+    for name, credit in credits.items():
+        method = build_method(credit)
+        config = material.config.resolved(method, announce=False)
+        row = _Row(
+            credit=credit, method=at_step(method, 0), config=config, informed=name != UNINFORMED, means=[]
+        )
+        together.setdefault(row.shared, {})[name] = row
+    found: dict[str, list[Found]] = {name: [] for name in credits}
+    done, total = 0, sum(len(rows) * len(material.pairs) for rows in together.values())
+    for rows in together.values():
+        first = next(iter(rows.values()))
+        pairs = material.pairs if first.informed else material.blind
+        half = max(1, material.batch // 2)
+        for start in range(0, len(pairs), half):
+            some = pairs[start : start + half]
+            for name, result in _results(rows, some, material):
+                progress(name, done, total)
+                done += len(some)
+                found[name] += [_found(pair.case, result, 2 * i) for i, pair in enumerate(some)]
+    return found
 
-    def is_kept(name: str) -> bool:
-        return isinstance(SIGNALS_BY_NAME.get(name), FoldSignal)
 
-    later = [name for name in dict.fromkeys(names) if is_kept(name)]
+def _results(
+    rows: Mapping[str, _Row], pairs: Sequence[Pair], material: Material
+) -> Iterator[tuple[str, CreditResult]]:
+    """The credit of each method on some pairs; they share the batch and its signals."""
+    first = next(iter(rows.values()))
+    needs = tuple(dict.fromkeys(signal for row in rows.values() for signal in signals_of(row.method.needs)))
+    batch = rollouts_of(pairs, material.rewards(pairs, first.credit), material.engine)
+    plan = prepare(batch, Reading(needs=needs), material.engine, first.config)
+    signals = collect(plan, material.engine)
+    for name, row in rows.items():
+        engine = replace(material.engine, means=row.means)
+        own = TokenSignals(
+            mask=signals.mask,
+            turn_id=signals.turn_id,
+            values={name: signals.get(name) for name in names_of(row.method.needs)},
+        )
+        try:
+            yield name, credit_from(prepare(batch, row.method, engine, row.config), own, engine, row.config)
+        except ValueError as error:  # a method may need more than one reward function or turn
+            raise InputError(f"--methods: {row.method.name}: {error}") from None
 
-    def answer(request: ForwardRequest, passes: ModelPasses) -> dict[str, Tensor]:
-        done, shown = request.completions, (request.student, *request.teachers)
-        tensors = (done.ids, done.attention, done.mask, request.scored_B, done.target_ids)
-        tensors += tuple(x for one in shown for x in (one.ids_BP, one.attention_BP))
-        key = tuple(b"" if x is None else x.cpu().numpy().tobytes() for x in tensors)
-        values = known.setdefault(key, {})
-        missing: list[str | Signal] = [one for one in signals_of(request.needs) if one.name not in values]
-        if any(is_kept(one.name) for one in signals_of(missing)):
-            missing += [n for n in later if request.teachers or not SIGNALS_BY_NAME[n].teacher]
-        new = passes.run(replace(request, needs=signals_of(missing))) if missing else {}
-        values.update({name: value for name, value in new.items() if is_kept(name)})
-        return {name: (values | new)[name] for name in names_of(request.needs)}
 
-    return answer
+def rollouts_of(pairs: Sequence[Pair], rewards_BR: Float[Tensor, "B R"], engine: LocalEngine) -> RolloutBatch:
+    """The completions of some pairs as a batch of groups of two."""
+    tokenizer, device = engine.tokenizer, next(engine.passes.model.parameters()).device
+    turns = [turns for pair in pairs for turns in (pair.case.faulty, pair.case.right)]
+    width = max(sum(map(len, one)) for one in turns)
+    ids = torch.full((len(turns), width), int(tokenizer.pad_token_id or 0), device=device)
+    attention, mask = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    for b, one in enumerate(turns):
+        written = list(chain.from_iterable(one))
+        sampled = [place % 2 == 0 for place, turn in enumerate(one) for _ in turn]
+        ids[b, : len(written)] = torch.tensor(written, device=device)
+        attention[b, : len(written)] = 1
+        mask[b, : len(written)] = torch.tensor(sampled, device=device)
+    rows = [pair.row for pair in pairs for _ in range(2)]
+    prompts = [row["prompt"] for row in rows]
+    each = rewards_BR.to(device)
+    environments = [one for pair in pairs for one in pair.environments or ()]
+    return RolloutBatch(
+        step=0,
+        completions=Completions(ids=ids, attention=attention, mask=mask),
+        student=left_padded(engine.render(prompts, None), engine.passes.pad_id, device),
+        prompts=prompts,
+        rows=rows,
+        messages=[message for pair in pairs for message in pair.messages],
+        advantage_B=group_relative_advantage(each.sum(-1), 2),
+        rewards=float_list(each.sum(-1)),
+        rewards_BR=each,
+        group=[b // 2 for b in range(len(turns))],
+        first=0,
+        num_rollouts=len(turns),
+        environments=environments or None,
+    )
+
+
+def _found(case: Case, result: CreditResult, b: int) -> Found:
+    """Row ``b`` of a batch's result, without padding."""
+    credit, signals = result.credit, result.signals
+    count = sum(map(len, case.faulty))
+    return Found(
+        case=case,
+        trained=[bool(kept) for kept in int_list(signals.mask[b, :count])],
+        credit=float_list(credit.advantage[b, :count]),
+        segment=int_list(credit.segment_id[b, :count]),
+        fallback=bool(torch.stack(list(result.fallback_B.values()))[:, b].any()),
+        signals={
+            name: float_list(x[b, :count])
+            for name, x in signals.values.items()
+            if x.shape == signals.mask.shape and result.scored_B[b]
+        },
+    )
+
+
+def _localised(name: str, found: list[Found], *, role: Role, signal: str | None = None) -> dict[str, Any]:
+    """Of the credit, or of ``signal`` in its place; the ceiling puts all on the fault."""
+    located: list[Located | str] = []
+    among_choices: list[Located | str] = []
+    for one in found:
+        if one.fallback and role != "ceiling":  # its GRPO advantage is not the method's
+            located.append("fallback")
+            among_choices.append("fallback")
+            continue
+        count = len(one.trained)
+        fault = [t in one.case.fault for t in range(count)]
+        onset = None
+        if role == "ceiling":
+            values = [float(wrong) for wrong in fault]
+        elif signal is None:
+            values, onset = [abs(value) for value in one.credit], onsets_of(one.segment)
+        else:
+            values = _signal(one, signal)
+        # Where decisions are unknown, none are.
+        choices = one.case.choices if len(one.case.choices) == count else [False] * count
+        decided = [kept and choice for kept, choice in zip(one.trained, choices, strict=True)]
+        located.append(locate(values, fault, one.trained, onset))
+        among_choices.append(locate(values, fault, decided, onset))
+    return localisation(name, located, role, among_choices)
+
+
+def _signal(one: Found, name: str) -> list[float]:
+    if not one.signals:
+        return [0.0] * len(one.trained)
+    if name != "log_ratio":
+        return list(one.signals[name])
+    pairs = zip(one.signals["student_logprob"], one.signals["teacher_logprob"], strict=True)
+    return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
 
 
 def places_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -181,67 +444,6 @@ def places_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[
     task, tier = ("data", "model") if own else ("task", "tier")
     fault = "a span that was marked" if own else f"a wrong {document['fault']}"
     return {"task": document[task], "tier": document[tier], "fault": fault, "rows": rows, "level": LEVEL}
-
-
-def records_of(
-    credit: dict[str, Any],
-    material: Material,
-    *,
-    informed: bool = True,
-    advance: Callable[[int], None] = lambda rows: None,
-    passes: PassesOf | None = None,
-) -> tuple[list[Case], list[Record]]:
-    """The cases and, for each, the engine's record of the faulty completion under a method."""
-    with tempfile.TemporaryDirectory(prefix="gear-score-") as folder:
-        trainer = make_trainer(material.config(credit, folder))
-        cases = material.cases(trainer, informed)
-        rows = [case.row | mark for case in cases for mark in material.marks]
-        turns = [turns for case in cases for turns in (case.faulty, case.right)]
-        batch = int(trainer.args.per_device_train_batch_size)
-        try:
-            records = replay(trainer, rows, turns, batch=batch, advance=advance, passes=passes)
-        except ValueError as error:  # a method may need more than one reward function or turn
-            raise InputError(f"--methods: {credit['name']}: {error}") from None
-    del trainer
-    gc.collect()  # trainer and callbacks refer to each other: the next model would be loaded beside this one
-    return cases, records[::2]
-
-
-def _localised(
-    name: str, cases: list[Case], records: list[Record], *, role: Role, signal: str | None = None
-) -> dict[str, Any]:
-    """Of the credit, or of ``signal`` in its place; the ceiling puts all on the fault."""
-    found: list[Located | str] = []
-    among_choices: list[Located | str] = []
-    for case, record in zip(cases, records, strict=True):
-        if record.fallback and role != "ceiling":  # its GRPO advantage is not the method's
-            found.append("fallback")
-            among_choices.append("fallback")
-            continue
-        fault = [t in case.fault for t in range(len(record.ids))]
-        onset = None
-        if role == "ceiling":
-            values = [float(wrong) for wrong in fault]
-        elif signal is None:
-            values, onset = [abs(value) for value in record.credit], onsets_of(record.segment)
-        else:
-            values = _signal(record, signal)
-        trained = [bool(kept) for kept in record.mask]
-        # Where decisions are unknown, none are.
-        choices = case.choices if len(case.choices) == len(fault) else [False] * len(fault)
-        decided = [kept and choice for kept, choice in zip(trained, choices, strict=True)]
-        found.append(locate(values, fault, trained, onset))
-        among_choices.append(locate(values, fault, decided, onset))
-    return localisation(name, found, role, among_choices)
-
-
-def _signal(record: Record, name: str) -> list[float]:
-    if not record.signals:
-        return [0.0] * len(record.ids)
-    if name != "log_ratio":
-        return record.signals[name]
-    pairs = zip(record.signals["student_logprob"], record.signals["teacher_logprob"], strict=True)
-    return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
 
 
 def _rounded(one: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gear_rl.credit.contexts import contexts_of
 from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
-from gear_rl.lab.replay import sample
+from gear_rl.lab.sampling import sample
 from gear_rl.runs.config import RunConfig, build_method, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer

@@ -1,0 +1,66 @@
+"""Rollouts through a TRL trainer outside of its training: sampled now, or written turn by turn by the caller.
+
+Tools, rewards, signals and credit are those of a training step. No weight changes. One process only.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gear_rl.engines.trl import GEARTrainer
+from gear_rl.engines.trl.evaluation import unnoticed
+from gear_rl.signals.batch import RolloutBatch
+
+Sampler = Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
+"""The next turns of some rollouts of a batch, from their indices and all ids of each so far."""
+_TOO_FEW = "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
+
+
+def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int) -> RolloutBatch:
+    """``num_generations`` rollouts of every row, as the credit step reads them; a seed draws the same again."""
+    each = int(trainer.num_generations)
+    inputs = [dict(row) for row in rows for _ in range(each)]
+    tries, trainer.num_generations_eval = trainer.num_generations_eval, each
+    try:
+        with unnoticed(trainer):
+            trainer.model.eval()  # in training it would assign credit
+            torch.manual_seed(seed)
+            return trainer.rollouts.batch(trainer, trainer._generate_and_score_completions(inputs))
+    finally:
+        trainer.num_generations_eval = tries
+
+
+@contextmanager
+def serving(trainer: GEARTrainer, count: int, sampler: Sampler) -> Generator[None]:
+    """While it is open, ``sampler`` writes the turns of a batch of ``count`` rollouts in place of the policy.
+
+    ``ValueError`` where TRL continues from other ids than the sampler wrote.
+    """
+    active = list(range(count))
+    written: list[list[int]] = [[] for _ in active]
+
+    def serve(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        nonlocal active
+        # Of those before, the ones whose tools answered; TRL keeps their order.
+        waiting, still = iter(active), list[int]()
+        for ids in prompt_ids:
+            row = next((b for b in waiting if ids[: len(written[b])] == written[b]), None)
+            if row is None:
+                raise ValueError(_TOO_FEW)
+            still.append(row)
+        active = still
+        sampled = sampler(active, prompt_ids)
+        for b, ids, new in zip(active, prompt_ids, sampled, strict=True):
+            written[b] = [*ids, *new]
+        return sampled, None
+
+    trainer._generate_single_turn = serve
+    try:
+        yield
+    finally:
+        del trainer._generate_single_turn
