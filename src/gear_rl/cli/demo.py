@@ -46,6 +46,7 @@ def demo(
     from gear_rl.runs.resolved import RECORDS
     from gear_rl.runs.trainer import train
     from gear_rl.versions import versions
+    from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.run import save_run_page
     from gear_rl.view.terminal import choose, rollout_panel
 
@@ -119,9 +120,9 @@ def demo(
     history += [{"step": step, "eval_reward": share} for step, share in held_out]
     trainer.save_state()
     page = save_run_page(out)
-    seen = list(read_records(out / RECORDS))
+    seen = list(judge_groups(read_records(out / RECORDS)))
     early = [record for record in seen if record.step <= steps // 4 + 1]  # later the student hardly errs
-    out_console.print(rollout_panel(choose(early or seen)))
+    out_console.print(rollout_panel(choose(early or seen)), share_note(map(is_weight_on_mistake, seen)))
     row = {"method": method.name, "seed": str(seed), "steps": str(steps), "before": f"{before:.3f}"}
     row |= {"after": f"{after:.3f}", "gain": f"{after - before:+.3f}", "seconds": f"{summary['seconds']:.0f}"}
     title = f"{n_eval} held-out problems, sampled at temperature 1"
