@@ -34,6 +34,8 @@ def test_a_mistake_is_known_where_several_right_completions_are_the_same(others,
     *_, judged = judge_groups([*others, wrong([0.5, 0.5, 2.0, 1.0])])
     assert judged.mistake == mistake
     assert is_weight_on_mistake(judged) is (None if mistake is None else True)
+    *_, answered = judge_groups([*others, wrong([0.5, 0.5, 0.0, 1.0], mask=[1, 1, 0, 1])])
+    assert answered.mistake is None, "a tool's answer is no mistake"
 
 
 def test_the_first_completion_shown_is_one_whose_mistake_has_the_largest_weight():

@@ -41,7 +41,8 @@ def judge_groups(records: Iterable[Record]) -> Iterator[Judged]:
                 values |= _without_noise(member)
             if solution is not None:
                 pairs = enumerate(zip(member.ids, solution, strict=False))
-                values["mistake"] = next((t for t, (written, due) in pairs if written != due), None)
+                differs = next((t for t, (written, due) in pairs if written != due), None)
+                values["mistake"] = differs if differs is not None and member.mask[differs] else None
             yield Judged(**values, equal=equal)
 
 

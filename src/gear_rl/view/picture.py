@@ -260,9 +260,7 @@ def _legend(axes: Any, y: float, records: Sequence[Record], tallest: dict[str, f
     if tallest["divergence"] > 0:
         for n, tall in enumerate((3.0, 10.0, 4.0)):
             _bar(axes, _LEFT + 5 * n, y + 4, 4.0, tall, fc=_KL)
-        _write(
-            axes, _LEFT + 22, y, f"KL(student ‖ teacher), {divergence}: it spikes where the student departs"
-        )
+        _write(axes, _LEFT + 22, y, f"KL(student ‖ teacher), {divergence}: how far the two disagree")
         y += 13
     if any(run.onset for run in every):
         axes.plot([_LEFT + 7], [y], **_TRIANGLE)
