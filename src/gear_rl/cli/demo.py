@@ -127,6 +127,6 @@ def demo(
     row |= {"after": f"{after:.3f}", "gain": f"{after - before:+.3f}", "seconds": f"{summary['seconds']:.0f}"}
     title = f"{n_eval} held-out problems, sampled at temperature 1"
     out_console.print(table_of(title, [row], left=("method",)))
-    out_console.print(f"saved {out}; open {page}, or: gear view {out}")
+    out_console.print(f"saved {out}; open {page}, or: gear view {out}", soft_wrap=True)
     if shutil.which("gear") is None:
         out_console.print(f"for the command gear: source {Path(sys.prefix, 'bin', 'activate')}")
