@@ -108,7 +108,7 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 
 picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/demo and runs/errands (--tier easy)
-	$(BIN)/gear view runs/demo/records.jsonl --number 24 --number 28 --picture docs/credit.svg
+	$(BIN)/gear view runs/demo --picture docs/credit.svg
 	$(BIN)/gear view runs/errands/records.jsonl --number 41 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches

@@ -32,6 +32,27 @@ def test_several_files_become_one_page_and_one_a_picture_or_text(folder):
     assert "2⟨1.5⟩!" in shown and "prompt of the student:" in shown
 
 
+def test_it_opens_on_a_completion_whose_mistake_has_the_largest_weight_and_counts_these(tmp_path):
+    right = record(3, ids=[1, 2, 3])
+    rows = [right, right]
+    for weight in ([0.1, 0.2, 2.7], [0.6, 1.6, 0.8]):
+        changes = {"ids": [1, 7, 3], "reward": 0.0, "advantage": -1.0, "credit": [-w for w in weight]}
+        rows.append(record(3, weight=weight, **changes))
+    lines = "".join(row.to_json() + "\n" for row in rows)
+    (tmp_path / "records.jsonl").write_text(lines, encoding="utf-8")
+    shown = " ".join(gear("view", ".", cwd=tmp_path).stdout.split())
+    assert "first mistake: t1, weight 1.6, the largest" in shown
+    said = "In 1 of 2 blamed completions whose first mistake is known, it has the largest weight."
+    assert said in shown
+    assert gear("view", ".", "--html", "page.html", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert said in page and '"first": 3' in page
+    (tmp_path / "trainer_state.json").write_text('{"log_history": [{"step": 1, "reward": 0.5}]}')
+    assert gear("report", ".", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert said in page and "first mistake: t1, weight 1.6, the largest" in page
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

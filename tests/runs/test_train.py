@@ -10,7 +10,7 @@ from gear_rl.records import read_records
 from support.commands import gear
 
 
-def test_the_demo_leaves_its_three_files(tmp_path, monkeypatch):
+def test_the_demo_leaves_a_summary_and_what_a_run_leaves(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "records.jsonl").write_text("a run's\n")
     words = ["--credit", "shuffled", "--steps", "2", "--n-eval", "16", "--out", str(tmp_path), "--seed", "1"]
@@ -20,10 +20,16 @@ def test_the_demo_leaves_its_three_files(tmp_path, monkeypatch):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["task"], summary["method"], summary["seed"]) == ("chain", "shuffled", 1)
     assert {"accuracy_before", "accuracy_after", "n_eval", "seconds", "versions"} <= summary.keys()
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "report.html"
+    made = page.read_text()
+    assert all(part in made for part in ("held-out reward", "dataset: arena/chain/default", "⟧"))
+    page.unlink()
+    assert gear("report", str(tmp_path)).returncode == 0 and page.read_text() == made
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
     assert (tmp_path / "records.1.jsonl").read_text() == "a run's\n"
     assert gear("demo", *words).returncode == 0 and not (tmp_path / "records.2.jsonl").exists()
+    (tmp_path / "summary.json").unlink()
+    one_line(gear("demo", *words), f"--out: {tmp_path} holds a run that is no demo; give another folder")
 
 
 @pytest.fixture(scope="module")

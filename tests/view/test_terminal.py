@@ -103,6 +103,16 @@ def test_each_token_has_the_colour_of_its_own_credit(record: Record):
     )
 
 
+@pytest.mark.parametrize(("heaviest", "full"), [(1.5, "2"), (3.71, "3.7")])
+def test_the_legend_says_where_the_colour_is_full(heaviest, full):
+    legend = printed(rollout_panel(make(list("ab"), [0.5, heaviest], [0, 1])))
+    assert f"blame x{full}     0     praise x{full} (x1 is GRPO's)" in legend.replace(
+        "\N{MULTIPLICATION SIGN}", "x"
+    )
+    none = printed(rollout_panel(replace(make(list("ab"), [1.0, 1.0], [0, 0], 0.0), credit=[0.0, 0.0])))
+    assert "praise" not in none and "⟦" not in none, "nothing is credited, so nothing is drawn"
+
+
 def test_at_zero_advantage_signed_credit_is_written():
     record = replace(make(["a", "b", "c"], [1.0] * 3, [0, 1, 2], 0.0), credit=[0.0, 0.0, -0.5])
     assert credit_text(record).plain == "abc⟨-0.5⟩" and strengths(record) == [0.0, 0.0, -1.0]

@@ -6,7 +6,6 @@
 import json
 import shutil
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -44,9 +43,11 @@ def demo(
     from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
     from gear_rl.runs.config import build_method, parse_overrides, parse_word, put
     from gear_rl.runs.machine import use_few_threads
-    from gear_rl.runs.trainer import make_trainer
+    from gear_rl.runs.resolved import RECORDS
+    from gear_rl.runs.trainer import train
     from gear_rl.versions import versions
-    from gear_rl.view.curves import save_curves
+    from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
+    from gear_rl.view.run import save_run_page
     from gear_rl.view.terminal import choose, rollout_panel
 
     given: dict[str, Any] = {"credit": parse_word(credit)}
@@ -64,49 +65,39 @@ def demo(
     if steps is not None and steps < 1:
         raise InputError(f"--steps: {steps} is no training; give 1 or more")
     steps = budget.steps if steps is None else steps
+    file, folder = out / "summary.json", RunFolder(out, RECORDS)
+    again = file.exists()
+    if not again and {*folder.leftovers()} - {str(folder.records)}:
+        raise InputError(f"--out: {out} holds a run that is no demo; give another folder")
     method, threads = build_method(settings), use_few_threads()
     begin = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
-    records = out / "records.jsonl"
-    if (out / "summary.json").exists():  # an earlier demo
-        records.unlink(missing_ok=True)
-    RunFolder(out, records.name).keep_old_records()
     problems = arena.rows(tier, num=n_eval, first_seed=arena.held_out.start)
-    # TRL wants a folder; nothing of it is kept.
-    with tempfile.TemporaryDirectory(prefix="gear-demo-") as scratch:
-        place: dict[str, Any] = {"output_dir": scratch, "record_file": str(records.resolve())}
-        config = arena_config(
-            arena.name, tier, settings, seed=seed, steps=steps, per_device_eval_batch_size=128, **place
-        )
-        trainer = make_trainer(config)
+    place: dict[str, Any] = {"output_dir": str(out), "per_device_eval_batch_size": 128}
+    config = arena_config(arena.name, tier, settings, seed=seed, steps=steps, **place)
+    held_out, few = list[tuple[int, float]](), min(128, n_eval)  # step and accuracy; problems in between
 
-        def held_out(count: int) -> float:
-            [rewards] = sampled_rewards(partial(arena.solve, trainer), problems[:count], seed=seed)
-            return sum(rewards) / len(rewards)
+    def measure(trainer: Any, count: int) -> dict[str, float]:
+        [rewards] = sampled_rewards(partial(arena.solve, trainer), problems[:count], seed=seed)
+        accuracy = sum(rewards) / len(rewards)
+        held_out.append((trainer.state.global_step, accuracy))
+        line.note(accuracy=accuracy)
+        return {"accuracy": round(accuracy, 4)}
 
-        out_console.print(
-            f"[bold]gear demo[/]: {arena.name} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} "
-            f"steps of {budget.rollouts_per_step} completions, {threads} thread{'s' if threads > 1 else ''}"
-        )
+    def prepare(trainer: Any) -> None:
         with out_console.status(f"solving {n_eval} held-out problems before training ..."):
-            before = held_out(n_eval)
-        with ProgressLine(out_console) as line:
-            line.note(accuracy=before)
+            measure(trainer, n_eval)
+        trainer.add_callback(Between(partial(measure, trainer), steps=steps, count=few))
 
-            def between(count: int) -> dict[str, float]:
-                accuracy = held_out(count)
-                line.note(accuracy=accuracy)
-                return {"accuracy": round(accuracy, 4)}
-
-            curve = Between(between, steps=steps, count=min(128, n_eval))
-            for callback in (line, curve):
-                trainer.add_callback(callback)
-            training = time.perf_counter()
-            trainer.train()
-        seconds = time.perf_counter() - training
-        with out_console.status(f"solving {n_eval} held-out problems after training ..."):
-            after = held_out(n_eval)
-    history = [*trainer.state.log_history]
+    out_console.print(
+        f"[bold]gear demo[/]: {arena.name} ({tier}), credit [bold]{method.name}[/], seed {seed}, {steps} "
+        f"steps of {budget.rollouts_per_step} completions, {threads} thread{'s' if threads > 1 else ''}"
+    )
+    with ProgressLine(out_console) as line:
+        trainer = train(config, [line], overwrite=again, prepare=prepare)
+    with out_console.status(f"solving {n_eval} held-out problems after training ..."):
+        measure(trainer, n_eval)
+    (_, before), *between, (_, after) = held_out
+    history = trainer.state.log_history
     summary: dict[str, Any] = {
         "task": arena.name,
         "tier": tier,
@@ -117,24 +108,25 @@ def demo(
         "accuracy_before": round(before, 4),
         "accuracy_after": round(after, 4),
         "n_eval": n_eval,
-        "held_out": curve.points,
+        "held_out": [{"step": step, "n": few, "accuracy": round(share, 4)} for step, share in between],
         "held_out_sha256": arena.fingerprint(tier, n_eval),
         "seconds": round(time.perf_counter() - begin, 1),
-        "seconds_training": round(seconds, 1),
+        "seconds_training": round(history[-1]["train_runtime"], 1),
         "seconds_credit": round(sum(entry.get("gear/credit_seconds", 0.0) for entry in history), 1),
         "threads": threads,
         "versions": versions(),
     }
-    title = f"{arena.name}/{tier}, {method.name}"
-    save_curves(history, out / "curves.png", {"before": before, "after": after}, title=title)
-    replace_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-    seen = list(read_records(records))
+    replace_file(file, (json.dumps(summary, indent=2) + "\n").encode())
+    history += [{"step": step, "eval_reward": share} for step, share in held_out]
+    trainer.save_state()
+    page = save_run_page(out)
+    seen = list(judge_groups(read_records(out / RECORDS)))
     early = [record for record in seen if record.step <= steps // 4 + 1]  # later the student hardly errs
-    out_console.print(rollout_panel(choose(early or seen)))
+    out_console.print(rollout_panel(choose(early or seen)), share_note(map(is_weight_on_mistake, seen)))
     row = {"method": method.name, "seed": str(seed), "steps": str(steps), "before": f"{before:.3f}"}
     row |= {"after": f"{after:.3f}", "gain": f"{after - before:+.3f}", "seconds": f"{summary['seconds']:.0f}"}
     title = f"{n_eval} held-out problems, sampled at temperature 1"
     out_console.print(table_of(title, [row], left=("method",)))
-    out_console.print(f"wrote {out}/summary.json, records.jsonl and curves.png")
+    out_console.print(f"saved {out}; open {page}, or: gear view {out}", soft_wrap=True)
     if shutil.which("gear") is None:
         out_console.print(f"for the command gear: source {Path(sys.prefix, 'bin', 'activate')}")

@@ -21,6 +21,7 @@ def view(
 ) -> None:
     """Show the credit of recorded completions: terminal, picture or page."""
     from gear_rl.records import read_records
+    from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.html import save_html
     from gear_rl.view.picture import save_picture
     from gear_rl.view.terminal import choose, rollout_panel
@@ -41,7 +42,7 @@ def view(
                 count = save_html(files, html, title=" and ".join(map(str, files)))
             typer.echo(f"wrote {html} ({count} records)")
             return
-        records = list(read_records(files[0]))
+        records = list(judge_groups(read_records(files[0])))
         missing = [wanted for wanted in number or () if not 0 <= wanted < len(records)]
         if missing:
             message = f"{missing[0]} is not there; {files[0]} has {len(records)} records, from 0"
@@ -49,6 +50,8 @@ def view(
         chosen = [records[wanted] for wanted in number] if number else [choose(records)]
         if picture is None:
             out_console.print(*(rollout_panel(record, prompts) for record in chosen))
+            if not number:
+                out_console.print(share_note(map(is_weight_on_mistake, records)))
         else:
             check_output(picture, files, "--picture")
             save_picture(chosen, picture)

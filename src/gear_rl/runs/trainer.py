@@ -5,7 +5,7 @@
 
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,14 @@ from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
 
 
 def train(
-    config: RunConfig, callbacks: Sequence[Any] = (), *, overwrite: bool = False, source: Path | None = None
+    config: RunConfig,
+    callbacks: Sequence[Any] = (),
+    *,
+    overwrite: bool = False,
+    source: Path | None = None,
+    prepare: Callable[[Any], None] = lambda trainer: None,
 ) -> Any:
-    """Train with the given callbacks, save the model, and return the trainer.
+    """Train with the given callbacks, save the model, and return the trainer, which ``prepare`` gets first.
 
     ``InputError`` for a folder that holds a run already, unless the run is resumed or ``overwrite`` deletes it;
     for a folder that another process writes; for a step that is not finite; for records that would replace data.
@@ -38,6 +43,7 @@ def train(
         config.trainer["overwrite_output_dir"] = True
     resume = _check_folder(config, source)
     trainer = make_trainer(config)
+    prepare(trainer)
     from transformers.trainer_callback import TrainerCallback
 
     class WriteRun(TrainerCallback):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gear_rl.view.picture import figure_style, svg_of, write_figure
-from gear_rl.view.terminal import visible
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#6b6b6b"  # Okabe and Ito, for lines on white
 
@@ -41,39 +40,25 @@ PANELS = (
 )
 
 
-def save_curves(
-    history: Sequence[Mapping[str, object]],
-    path: str | Path,
-    evaluations: Mapping[str, float] | None = None,
-    title: str = "",
-) -> None:
+def save_curves(history: Sequence[Mapping[str, object]], path: str | Path) -> None:
     """Draw the curves of a run as an SVG or PNG file, by the suffix of ``path``.
 
     ``history`` is a trainer's log history: a panel is drawn where a number was logged under one of its keys, and
-    the later of two rows of a step counts. ``evaluations`` are held-out accuracies by name, in the order of the
-    run, in a panel of their own. The same numbers give the same bytes. The directory is made. ``ValueError`` if
-    nothing can be drawn, or for another suffix.
+    the later of two rows of a step counts. The same numbers give the same bytes. The directory is made.
+    ``ValueError`` if nothing can be drawn, or for another suffix.
 
     >>> save_curves([{"step": 1, "loss": 0.5}], "curves.png")
     Traceback (most recent call last):
     ValueError: nothing to draw: no row of the history has a step and one of reward, eval_reward, ...
     """
     with figure_style():
-        write_figure(_drawn(history, evaluations or {}, title), path)
+        write_figure(_figure(history), path)
 
 
 def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
     """The curves of ``save_curves`` as an SVG element for a page."""
     with figure_style():
-        return svg_of(_drawn(history, {}, ""))
-
-
-def _drawn(history: Sequence[Mapping[str, object]], evaluations: Mapping[str, float], title: str) -> Any:
-    curves = {key: _curve(history, key, panel.factor) for panel in PANELS for key in panel.curves}
-    panels = [panel for panel in PANELS if any(curves[key] for key in panel.curves)]
-    if not panels:
-        raise ValueError(f"nothing to draw: no row of the history has a step and one of {', '.join(curves)}")
-    return _figure(panels, curves, evaluations, visible(title))
+        return svg_of(_figure(history))
 
 
 def _curve(history: Sequence[Mapping[str, object]], key: str, factor: float) -> _Points:
@@ -86,22 +71,17 @@ def _curve(history: Sequence[Mapping[str, object]], key: str, factor: float) -> 
     return dict(sorted(points.items()))
 
 
-def _figure(
-    panels: Sequence[Panel],
-    curves: Mapping[str, _Points],
-    evaluations: Mapping[str, float],
-    title: str,
-) -> Any:
+def _figure(history: Sequence[Mapping[str, object]]) -> Any:
     from matplotlib.figure import Figure
 
-    num_panels = len(panels) + bool(evaluations)
-    num_columns = num_panels if num_panels < 4 else math.ceil(num_panels / 2)
-    num_rows = math.ceil(num_panels / num_columns)
-    size = min(10.2, 4.0 * num_columns), 2.3 * num_rows + 0.4 * bool(title)
-    figure: Any = Figure(figsize=size, layout="constrained")
+    curves = {key: _curve(history, key, panel.factor) for panel in PANELS for key in panel.curves}
+    panels = [panel for panel in PANELS if any(curves[key] for key in panel.curves)]
+    if not panels:
+        raise ValueError(f"nothing to draw: no row of the history has a step and one of {', '.join(curves)}")
+    num_columns = len(panels) if len(panels) < 4 else math.ceil(len(panels) / 2)
+    num_rows = math.ceil(len(panels) / num_columns)
+    figure: Any = Figure(figsize=(min(10.2, 4.0 * num_columns), 2.3 * num_rows), layout="constrained")
     places: list[Any] = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold", parse_math=False)
     for axes, panel in zip(places, panels, strict=False):
         _style(axes, panel.heading, panel.unit)
         for (key, name), colour in zip(panel.curves.items(), (_BLUE, _ORANGE), strict=False):
@@ -110,12 +90,7 @@ def _figure(
             axes.legend(frameon=False, fontsize=8, handlelength=1.2)
         if "eward" not in panel.heading:
             axes.set_ylim(bottom=0.0, top=axes.get_ylim()[1] * 1.05 or 1.0)
-    if evaluations:
-        axes = places[len(panels)]
-        _style(axes, "Held-out accuracy", "share correct")
-        steps = [step for points in curves.values() for step in points]
-        _draw_accuracies(axes, evaluations, min(steps), max(steps))
-    for axes in places[num_panels:]:
+    for axes in places[len(panels) :]:
         axes.set_axis_off()
     return figure
 
@@ -130,25 +105,6 @@ def _draw(axes: Any, points: _Points, name: str, colour: str) -> None:
     axes.plot(steps, values, color=colour, lw=0.8, alpha=0.3)
     axes.plot(steps, [math.fsum(some) / len(some) for some in recent], color=colour, lw=1.8, label=name)
     axes.set_title(f"mean of {window}", loc="right", fontsize=7, color=_GREY)
-
-
-def _draw_accuracies(axes: Any, evaluations: Mapping[str, float], first: float, last: float) -> None:
-    """Marks at equal distances from the first step to the last, each with its name."""
-    axes.set_ylim(-0.03, 1.13)
-    for place, (name, accuracy) in enumerate(evaluations.items()):
-        step = first + (last - first) * place / max(len(evaluations) - 1, 1)
-        side = "left" if place == 0 else "right" if place == len(evaluations) - 1 else "center"
-        axes.plot([step], [accuracy], "D", color=_ORANGE, ms=5, clip_on=False, gid=f"accuracy-{place}")
-        axes.annotate(
-            f"{visible(name)} {100 * accuracy:.0f}%",
-            (step, accuracy),
-            xytext=(0, 6),
-            textcoords="offset points",
-            fontsize=8,
-            color=_ORANGE,
-            parse_math=False,
-            ha=side,
-        )
 
 
 def _style(axes: Any, heading: str, unit: str) -> None:

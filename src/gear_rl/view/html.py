@@ -18,6 +18,7 @@ import jinja2
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record, read_records
+from gear_rl.view.groups import finite_values, group_note, is_weight_on_mistake, judge_groups, share_note
 from gear_rl.view.terminal import (
     BLUE,
     ORANGE,
@@ -59,10 +60,12 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
     rows: list[dict[str, Any]] = []
     onsets: list[list[float | None]] = []
     blocks: list[str] = []
-    first, best = 0, (False, False, -1.0)
+    found: list[bool | None] = []
+    first, best = 0, (False, False, False, -1.0)
     for name, path in zip(names, paths, strict=True):
         before = len(rows)
-        for record in read_records(path):
+        for record in judge_groups(read_records(path)):
+            found.append(is_weight_on_mistake(record))
             if instructive(record) > best:
                 first, best = len(rows), instructive(record)
             shown, position = join_answers(record)
@@ -78,6 +81,7 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
     blocks.append(_block("opened", {"words": list(words), "rows": onsets}))
     index = {
         "first": first,
+        "note": share_note(found),
         "methods": [{"name": visible(method), "file": visible(name)} for method, name in methods],
         "records": {name: [row[name] for row in rows] for name in rows[0]},
     }
@@ -105,6 +109,7 @@ def _content(record: Record, shown: Record, position: list[int], boxes: list[Run
         "teacher": visible_lines(record.teacher_prompt or ""),
         "tools": {visible(kind): count for kind, count in record.tools.items()},
         "truncated": record.truncated,
+        "note": visible(group_note(record)),
         "position": position,
         "word": word,
         "mask": shown.mask,
@@ -120,7 +125,7 @@ def _content(record: Record, shown: Record, position: list[int], boxes: list[Run
 
 def _listed(record: Record) -> dict[str, Any]:
     """What the list shows of a record before it is unpacked."""
-    weights = _trained(record.weight, record)
+    weights = finite_values(record, record.weight)
     return {
         "step": record.step,
         "group": record.group,
@@ -136,7 +141,7 @@ def _listed(record: Record) -> dict[str, Any]:
 def _onsets(shown: Record, boxes: Iterable[Run], words: dict[str, int]) -> list[float | None]:
     """Three numbers per onset: its token in ``words``, its divergence in nats, and that over the largest."""
     divergence = shown.signals.get("divergence")
-    largest = max(_trained(divergence, shown), default=0.0) if divergence else 0.0
+    largest = max(finite_values(shown, divergence), default=0.0) if divergence else 0.0
     row: list[float | None] = []
     for run in boxes:
         if run.onset:
@@ -144,12 +149,6 @@ def _onsets(shown: Record, boxes: Iterable[Run], words: dict[str, int]) -> list[
             part = None if nats is None or largest <= 0 else round(nats / largest, 3)
             row += [words.setdefault(visible(shown.tokens[run.start]), len(words)), nats, part]
     return row
-
-
-def _trained(values: Sequence[float], record: Record) -> list[float]:
-    """The finite values of trained tokens."""
-    pairs = zip(values, record.mask, strict=True)
-    return [value for value, trained in pairs if trained and math.isfinite(value)]
 
 
 def _page(index: dict[str, Any], title: str, data: str) -> str:

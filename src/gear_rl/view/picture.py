@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, cast
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record
+from gear_rl.view.groups import group_note
 from gear_rl.view.terminal import full_strength, runs, shade, shortened, strengths, visible
-from gear_rl.view.turns import by_turn
+from gear_rl.view.turns import by_turn, last_user_text
 
 COLUMNS = 90
 """Characters on a line."""
@@ -56,7 +57,8 @@ def save_picture(records: Sequence[Record], path: str | Path) -> None:
     if not 1 <= len(records) <= MOST_RECORDS:
         raise ValueError(f"a picture shows 1 to {MOST_RECORDS} records, not {len(records)}; choose first")
     with figure_style():
-        write_figure(_figure([by_turn(record) for record in records]), path)
+        notes = [visible(group_note(record)) for record in records]
+        write_figure(_figure([by_turn(record) for record in records], notes), path)
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def lines_of(record: Record) -> list[list[_Placed]]:
     return [line for line in lines if line]
 
 
-def _figure(records: Sequence[Record]) -> Any:
+def _figure(records: Sequence[Record], notes: Sequence[str]) -> Any:
     from matplotlib.figure import Figure
 
     full = full_strength(s for record in records for s in strengths(record))
@@ -134,7 +136,7 @@ def _figure(records: Sequence[Record]) -> Any:
     axes.set_axis_off()
     y = 8.0
     for place, (record, (lines, omitted), strip) in enumerate(zip(records, shown, strips, strict=True)):
-        y = _header(axes, y, record, omitted)
+        y = _header(axes, y, record, notes[place], omitted)
         for line in lines:
             if strip:
                 _signals(axes, y + _STRIP, record, line, tallest)
@@ -169,15 +171,17 @@ def _write(axes: Any, x: float, y: float, text: str, size: float = 7.5, **more: 
     axes.text(x, y, text, fontsize=size, parse_math=False, **{"va": "center", **more})
 
 
-def _header(axes: Any, y: float, record: Record, omitted: int) -> float:
+def _header(axes: Any, y: float, record: Record, note: str, omitted: int) -> float:
     reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
     facts = f"{reward}, advantage {record.advantage:+.2f}".replace("-", "\N{MINUS SIGN}")
     facts += f"  ·  {visible(record.method)}, step {record.step}"
     if record.fallback is not None:
         facts += f", GRPO's advantage kept: {visible(record.fallback)}"
+    facts += f"  ·  {note}" if note else ""
     if omitted:
         facts += f"  ·  {omitted} of {len(record.tokens)} tokens not shown"
-    _write(axes, _LEFT, y + 6, shortened(visible(record.prompt), COLUMNS + 10), color=_QUIET, size=8.0)
+    prompt = shortened(visible(last_user_text(record.prompt)), COLUMNS + 10)
+    _write(axes, _LEFT, y + 6, prompt, color=_QUIET, size=8.0)
     _write(axes, _LEFT, y + 19, facts, size=8.5, weight="bold")
     return y + 28
 
@@ -234,6 +238,8 @@ def _segments(axes: Any, y: float, record: Record, line: list[_Placed], place: i
             middle = left + len(at[run.start].text) * _CHARACTER / 2
             axes.plot([middle], [y - _ONSET / 2], gid=f"onset-{place}-{run.start}", **_TRIANGLE)
         middle, weight = (left + right) / 2, f"{_TIMES}{record.weight[run.start]:.1f}"
+        if not record.advantage:
+            weight = f"{record.credit[run.start]:+.2g}"
         half = 2.7 * len(weight) + 1
         x = max(middle, free + half)
         if x - middle <= half:  # further right it would seem to belong to the next segment
@@ -243,19 +249,18 @@ def _segments(axes: Any, y: float, record: Record, line: list[_Placed], place: i
 
 def _legend(axes: Any, y: float, records: Sequence[Record], tallest: dict[str, float], full: float) -> None:
     """What the marks mean."""
-    _colour_bar(axes, y, full)
+    units = {"as in GRPO" if record.advantage else "the largest credit" for record in records}
+    _colour_bar(axes, y, full, f"{_TIMES}1 {' or '.join(sorted(units))}")
     every = [run for record in records for run in runs(record)]
     if any(not run.trained for run in every):
         left = _WIDTH - _RIGHT - 150
-        _bar(axes, left, y + 29, 14.0, 9.0, fc=_TOOL)
-        _write(axes, left + 19, y + 25, "tool output, not trained")
+        _bar(axes, left, y + 38, 14.0, 9.0, fc=_TOOL)
+        _write(axes, left + 19, y + 34, "tool output, not trained")
     divergence, entropy = (f"up to {tall:.2g} nats" for tall in tallest.values())
     if tallest["divergence"] > 0:
         for n, tall in enumerate((3.0, 10.0, 4.0)):
             _bar(axes, _LEFT + 5 * n, y + 4, 4.0, tall, fc=_KL)
-        _write(
-            axes, _LEFT + 22, y, f"KL(student ‖ teacher), {divergence}: it spikes where the student departs"
-        )
+        _write(axes, _LEFT + 22, y, f"KL(student ‖ teacher), {divergence}: how far the two disagree")
         y += 13
     if any(run.onset for run in every):
         axes.plot([_LEFT + 7], [y], **_TRIANGLE)
@@ -267,7 +272,7 @@ def _legend(axes: Any, y: float, records: Sequence[Record], tallest: dict[str, f
         _write(axes, _LEFT + 22, y, f"the student's entropy, {entropy}: uncertain again, a segment can end")
 
 
-def _colour_bar(axes: Any, y: float, full: float) -> None:
+def _colour_bar(axes: Any, y: float, full: float, unit: str) -> None:
     swatches, width = 9, 11.0
     left = _WIDTH - _RIGHT - 32 - swatches * width
     for n in range(swatches):
@@ -278,6 +283,8 @@ def _colour_bar(axes: Any, y: float, full: float) -> None:
             _write(axes, left + (n + 0.5) * width, y + 11, label, 6.5, ha="center", color=_QUIET)
     _write(axes, left - 4, y, "blame", ha="right")
     _write(axes, left + swatches * width + 4, y, "praise")
+    meaning = f"white: no credit; full colour from {_TIMES}{full:.2g} on; {unit}"
+    _write(axes, _WIDTH - _RIGHT, y + 21, meaning, 6.5, ha="right", color=_QUIET)
 
 
 def _bar(

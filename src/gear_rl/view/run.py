@@ -5,7 +5,7 @@ Reads what a run leaves in its folder: ``trainer_state.json``, the records, ``ge
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -18,6 +18,7 @@ from gear_rl.files import replace_file
 from gear_rl.health import conclusion
 from gear_rl.records import Record, read_records
 from gear_rl.view.curves import curves_svg
+from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
 from gear_rl.view.terminal import instructive, rollout_panel
 
 NUMBERS = {
@@ -56,17 +57,26 @@ def save_run_page(folder: Path) -> Path:
     pages = Environment(
         loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    chosen = four(read_records(records)) if records.is_file() else []
+    found: list[bool | None] = []
+    chosen = four(_judge_file(records, found)) if records.is_file() else []
     page = pages.get_template("run.html.j2").render(
         title=f"{folder.name}: {chosen[0].method}" if chosen else folder.name,
         conclusion=conclusion(history),
         numbers=list(_numbers(history)),
         curves=Markup(curves_svg(history)),
         completions=[Markup(_html(record)) for record in chosen],
+        found=share_note(found),
         settings=settings.read_text(encoding="utf-8") if settings.is_file() else "",
     )
     replace_file(folder / "report.html", page.encode())
     return folder / "report.html"
+
+
+def _judge_file(file: Path, found: list[bool | None]) -> Iterator[Record]:
+    """The records beside their groups; adds to ``found`` whether each one's mistake has the largest weight."""
+    for record in judge_groups(read_records(file)):
+        found.append(is_weight_on_mistake(record))
+        yield record
 
 
 def four(records: Iterable[Record]) -> list[Record]:

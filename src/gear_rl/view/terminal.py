@@ -16,17 +16,19 @@ from rich.style import Style
 from rich.text import Text
 
 from gear_rl.records import Record
-from gear_rl.view.turns import by_turn, has_turns
+from gear_rl.view.groups import finite_values, group_note, is_weight_on_mistake
+from gear_rl.view.turns import by_turn, has_turns, last_user_text
 
 BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)
 """Praise and blame: sky blue and orange of Okabe and Ito; black text reads on both."""
 
 FULL = 2.0
-"""The least strength that gets the full colour; GRPO's credit then has half of it."""
+"""The full colour is that of the largest strength, or of this one where all are smaller."""
 
 CLEARLY = 0.25
 """A weight that differs from the completion's median by less is not written on its token."""
 
+_TIMES = "\N{MULTIPLICATION SIGN}"
 _GREY = Style(color="bright_black", italic=True)
 _QUIET = Style(dim=True)
 _BRACKET = Style(bold=True)
@@ -40,18 +42,15 @@ class Run(NamedTuple):
     trained: bool
     onset: bool
     """The first token opens a segment of two tokens or more, and the completion has other segments."""
-
-    @property
-    def bracketed(self) -> bool:
-        """Whether it is a segment of two tokens or more."""
-        return self.trained and self.stop - self.start > 1
+    bracketed: bool
+    """Whether it is a segment of two tokens or more, in a completion with credit."""
 
 
 def credit_text(record: Record) -> Text:
     """The completion with each token on the colour of its credit.
 
     Blue is positive, orange negative; the depth is the credit relative to the completion's advantage: white at 0,
-    half at weight 1 (GRPO), full at weight 2 or at the largest one beyond. Tool output is grey between ``« »``.
+    full at the largest weight or at 2, what is more. GRPO's is 1. Tool output is grey between ``« »``.
 
     The plain text shows the same. A segment of two tokens or more is in ``⟦ ⟧`` with its weight behind it, its
     first token (the onset) bold and underlined. Another token has ``⟨weight⟩`` where that is ``CLEARLY`` off the
@@ -117,8 +116,10 @@ def rollout_panel(record: Record, prompts: bool = False) -> Panel:
         facts += f", failed: {visible(', '.join(failures))}" if failures else ""
     if record.truncated:
         facts += " · cut off"
+    note = group_note(record)
+    facts += f" · {visible(note)}" if note else ""
     title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
-    prompt = [Text(shortened(visible(by_turn(record).prompt), 320), _QUIET, overflow="fold")]
+    prompt = [Text(shortened(visible(last_user_text(record.prompt)), 320), _QUIET, overflow="fold")]
     if prompts:
         prompt = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
     body = Group(*prompt, Text(), credit_text(record), Text(), _legend(record), Text(facts))
@@ -134,8 +135,8 @@ def _whole(who: str, prompt: str | None) -> list[Text]:
 def choose(records: Iterable[Record]) -> Record:
     """The most instructive record, for a screen that shows one; ``ValueError`` where there is none.
 
-    First those with an advantage, no fallback and an onset; then those with an advantage; among equals the widest
-    spread of weights.
+    First those with an advantage and no fallback; then those whose mistake is known to have the largest weight;
+    then those with an onset; among equals the widest spread of weights.
 
     >>> choose([])
     Traceback (most recent call last):
@@ -147,15 +148,13 @@ def choose(records: Iterable[Record]) -> Record:
     return best
 
 
-def instructive(record: Record) -> tuple[bool, bool, float]:
+def instructive(record: Record) -> tuple[bool, bool, bool, float]:
     """The key of ``choose``; larger is more instructive."""
-    opens = any(run.onset for run in runs(record))
     credited = math.isfinite(record.advantage) and record.advantage != 0 and record.fallback is None
-    finite = [
-        w for w, trained in zip(record.weight, record.mask, strict=True) if trained and math.isfinite(w)
-    ]
-    spread = max(finite) - min(finite) if finite else 0.0
-    return credited and opens, credited, spread
+    opens = any(run.onset for run in runs(record))
+    weights = finite_values(record, record.weight)
+    spread = max(weights) - min(weights) if weights else 0.0
+    return credited, credited and is_weight_on_mistake(record) is True, credited and opens, spread
 
 
 def visible(text: str) -> str:
@@ -202,8 +201,9 @@ def runs(record: Record) -> list[Run]:
     """The completion, cut where segment or mask changes.
 
     Tool output cuts a segment into several runs; only its first run is marked as the onset. A completion with one
-    segment (GRPO, a fallback) has no onset.
+    segment (GRPO, a fallback) has no onset, one without credit no brackets.
     """
+    credited = any(_credits(record))
     num_segments = len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained})
     pieces: list[Run] = []
     seen: set[int] = set()
@@ -211,8 +211,9 @@ def runs(record: Record) -> list[Run]:
         range(len(record.tokens)), key=lambda t: (bool(record.mask[t]), record.segment[t])
     ):
         t = list(group)
-        onset = trained and len(t) > 1 and num_segments > 1 and segment not in seen
-        pieces.append(Run(t[0], t[-1] + 1, trained, onset))
+        bracketed = trained and len(t) > 1 and credited
+        onset = bracketed and num_segments > 1 and segment not in seen
+        pieces.append(Run(t[0], t[-1] + 1, trained, onset, bracketed))
         seen.add(segment)
     return pieces
 
@@ -269,8 +270,7 @@ def _values(record: Record) -> list[float]:
 
 def _typical(record: Record) -> float:
     """The median weight (or credit, at zero advantage) of the trained tokens."""
-    values = zip(_values(record), record.mask, strict=True)
-    return median_low([v for v, trained in values if trained and math.isfinite(v)] or [math.nan])
+    return median_low(finite_values(record, _values(record)) or [math.nan])
 
 
 def _mark(values: list[float], record: Record) -> str:
@@ -280,10 +280,13 @@ def _mark(values: list[float], record: Record) -> str:
 
 def _legend(record: Record) -> Text:
     text = Text(overflow="fold")
-    for name, strength in (("praise", FULL), ("blame", -FULL)):
-        for part in (0.5, 1.0):
-            text.append("  ", Style(bgcolor=shade(strength * part, FULL)))
-        text.append(f" {name} · ", _QUIET)
+    full, unit = full_strength(strengths(record)), credit_unit(record)
+    if unit > 0:
+        text.append(f"blame {_TIMES}{full:.2g} ", _QUIET)
+        for part in range(-4, 5):
+            text.append(" " if part else "0", Style(color="#000000", bgcolor=shade(part * full / 4, full)))
+        one = "GRPO's" if record.advantage else f"{unit:.2g}, the largest credit"
+        text.append(f" praise {_TIMES}{full:.2g} ({_TIMES}1 is {one}) · ", _QUIET)
     pieces = runs(record)
     if any(run.bracketed for run in pieces):
         text.append("⟦⟧", _BRACKET)

@@ -118,7 +118,7 @@ function numbersOf(record, t) {
   const opens = box && box[2] && box[0] === t;
   pairs.push(["segment", number(record.segment[t]) + (opens ? " ▾ onset" : "")]);
   if (record.turns) pairs.push(["turn", number(record.turn[t] + 1)]);
-  pairs.push(["weight", number(record.weight[t])]);
+  if (record.advantage) pairs.push(["weight", number(record.weight[t])]);
   const credit = record.credit[t];
   pairs.push(["advantage", (credit > 0 ? "+" : "") + number(credit) + (credit > 0 ? " praise" : credit < 0 ? " blame" : "")]);
   for (const name of ordered(record)) pairs.push([signalName(name), number(record.signals.get(name)[t])]);

@@ -140,13 +140,15 @@ function facts(record) {
   if (kinds.length) part("tools", kinds.map(([kind, count]) => `${count} ${kind}`).join(", "));
   if (record.truncated) part("cut off", "before it ended");
   if (record.fallback !== null) part("fallback", `kept its GRPO advantage: ${record.fallback}`);
+  if (record.note) part("", record.note);
   return line;
 }
 
 function legend(record, full) {
   const node = make("p", "legend");
   node.append(make("span", "", `−${number(full)} blame`), make("span", "ramp"), make("span", "", `praise +${number(full)}`));
-  const unit = record.advantage ? "credit in units of the advantage" : `credit in units of ${number(record.unit)}, its largest`;
+  const one = record.advantage ? "1 is GRPO's, the completion's advantage" : `1 is ${number(record.unit)}, the largest credit`;
+  const unit = `white is no credit, ${one}; full colour from ${number(full)} on`;
   node.append(make("span", "quiet", record.unit > 0 ? unit : "no credit: the advantage is 0"));
   return node;
 }
