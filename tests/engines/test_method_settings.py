@@ -7,7 +7,7 @@ import pytest
 from engines import tiny
 from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 from gear_rl.lab.compare import plan_of
-from gear_rl.lab.score import arena_material
+from gear_rl.lab.material import arena_material
 from gear_rl.lab.training import cell_trainer
 from gear_rl.methods import METHODS, Rlcsd, Rlsd, Uniform
 from gear_rl.runs.config import RunConfig, build_method

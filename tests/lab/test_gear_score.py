@@ -11,12 +11,11 @@ from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
+from gear_rl.lab.material import arena_material, rollouts_of
 from gear_rl.lab.score import (
     ENTROPY_ONSETS,
     UNINFORMED,
-    arena_material,
     credits_of,
-    rollouts_of,
     score,
 )
 from gear_rl.runs.config import RunConfig

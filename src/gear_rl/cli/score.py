@@ -83,7 +83,8 @@ def score(
     show_log(logging.WARNING)
     chosen = parse_methods(split_methods(methods))
     from gear_rl.lab.marked import marked_material
-    from gear_rl.lab.score import arena_material, places_of
+    from gear_rl.lab.material import arena_material
+    from gear_rl.lab.score import places_of
     from gear_rl.lab.score import score as run
     from gear_rl.runs.arena import task_of
 

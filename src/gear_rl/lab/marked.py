@@ -21,7 +21,7 @@ from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tokenizer
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.lab.score import Material, Pair, local_engine
+from gear_rl.lab.material import Material, Pair, local_engine
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
 from gear_rl.runs.models import resolve_model
