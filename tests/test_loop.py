@@ -55,8 +55,9 @@ def credited(method, **given):
     """The credit of two completions of one prompt, the first of which is wrong."""
     model, tokenizer = arena.load()
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    given = {"advantages": torch.tensor([-1.0, 1.0]), "method": method, **given}
-    return token_advantages(model, tokenizer, [PROMPT] * 2, ids, ["12 +5 = 17"] * 2, **given).advantage
+    usual = {"prompts": [PROMPT] * 2, "completions": ids, "contexts": ["12 +5 = 17"] * 2}
+    given = {**usual, "advantages": torch.tensor([-1.0, 1.0]), "method": method, **given}
+    return token_advantages(model, tokenizer, **given).advantage
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,59 @@ def test_what_has_another_type_or_shape_is_named():
         credited("gear")
     with pytest.raises(ValueError, match=r"advantages: shape \(2, 1\); give one number for each of 2"):
         credited(Uniform(), advantages=torch.ones(2, 1))
+
+
+LIVE = CreditConfig(teacher_model_kind="live")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sampled": []}, "sampled: 0 entries for 2 completions; give one for each"),
+        ({"sampled": [[True] * 10]}, "sampled: 1 entries for 2 completions"),
+        ({"sampled": [[True] * 10, [True] * 9]}, "sampled: 9 entries for the 10 tokens of completion 1"),
+        ({"contexts": None}, "contexts: 0 entries for 2 completions"),
+        ({"contexts": ["12 +5 = 17"]}, "contexts: 1 entries for 2 completions"),
+        ({"contexts": "17"}, "contexts: 1 entries for 2 completions"),
+        ({"prompts": [PROMPT]}, "prompts: 1 entries for 2 completions"),
+        ({"advantages": [1.0]}, "advantages: 1 entries for 2 completions"),
+        ({"completions": [*TEXTS]}, "completions: '12 .*' in completion 0 is no token of the model's"),
+        (
+            {"completions": [[5, -100], [5]]},
+            "completions: -100 in completion 0 is no token .* mark by sampled",
+        ),
+        ({"completions": [[5], [10**6]]}, "completions: 1000000 in completion 1 is no token"),
+        ({"batch_size": 0}, "batch_size: 0; give 1 or more"),
+        ({"log": {}}, r"log: {} is not called; give a function of the metrics, such as metrics.update"),
+    ],
+)
+def test_a_list_of_another_length_and_an_id_that_is_none_are_named(given, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        credited(Gear(), config=LIVE, **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_tokenizer_without_padding_is_named():
+    model, tokenizer = arena.load()
+    tokenizer.pad_token = None
+    with pytest.raises(ValueError, match=r"tokenizer: .*set tokenizer\.pad_token = tokenizer\.eos_token"):
+        token_advantages(model, tokenizer, [PROMPT], [[5]], ["17"], torch.ones(1), Gear(), config=LIVE)
+
+
+def test_advantages_may_be_a_list_and_a_completion_without_context_keeps_its_own():
+    tensor = credited(Gear(), config=LIVE)
+    assert torch.equal(tensor, credited(Gear(), config=LIVE, advantages=[-1.0, 1.0]))
+    kept = credited(Gear(), config=LIVE, contexts=["12 +5 = 17", None])
+    assert torch.allclose(kept[0], tensor[0]) and torch.equal(kept[1], torch.ones_like(kept[1]))
+
+
+def test_a_context_beyond_the_models_positions_falls_back_and_is_counted():
+    model, _ = arena.load()
+    metrics: dict[str, float] = {}
+    long = "12 " * model.config.max_position_embeddings
+    kept = credited(Gear(), config=LIVE, contexts=[long, "12 +5 = 17"], log=metrics.update)
+    assert metrics["gear/fallback/long_context"] == 1.0 and torch.equal(kept[0], -torch.ones_like(kept[0]))
 
 
 def test_the_teacher_that_is_made_before_the_first_step_is_read():

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig, check_teacher
 from gear_rl.credit.step import step as credit_step
-from gear_rl.signals.batch import Completions, ForwardRequest, RolloutBatch, left_padded
+from gear_rl.signals.batch import ForwardRequest, RolloutBatch, left_padded, right_padded
 from gear_rl.signals.engine import OneProcess
+from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import names_of, needs_teacher
 from gear_rl.signals.teacher import Teacher
@@ -28,8 +29,8 @@ def token_advantages(
     tokenizer: Any,
     prompts: Sequence[Any],
     completions: Sequence[Sequence[int]],
-    contexts: Sequence[str | None],
-    advantages: Float[Tensor, " B"],
+    contexts: Sequence[Any],
+    advantages: Float[Tensor, " B"] | Sequence[float],
     method: CreditAssigner,
     *,
     config: CreditConfig | None = None,
@@ -50,13 +51,15 @@ def token_advantages(
     """The advantage of every token of some completions: ``Credit.advantage``, (B, T), and the segments.
 
     ``prompts`` are texts or chat messages, ``completions`` lists of token ids, ``contexts`` what only the teacher
-    sees, ``advantages`` one number per completion. ``sampled`` marks the tokens that the policy sampled; None
-    marks all.
+    sees (None for nothing), ``advantages`` one number per completion. ``sampled`` marks the tokens that the
+    policy sampled; None marks all. Without the ``temperature`` of the sampling, signals are those of another
+    policy.
     Methods that compare siblings need ``group``, a name per completion, and ``rewards``. ``step_scores`` and
     ``turn_rewards`` are what a reward function would log. ``teacher`` has the weights that the method asks for
     (``make_teacher``), ``reference`` the initial ones. ``means`` is a list that every call of a run gets, for
-    methods that follow a signal (``antisd``). ``log`` receives the ``gear/*`` metrics. Raises ``ValueError`` for
-    what is missing, or of another size. ``examples/loop.py`` trains with it.
+    methods that follow a signal (``antisd``). ``log`` is called with the ``gear/*`` metrics. Raises
+    ``ValueError`` that names the argument that is missing or of another size. ``examples/loop.py`` trains with
+    it.
     """
     if isinstance(method, type) or not isinstance(method, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
@@ -64,6 +67,17 @@ def token_advantages(
         )
     config = (config or CreditConfig()).resolved(method, announce=False)
     _check(method, config, teacher, has_siblings=group is not None and rewards is not None)
+    each = {"prompts": prompts, "contexts": contexts, "advantages": advantages, "group": group}
+    each |= {"rewards": rewards, "sampled": sampled, "step_scores": step_scores, "turn_rewards": turn_rewards}
+    _check_lists(completions, sampled, each, ids_below=_vocabulary(model))
+    if batch_size < 1:
+        raise ValueError(f"batch_size: {batch_size}; give 1 or more")
+    if log is not None and not callable(log):
+        raise ValueError(
+            f"log: {log!r} is not called; give a function of the metrics, such as metrics.update"
+        )
+    if tokenizer.pad_token_id is None:
+        raise ValueError("tokenizer: has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
     pad_id = int(tokenizer.pad_token_id)
     passes = ModelPasses(
         model=model,
@@ -76,16 +90,9 @@ def token_advantages(
     )
     means = [] if means is None else means
     engine = LocalEngine(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
+    if not isinstance(advantages, Tensor):
+        advantages = torch.tensor(advantages, device=next(model.parameters()).device)
     device, count = advantages.device, len(completions)
-    width = max(map(len, completions), default=0)
-    ids = torch.full((count, width), pad_id, device=device)
-    attention = torch.zeros_like(ids)
-    for b, own in enumerate(completions):
-        ids[b, : len(own)] = torch.as_tensor(own, device=device)
-        attention[b, : len(own)] = 1
-    mask = attention.bool()
-    for b, own in enumerate(sampled or ()):
-        mask[b, : len(own)] &= torch.as_tensor(own, device=device, dtype=torch.bool)
     if advantages.shape != (count,):
         raise ValueError(f"advantages: shape {tuple(advantages.shape)}; give one number for each of {count}")
     shown = engine.render(prompts, None)
@@ -97,7 +104,7 @@ def token_advantages(
     column = config.privileged_column or PRIVILEGED_COLUMNS[0]
     batch = RolloutBatch(
         step=step,
-        completions=Completions(ids=ids, attention=attention, mask=mask),
+        completions=right_padded(completions, sampled, pad_id, device),
         student=left_padded(shown, pad_id, device),
         prompts=prompts,
         rows=[{column: context} for context in contexts],
@@ -135,6 +142,41 @@ def _check(
             )
 
 
+def _vocabulary(model: nn.Module) -> int:
+    embedding: Any = unwrapped(model)
+    return int(embedding.get_input_embeddings().weight.shape[0])
+
+
+def _check_lists(
+    completions: Sequence[Sequence[int]],
+    sampled: Sequence[Sequence[bool]] | None,
+    each: Mapping[str, Sequence[Any] | Tensor | None],
+    ids_below: int,
+) -> None:
+    """Raise ``ValueError`` for what has not one entry for each completion or token, and for what is no token."""
+    for b, own in enumerate(completions):
+        tokens = [own] if isinstance(own, str) else [*own]
+        wrong = next((t for t in tokens if isinstance(t, str) or not 0 <= int(t) < ids_below), None)
+        if wrong is not None:
+            raise ValueError(
+                f"completions: {wrong!r:.50} in completion {b} is no token of the model's {ids_below}; give "
+                'lists of ids, such as tokenizer(text)["input_ids"], and mark by sampled what is not trained'
+            )
+    for name, values in each.items():
+        if values is None and name not in ("contexts", "prompts", "advantages"):
+            continue
+        entries = 0 if values is None else 1 if isinstance(values, str) else len(values)
+        if entries != len(completions):
+            raise ValueError(
+                f"{name}: {entries} entries for {len(completions)} completions; give one for each"
+            )
+    for b, (own, marks) in enumerate(zip(completions, sampled or (), strict=False)):
+        if len(marks) != len(own):
+            raise ValueError(
+                f"sampled: {len(marks)} entries for the {len(own)} tokens of completion {b}; give one for each"
+            )
+
+
 @dataclass
 class LocalEngine(OneProcess):
     """A model and its tokenizer as an ``Engine``, which writes no records."""
@@ -144,7 +186,11 @@ class LocalEngine(OneProcess):
     chat_template_kwargs: Mapping[str, Any]
     sink: Callable[[Mapping[str, float]], None]
     means: list[float]
-    max_positions, record_sink = None, None
+    record_sink = None
+
+    @property
+    def max_positions(self) -> int | None:
+        return max_positions(unwrapped(self.passes.model).config)
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None

@@ -26,7 +26,7 @@ from gear_rl.environments import RESERVED_METHODS
 from gear_rl.errors import InputError
 from gear_rl.runs.arena import rewards_for, task_of
 from gear_rl.runs.machine import use_few_threads
-from gear_rl.signals.batch import Completions, RolloutBatch, left_padded
+from gear_rl.signals.batch import RolloutBatch, left_padded, right_padded
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.advantage import group_relative_advantage
@@ -188,24 +188,17 @@ def _judged(pairs: Sequence[Pair], task: Task, tier: str, credit: Mapping[str, A
 
 def rollouts_of(pairs: Sequence[Pair], rewards_BR: Float[Tensor, "B R"], engine: LocalEngine) -> RolloutBatch:
     """The completions of some pairs as a batch of groups of two."""
-    tokenizer, device = engine.tokenizer, next(engine.passes.model.parameters()).device
+    device = next(engine.passes.model.parameters()).device
     turns = [turns for pair in pairs for turns in (pair.case.faulty, pair.case.right)]
-    width = max(sum(map(len, one)) for one in turns)
-    ids = torch.full((len(turns), width), int(tokenizer.pad_token_id or 0), device=device)
-    attention, mask = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
-    for b, one in enumerate(turns):
-        written = list(chain.from_iterable(one))
-        sampled = [place % 2 == 0 for place, turn in enumerate(one) for _ in turn]
-        ids[b, : len(written)] = torch.tensor(written, device=device)
-        attention[b, : len(written)] = 1
-        mask[b, : len(written)] = torch.tensor(sampled, device=device)
+    written = [[*chain.from_iterable(one)] for one in turns]
+    sampled = [[place % 2 == 0 for place, turn in enumerate(one) for _ in turn] for one in turns]
     rows = [pair.row for pair in pairs for _ in range(2)]
     prompts = [row["prompt"] for row in rows]
     each = rewards_BR.to(device)
     environments = [one for pair in pairs for one in pair.environments or ()]
     return RolloutBatch(
         step=0,
-        completions=Completions(ids=ids, attention=attention, mask=mask),
+        completions=right_padded(written, sampled, engine.passes.pad_id, device),
         student=left_padded(engine.render(prompts, None), engine.passes.pad_id, device),
         prompts=prompts,
         rows=rows,

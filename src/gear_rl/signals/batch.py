@@ -78,6 +78,28 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
     )
 
 
+def right_padded(
+    completions: Sequence[Sequence[int]],
+    sampled: Sequence[Sequence[bool]] | None,
+    pad_id: int,
+    device: torch.device | str = "cpu",
+) -> Completions:
+    """The ids of some completions as one batch; ``sampled`` marks the tokens to train, None all.
+
+    >>> right_padded([[5], [6, 7]], [[True], [False, True]], pad_id=0).mask
+    tensor([[ True, False],
+            [False,  True]])
+    """
+    width = max(map(len, completions), default=0)
+    ids = torch.full((len(completions), width), pad_id, device=device)
+    attention, mask = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    for b, own in enumerate(completions):
+        ids[b, : len(own)] = torch.as_tensor(own, device=device)
+        attention[b, : len(own)] = 1
+        mask[b, : len(own)] = True if sampled is None else torch.as_tensor(sampled[b], device=device)
+    return Completions(ids=ids, attention=attention, mask=mask)
+
+
 def trained_width(mask: Bool[Tensor, "B T"]) -> int:
     """How many columns reach to the last trained token of all rows; those after it predict nothing that is read.
 
