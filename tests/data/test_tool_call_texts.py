@@ -109,6 +109,10 @@ TEXTS = {  # name: (completion, expected calls, reward, malformed)
         '<parameter=z>\n[1, {"k": 2}]\n</parameter>\n</function>',
         '[{"name": "f", "arguments": {"x": true, "y": null, "z": [1, {"k": 2}]}}]', 1, 0,
     ),
+    "the tag in an xml text": (
+        "<function=f>\n<parameter=x>\na <tool_call>{ b\n</parameter>\n</function>",
+        [{"name": "f", "arguments": {"x": "a <tool_call>{ b"}}], 1, 0,
+    ),
     "xml, cut off": ("<tool_call>\n<function=add>\n<parameter=a>\n1\n", ADD, 0, 1),
     "xml in the thinking": (f"<think>{XML}</think>3", ADD, 0, 0),
     # The spelling of one call

@@ -287,10 +287,9 @@ def _call(item: Any) -> Call | None:
     if isinstance(call.get("function"), Mapping):
         call = cast(Mapping[str, Any], call["function"])
     name = call.get("name", call.get("function"))
-    given = [call[key] for key in _ARGUMENTS if call.get(key) is not None]
-    arguments = given[0] if given else cast(Any, {})
+    arguments: Any = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), "")
     if isinstance(arguments, str):
-        arguments = _json(arguments) if arguments.strip() else {}
+        arguments = _json(arguments.strip() or "{}")
     if call.keys().isdisjoint(_ARGUMENTS) and any(isinstance(value, Mapping) for value in call.values()):
         return None  # arguments under another word
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
