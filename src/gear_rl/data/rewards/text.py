@@ -1,9 +1,10 @@
 """The text of a completion and the values of a row's columns, as rewards read them. Knows no task."""
 
+import json
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from gear_rl.environments import texts_of
 
@@ -67,22 +68,29 @@ def opens_reasoning(columns: Mapping[str, Any], num: int) -> list[bool]:
 
 
 def dotted(row: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, through objects and lists; None where the path ends early.
+    """The value at a dotted path, through objects, lists and their JSON text; None where the path ends early.
 
-    A column whose own name holds the dots comes first.
+    A column whose own name holds the dots comes first. ``:-1`` is a part of a list.
 
-    >>> dotted({"reward_model": {"ground_truth": "4"}}, "reward_model.ground_truth")
+    >>> dotted({"reward_model": '{"ground_truth": "4"}'}, "reward_model.ground_truth")
     '4'
-    >>> dotted({"turns": [{"content": "hi"}]}, "turns.0.content"), dotted({"a": None}, "a.b")
-    ('hi', None)
+    >>> turns = {"turns": ["a", "b", "c"]}
+    >>> dotted(turns, "turns.:-1"), dotted(turns, "turns.-1"), dotted(turns, "turns.a")
+    (['a', 'b'], 'c', None)
     """
     if path in row:
         return row[path]
     value: Any = row
     for part in path.split("."):
         try:
-            value = value[int(part) if isinstance(value, list) else part]
-        except (LookupError, TypeError, ValueError):
+            inner: Any = json.loads(value) if isinstance(value, str) else value
+            if isinstance(inner, list):
+                begin, colon, end = part.partition(":")
+                ends = [int(n) if n else None for n in (begin, end)]
+                value = cast(list[Any], inner)[slice(*ends) if colon else int(part)]
+            else:
+                value = inner[part]
+        except (LookupError, TypeError, ValueError, RecursionError):
             return None
     return value
 
