@@ -34,7 +34,7 @@ from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.printing import SHORT, Health
-from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
+from gear_rl.engines.trl.rollouts import Rollouts, check_functions, parse_tool_calls
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
@@ -103,6 +103,7 @@ class GEARTrainer(Evaluating):
         if processing is not None and (options.get("tools") or options.get("environment_factory")):
             parse_tool_calls(processing)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
+        check_functions(self)
         contiguous_head(self.model)
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
@@ -132,7 +133,7 @@ class GEARTrainer(Evaluating):
     def _generate(self, prompts: list[Any], *more: Any, **options: Any) -> Any:
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
         self.rollouts.prompts = copy.deepcopy(prompts)
-        with self.tool_guard.serving():
+        with self.tool_guard.serving(), self.rollouts.own_functions(self):
             output = super()._generate(prompts, *more, **options)
         self.rollouts.prompt_ends = [self._tokenizer.decode(ids[-16:]) for ids in output[0]]
         return output
