@@ -201,7 +201,7 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
         rows = with_column(rows, new, values, name)
     for given in {"prompts", "completions"} & {*present} - {*moved}:
         raise InputError(
-            f"dataset: {name} has a column {given!r}, as an argument of rewards is named; rename it with "
+            f"dataset: {name} has a column {given!r}, which is an argument of every reward; rename it with "
             f"--columns.NAME {given}"
         )
     return rows.rename_columns(moved)

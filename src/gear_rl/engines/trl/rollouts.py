@@ -78,6 +78,17 @@ class Rollouts:
             for begin in range(0, len(self.rewards), num_tries):
                 self.evaluated.append(self.rewards[begin : begin + num_tries])
 
+    def even_share(self, size: int) -> float:
+        """The share of groups in which no two completions got different rewards.
+
+        >>> rollouts = Rollouts()
+        >>> rollouts.rewards = [1.0, 0.0, None, None, 1.0, None]
+        >>> rollouts.even_share(2)
+        0.6666666666666666
+        """
+        groups = [self.rewards[begin : begin + size] for begin in range(0, len(self.rewards), size)]
+        return sum(len({*group} - {None}) < 2 for group in groups) / len(groups)
+
     def batch(self, trainer: "GEARTrainer", output: Mapping[str, Any]) -> RolloutBatch:
         """What the credit step reads; ``output`` is what ``_generate_and_score_completions`` returned."""
         first = trainer.accelerator.process_index * len(self.rows)

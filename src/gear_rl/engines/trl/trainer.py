@@ -154,6 +154,13 @@ class GEARTrainer(Evaluating):
         )
         with self.student_forwards.going_to(self.student_forwards.keep if keep_old else None):
             output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
+            if None in self.rollouts.rewards:  # TRL counts a group without a reward as one that differs
+                mode, size = (
+                    ("train", self.num_generations)
+                    if self.model.training
+                    else ("eval", self.num_generations_eval)
+                )
+                self._metrics[mode]["frac_reward_zero_std"][-1] = self.rollouts.even_share(size)
             if self.model.training:
                 output["advantages"] = self._spread(output)
         return output
