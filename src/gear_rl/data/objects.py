@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping, Set, Sized
+from collections.abc import Callable, Collection, Generator, Mapping, Sized
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -127,7 +127,7 @@ def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:
 def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
     """What is wrong with the rewards of ``given["completions"]``."""
     try:
-        if isinstance(values, dict | Set) or not isinstance(values, Sized):  # a set has no order
+        if isinstance(values, dict | set | frozenset) or not isinstance(values, Sized):
             raise TypeError
         count = len([value is None or float(value + 0) for value in cast(Collection[Any], values)])
     except (TypeError, ValueError, OverflowError, RuntimeError):

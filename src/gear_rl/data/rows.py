@@ -168,6 +168,8 @@ def _own_arguments(prompt: Any) -> Any:
 
 def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
     """The rows with renamed columns; a value inside a column becomes a column of its own."""
+    from gear_rl.data.columns import with_column
+
     present: list[str] = rows.column_names
     if not len(rows):
         raise InputError(f"dataset: {name} has no rows; give at least as many as one batch takes")
@@ -176,35 +178,35 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
             f"dataset: {name} has no column 'prompt', only {', '.join(present)}; name yours with "
             "--columns.prompt COLUMN"
         )
-    moved, copied = dict[str, str](), dict[str, str]()
+    moved, copied = dict[str, str](), dict[str, list[Any]]()
     for new, old in columns.items():
         top, _, rest = old.partition(".")
-        if new in present and old != new:
+        if new in present and old != new and new not in columns.values():
             raise InputError(
-                f"columns.{new}: {name} has a column of that name already; drop or rename it first"
+                f"columns.{new}: {name} has a column of that name already; rename that one too, as "
+                f"--columns.old_{new} {new}"
             )
         if old not in present and (top not in present or not rest):
             raise InputError(f"columns.{new}: {name} has no column {old!r}; {did_you_mean(old, present)}")
         if old in present and old not in moved:
             moved[old] = new
         else:
-            copied[new] = old
-    from gear_rl.data.columns import with_column
-
-    for new, old in copied.items():
-        top = old if old in present else old.partition(".")[0]
-        values = [dotted({top: value}, old) for value in rows[top][:]]
-        if all(value is None for value in values):
-            raise InputError(
-                f"columns.{new}: no row of {name} has {old!r}; {top!r} of the first is {rows[0][top]!r:.200}"
-            )
+            top = old if old in present else top
+            copied[new] = [dotted({top: value}, old) for value in rows[top][:]]
+            if all(value is None for value in copied[new]):
+                first = rows[0][top]
+                raise InputError(
+                    f"columns.{new}: no row of {name} has {old!r}; {top!r} of the first is {first!r:.200}"
+                )
+    rows = rows.rename_columns(moved)
+    for new, values in copied.items():
         rows = with_column(rows, new, values, name)
-    for given in {"prompts", "completions"} & {*present} - {*moved}:
+    for given in {"prompts", "completions"} & {*rows.column_names}:
         raise InputError(
             f"dataset: {name} has a column {given!r}, which is an argument of every reward; rename it with "
             f"--columns.NAME {given}"
         )
-    return rows.rename_columns(moved)
+    return rows
 
 
 def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
