@@ -43,3 +43,9 @@ def test_a_prompt_opens_reasoning_only_at_its_end():
 def test_each_completion_is_read_under_its_own_prompt():
     assert final_texts(["5", "5"], {"prompts": ["a <think>", "a"]}) == ["", "5"]
     assert final_texts([[], [{"role": "assistant", "content": None}]], {}) == ["", ""]
+
+
+def test_a_message_whose_reasoning_the_engine_has_put_apart_is_all_answer():
+    """Though its prompt ends in <think>."""
+    parsed = [{"role": "assistant", "reasoning_content": "5?", "content": "4"}]
+    assert final_texts([parsed, "4", "5?</think>4"], {"prompt_end": ["<think>\n"] * 3}) == ["4", "", "4"]

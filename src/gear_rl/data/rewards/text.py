@@ -34,10 +34,15 @@ def final_texts(completions: Sequence[Completion], columns: Mapping[str, Any]) -
     >>> final_texts(["<think>5?</think>4", "<think>5", "6"], {})
     ['4', '', '6']
     """
-    texts = [
-        "".join(texts_of(m[-1].get("content"))) if m else "" for m in map(assistant_messages, completions)
-    ]
-    return [*map(strip_reasoning, texts, opens_reasoning(columns, len(texts)))]
+    last = [(assistant_messages(completion) or [{}])[-1] for completion in completions]
+    return [*map(message_text, last, opens_reasoning(columns, len(last)))]
+
+
+def message_text(message: Mapping[str, Any], opened: bool = False) -> str:
+    """The text of a message after its reasoning, which an engine's parser may have put apart already."""
+    text = "".join(texts_of(message.get("content")))
+    apart = "reasoning_content" in message or "thinking" in message
+    return text if apart else strip_reasoning(text, opened)
 
 
 def strip_reasoning(text: str, opened: bool = False) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gear_rl.data.rewards.text import Completion, assistant_messages, opens_reasoning, strip_reasoning
-from gear_rl.environments import texts_of
+from gear_rl.data.rewards.text import Completion, assistant_messages, message_text, opens_reasoning
 from gear_rl.files import without_null
 
 log = logging.getLogger(__name__)
@@ -133,10 +132,8 @@ def made_calls(completion: Completion, opened: bool = False) -> list[Call | None
     for message in assistant_messages(completion):
         if message.get("tool_calls"):
             calls += map(_call, message["tool_calls"])
-            continue
-        text = "".join(texts_of(message.get("content")))
-        split = "reasoning_content" in message or "thinking" in message  # the engine has parsed it
-        calls += _text_calls(text if split else strip_reasoning(text, opened))
+        else:
+            calls += _text_calls(message_text(message, opened))
     return calls
 
 
