@@ -17,6 +17,9 @@ TOOL_FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", 
 chat control tokens in the answer, a call that could not be parsed."""
 
 
+_MEDIA = ("image", "image_url", "video", "audio", "input_audio")
+
+
 def value_of(environment: object, name: str) -> Any:
     """The result of the environment's method ``name`` for the rollout that has just ended; None without it.
 
@@ -64,14 +67,24 @@ def texts_of(content: Any) -> list[str]:
 
 
 def is_blocks(content: Any) -> bool:
-    """Whether it is a message's content in blocks: a list of mappings with a type, text blocks with a text.
+    """Whether it is a message's content in blocks: a list of mappings with text or media, and nothing else.
 
-    >>> is_blocks([{"type": "text", "text": "a"}]), is_blocks([{"type": "text"}]), is_blocks([]), is_blocks("a")
-    (True, False, False, False)
+    A search hit has a type too, but more than the block of that type holds.
+
+    >>> is_blocks([{"type": "text", "text": "a"}]), is_blocks([{"type": "image", "image": ...}]), is_blocks([])
+    (True, True, False)
+    >>> is_blocks([{"type": "page", "title": "a"}]), is_blocks([{"type": "image", "title": "a", "url": "b"}])
+    (False, False)
     """
-    if not isinstance(content, list) or not content:
+    blocks = cast(list[Any], content) if isinstance(content, list) else []
+    return bool(blocks) and all(map(_is_block, blocks))
+
+
+def _is_block(block: Any) -> bool:
+    if not isinstance(block, Mapping):
         return False
-    if not all(isinstance(block, Mapping) for block in cast(list[Any], content)):
-        return False
-    blocks = cast(list[Mapping[str, Any]], content)
-    return all("text" in block if block.get("type") == "text" else "type" in block for block in blocks)
+    given = {key: value for key, value in cast(Mapping[str, Any], block).items() if value is not None}
+    kind = given.get("type")
+    if kind == "text":
+        return isinstance(given.get("text"), str)
+    return kind in _MEDIA and given.keys() <= {"type", kind, "url", "path", "base64"}

@@ -1,6 +1,7 @@
 """Splits, columns and bad rows of files, folders, generators and (as local folders) hub datasets."""
 
 import json
+import re
 from pathlib import Path
 
 import datasets
@@ -109,11 +110,68 @@ def test_a_wrong_held_out_is_named(tmp_path, held_out, message):
         ([], "prompt is empty"),
         ([{"role": "user", "content": {"text": "hi"}}], "prompt holds a message whose content is dict"),
         ([{"role": "user", "content": [{"type": "image"}]}], None),
-        ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}], None),
+        ([{"role": "assistant", "content": None}, {"role": "user", "content": "hi"}], None),
+        ([{"from": "human", "value": "hi"}], "prompt is in ShareGPT's form; write role and content"),
+        ('[{"role": "user", "content": "hi"}]', "prompt is messages as JSON text; store the list itself"),
+        ("[1, 2]: which is larger?", None),
+        (
+            [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "4"}],
+            "prompt ends with the assist",
+        ),
     ],
 )
 def test_what_a_prompt_is(prompt, fault):
-    assert prompt_fault(prompt) == fault
+    found = prompt_fault(prompt)
+    assert found == fault or (fault and found.startswith(fault))
+
+
+def test_an_image_block_needs_an_image(tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which?"}]}]}
+    ]
+    with pytest.raises(
+        InputError, match="prompt has an image block without an image; give the column images"
+    ):
+        load_rows(jsonl(tmp_path / "a.jsonl", rows), chat=True)
+    assert len(load_rows(jsonl(tmp_path / "b.jsonl", [rows[0] | {"images": ["a.png"]}]), chat=True)) == 1
+
+
+def test_messages_that_end_in_the_answer_are_parted_as_the_error_says(tmp_path):
+    turns = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
+    file = jsonl(tmp_path / "a.jsonl", [{"messages": turns}])
+    with pytest.raises(InputError, match="prompt ends with the assistant's answer") as caught:
+        load_rows(file, columns={"prompt": "messages"}, chat=True)
+    columns = dict(re.findall(r"--columns\.(\w+) (\S+)", str(caught.value)))
+    [row] = load_rows(file, columns=columns, chat=True)
+    assert row["prompt"] == turns[:1] and row["solution"] == "4"
+
+
+def test_a_path_leads_into_json_text_or_is_refused(tmp_path):
+    rows = [{"prompt": f"q{i}", "reward_model": json.dumps({"ground_truth": i})} for i in range(3)]
+    file = jsonl(tmp_path / "a.jsonl", rows)
+    found = load_rows(file, columns={"answer": "reward_model.ground_truth"}, chat=True)
+    assert found["answer"][:] == [0, 1, 2]
+    with pytest.raises(
+        InputError, match=r"columns.answer: no row of .* has 'reward_model.truth'; .*ground_truth"
+    ):
+        load_rows(file, columns={"answer": "reward_model.truth"}, chat=True)
+
+
+@pytest.mark.parametrize("name", ["prompts", "completions"])
+def test_a_column_named_as_an_argument_of_rewards_is_refused(tmp_path, name):
+    file = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", name: "b"}])
+    with pytest.raises(InputError, match=f"has a column '{name}'.*--columns.NAME {name}"):
+        load_rows(file, chat=True)
+    assert load_rows(file, columns={"other": name}, chat=True)["other"][:] == ["b"]
+
+
+def test_rows_of_one_prompt_cannot_be_held_out(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", [{"prompt": "open it", "code": i} for i in range(9)])
+    for held_out in (2, 0.5):
+        with pytest.raises(
+            InputError, match=r"all 9 rows of .* have one prompt; give an eval_dataset instead"
+        ):
+            load_splits(file, chat=True, held_out=held_out)
 
 
 def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog):
@@ -123,3 +181,14 @@ def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog):
     [record] = caplog.records
     assert "row 2" in record.message and "prompt is missing" in record.message
     assert "4 of 6 rows" in record.message and "2 prompt is empty" in record.message
+
+
+def test_two_columns_may_change_places(tmp_path):
+    name = jsonl(tmp_path / "a.jsonl", [{"prompt": "2 + 2", "solution": "... 100.", "answer": "4"}])
+    with pytest.raises(InputError, match=r"rename that one too, as --columns.old_solution solution"):
+        load_rows(name, columns={"solution": "answer"}, chat=True)
+    [row] = load_rows(name, columns={"solution": "answer", "old_solution": "solution"}, chat=True)
+    assert (row["solution"], row["old_solution"]) == ("4", "... 100.")
+    own = jsonl(tmp_path / "b.jsonl", [{"prompt": "2 + 2", "solution": "... 100.", "meta": {"gold": "4"}}])
+    [row] = load_rows(own, columns={"solution": "meta.gold", "old_solution": "solution"}, chat=True)
+    assert (row["solution"], row["old_solution"]) == ("4", "... 100.")

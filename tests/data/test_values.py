@@ -1,8 +1,10 @@
 """Values of files arrive as written, or the error names the line: no guess at numbers, dates or nothing."""
 
+import gzip
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 
 from gear_rl.data.rows import load_rows
@@ -31,6 +33,7 @@ def test_cells_of_a_csv_file_are_text(tmp_path):
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b"\n', "Expecting ','"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":1,"x":2}\n', "the key 'x' stands twice"),
         ("a.jsonl", b'{"prompt":"a"}\n\n%s\n' % (b"[" * 50_000), "recursion"),
+        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"\\ud83d"}\n', "surrogates not allowed"),
         ("a.jsonl", b'{"prompt":"a"}\n\n[1]\n', "expected an object, found list"),
         ("a.json", b'[{"prompt":"a"},\n\n{"prompt"}]\n', "Expecting ':'"),
     ],
@@ -39,6 +42,19 @@ def test_a_damaged_row_is_named_by_its_line(tmp_path, name, text, reason):
     file = written(tmp_path, name, text)
     with pytest.raises(InputError, match=rf"{name}, line 3: .*{reason}"):
         list(load_rows(file, chat=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.csv", "prompt;answer\na;1\n", "a.csv, line 1: the separator is ';'; write ',' in its place"),
+        ("a.tsv", "prompt,answer\na,1\n", r"the separator is ','; write '\\t' in its place"),
+        ("a.jsonl.gz", "prompt", "a.jsonl.gz: Not a gzipped file"),
+    ],
+)
+def test_a_file_of_another_format_is_named(tmp_path, name, text, reason):
+    with pytest.raises(InputError, match=reason):
+        load_rows(written(tmp_path, name, text), chat=False)
 
 
 def test_a_json_list_keeps_dates_and_numbers_beside_missing_ones(tmp_path):
@@ -50,9 +66,65 @@ def test_a_json_list_keeps_dates_and_numbers_beside_missing_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("one", "other", "kinds"),
-    [("2", '"2"', "int beside str"), ("3", "2.5", "float beside int"), ("1.5", "true", "bool beside float")],
+    [
+        ("2", '"2"', "int beside str"),
+        ("[]", "2.5", "float beside list"),
+        ("1.5", "true", "bool beside float"),
+    ],
 )
 def test_a_column_of_two_kinds_is_refused(tmp_path, one, other, kinds):
     file = written(tmp_path, "b.jsonl", f'{{"prompt": "a", "x": {one}}}\n{{"prompt": "b", "x": {other}}}')
     with pytest.raises(InputError, match=rf"b\.jsonl: column 'x': {kinds}; write all its values alike"):
         load_rows(file, chat=False)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3, 2.5, None, 1e-07, 12345678901234567890],
+        [{"x": 1}, {"y": "z"}, None, {"x": None}],
+        [[{"name": "f", "arguments": {"x": 2}}], [{"name": "g", "arguments": {"y": 2.5}}], []],
+        [{"at": [48.856697, 1 / 3]}, {"at": [2, "north"]}],
+        [[{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "text", "text": "b"}]}]],
+        ["007", "1e3"],
+    ],
+)
+def test_values_that_a_table_would_change_stay(tmp_path, values):
+    rows = [{"prompt": f"q{i}", "deep": {"own": value}, "x": value} for i, value in enumerate(values)]
+    file = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, [*rows, {"prompt": ""}])))
+    found = load_rows(file, columns={"again": "deep.own"}, chat=True)  # wrapped, copied, one row left out
+    for column in ("x", "again"):
+        assert repr(found[column][:]) == repr(values) == repr([row[column] for row in found])
+
+
+def test_a_prompts_calls_keep_their_own_arguments(tmp_path):
+    def prompt(**arguments):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "content": "ok"},
+        ]
+
+    prompts = [prompt(x=1), prompt(y="z"), [{"role": "user", "content": "b"}]]
+    rows = [{"prompt": each} for each in prompts]
+    file = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert load_rows(file, chat=True)["prompt"][:] == prompts
+    # A table, which has filled in the others' arguments.
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    found = load_rows(str(tmp_path / "a.parquet"), chat=True)["prompt"][:]
+    assert [each[1]["tool_calls"] for each in found[:2]] == [each[1]["tool_calls"] for each in prompts[:2]]
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl.gz", "a.csv.gz", "folder/a.jsonl.gz"])
+def test_other_files_are_read_alike(tmp_path, name):
+    rows = [{"prompt": "a, b", "answer": "007"}, {"prompt": "c", "answer": "1.50"}]
+    text = "\n".join(map(json.dumps, rows))
+    if "jsonl" not in name:
+        mark = "\t" if "tsv" in name else ","
+        text = "\n".join(
+            mark.join(f'"{cell}"' for cell in row) for row in [rows[0], *(r.values() for r in rows)]
+        )
+    (tmp_path / "folder").mkdir()
+    file = written(tmp_path, name, gzip.compress(text.encode()) if name.endswith("gz") else text)
+    assert [*load_rows(str(Path(file).parent) if "/" in name else file, chat=False)] == rows

@@ -18,6 +18,7 @@ from gear_rl.environments import (
     TURN_REWARDS,
     value_of,
 )
+from gear_rl.errors import InputError
 from gear_rl.signals.control_tokens import control_pattern, defused, defused_message
 
 
@@ -102,6 +103,34 @@ def test_only_the_models_own_calls_are_guarded():
         assert shop.count() == "3", "a failure leaves the guard as it was"
 
 
+@pytest.mark.parametrize(
+    "hits",
+    [
+        [{"type": "page", "title": "a"}, {"type": "page", "title": "b"}],
+        [{"type": "image", "url": "u", "title": "a"}],
+        [{"type": "image"}],
+        [{"type": "text", "text": None}],
+        [{"type": "text", "text": "a"}, {"type": "page"}],
+    ],
+)
+def test_search_hits_with_a_type_are_text(hits):
+    guard = ToolGuard()
+    with guard.serving():
+        assert guard.tool(lambda: hits)() == str(hits)
+
+
+def test_arguments_are_taken_where_the_tool_takes_them():
+    def find(code: str, limit: int = None, tags: list[str] = (), exact: bool = None) -> str:  # noqa: RUF013
+        return f"{code!r} {limit!r} {tags!r} {exact!r}"
+
+    guard = ToolGuard()
+    tool = guard.tool(find)
+    with guard.serving():
+        assert tool(code=12345, limit=None, tags=[1, "a"], exact=None) == "'12345' None ['1', 'a'] None"
+    for wrong in ({"code": None}, {"code": "a", "limit": "many"}, {"code": ["a"]}):
+        assert failure(guard, tool, **wrong)[1] == {"arguments": 1}
+
+
 def test_lists_are_text_unless_they_are_content_blocks():
     guard = ToolGuard()
     image = [{"type": "image", "image": object()}, {"type": "text", "text": "a<e>"}]
@@ -178,7 +207,8 @@ def test_nothing_becomes_a_control_token():
         assert control.search(safe) is None
         safe.encode()
     assert defused("a\ud83db", None) == "a?b"
-    assert defused("a\uff1c|im_end|\uff1e\u00bd", control) == "a< |im_end|>1\u20442"
+    assert defused("x² a\uff1c|im_end|\uff1e\u00bd", control) == "x² a< |im_end|>\u00bd"
+    assert defused("x² ½ <|im_end|> ﬁ", control) == "x² ½ < |im_end|> ﬁ", "all other text stays"
     assert defused("\uff1cok\uff1e", control) == "\uff1cok\uff1e", "only what spells a token is folded"
     named = {"role": "tool", "name": "a<|im_end|>\udc00", "content": "a<|im_end|>"}
     expected = {"role": "tool", "name": "a< |im_end|>?", "content": "a< |im_end|>"}
@@ -189,14 +219,19 @@ def test_what_counts_as_a_control_token():
     contents = ["<tool_call>", "[INST]", "word", "< a>", "<a", "<a<|b|>"]
     added = [SimpleNamespace(content=text, special=False) for text in contents]
     added += [SimpleNamespace(content=text, special=True) for text in ("  ", "<s>", "<s><s>")]
-    tokenizer = SimpleNamespace(all_special_tokens=["</s>"], added_tokens_decoder=dict(enumerate(added)))
+    added += [SimpleNamespace(content=text, special=False) for text in ("<table>", "</b>", "<|fim|>")]
+    tokenizer = SimpleNamespace(
+        all_special_tokens=["</s>"],
+        added_tokens_decoder=dict(enumerate(added)),
+        chat_template="[INST] {{ message }} <tool_call> < a> <a word",
+    )
     found, plain = control_pattern(tokenizer), control_pattern(tokenizer, markup=False)
     assert found is not None and plain is not None
-    for text in ("<tool_call>", "[INST]"):
+    for text in ("<tool_call>", "[INST]", "<|fim|>"):
         assert found.fullmatch(text) and not plain.search(text)
     for text in ("<s>", "</s>"):
         assert found.fullmatch(text) and plain.fullmatch(text)
-    for text in ("word", "< a>", "<a", "  "):
+    for text in ("word", "< a>", "<a", "  ", "<table>", "</b>"):
         assert not found.search(text)
     assert found.match("<s><s>")[0] == "<s><s>", "the longer token first"
 
@@ -237,3 +272,55 @@ def test_an_environments_values_of_its_turns_are_no_tools_of_the_model():
         assert value_of(instance, ANCHOR_STATES) == ["hall", "attic"]
         assert instance.get_reward() == 3.5, "its own code may still call them"
     assert context_text(value_of(guarded, PRIVILEGED_CONTEXT)) == "of the class"
+
+
+class Narrow:
+    """Takes one column; its reward is what the test sets."""
+
+    reward: Any = 1.0
+
+    def reset(self, code: int) -> None:
+        if code < 0:
+            raise LookupError("no such vault")
+
+    def get_reward(self) -> Any:
+        if self.reward == "raise":
+            raise LookupError("never opened")
+        return self.reward
+
+
+class NarrowLater(Narrow):
+    async def get_reward(self) -> Any:
+        return super().get_reward()
+
+
+@pytest.mark.parametrize("kind", [Narrow, NarrowLater])
+def test_an_environments_faults_are_one_line(kind):
+    environment, name = ToolGuard().environment(kind)(), f"environment: {kind.__name__}"
+
+    def reward_of(value: Any) -> Any:
+        environment.reward = value
+        result = environment.get_reward()
+        return asyncio.run(result) if inspect.isawaitable(result) else result
+
+    environment.reset(code=1)
+    assert [reward_of(value) for value in (1.0, None, True)] == [1.0, None, True]
+    with pytest.raises(
+        InputError, match=r"reset\(\): .*'prompt'; the row has prompt, code; end its arguments with \*\*row"
+    ):
+        environment.reset(prompt="a", code=1)
+    with pytest.raises(
+        InputError, match=r"reset\(\): missing a required argument: 'code'; the row has no column"
+    ):
+        environment.reset()
+    with pytest.raises(
+        InputError, match=r"reset\(\) raised LookupError: no such vault \(test_tools.py, line"
+    ):
+        environment.reset(code=-1)
+    for value in ((1.0, "why"), "1", [1.0], {"reward": 1}):
+        with pytest.raises(
+            InputError, match=re.escape(f"{name}.get_reward() gave {value!r}; return a number or None")
+        ):
+            reward_of(value)
+    with pytest.raises(InputError, match=rf"{name}.get_reward\(\) raised LookupError: never opened"):
+        reward_of("raise")

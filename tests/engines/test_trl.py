@@ -129,3 +129,16 @@ def test_few_of_our_metrics_are_printed_and_trackers_get_all(tiny_model, tmp_pat
     assert {"gear/scored", "gear/fallbacks"} <= printed[0]
     assert all("gear/weight/max" in logs and "gear/divergence/mean" in logs for logs in tracked[:2])
     assert history(trainer, "gear/weight/max")
+
+
+def test_a_group_without_a_reward_does_not_count_as_one_that_differs(tiny_model, tmp_path):
+    def reward(completions, answer, **columns):
+        """The first group's differ, the second's are absent, the third has one alone, the fourth's are equal."""
+        kinds = ([0.0, 1.0, None, 0.5], [None] * 4, [None, None, 1.0, None], [1.0, 1.0, None, 1.0])
+        return [value for kind in kinds for value in kind]
+
+    sizes = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1, "max_steps": 1}
+    assert history(run(tmp_path, tiny_model, reward=reward, **sizes), "frac_reward_zero_std") != [0.75], "TRL"
+    assert history(run(tmp_path, tiny_model, Gear(), reward=reward, **sizes), "frac_reward_zero_std") == [
+        0.75
+    ]

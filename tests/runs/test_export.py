@@ -181,6 +181,18 @@ def test_rows_that_cannot_be_used_are_not_exported(tmp_path):
     assert rows_of(tmp_path / "out" / "train.parquet")[0]["data_source"] == "rows"
 
 
+def test_calls_keep_their_own_arguments_and_functions_that_verl_does_not_show_are_refused(tmp_path):
+    calls = [[{"name": "f", "arguments": {"x": 1}}], [{"name": "g", "arguments": {"y": 2.5}}]]
+    rows = [{"prompt": f"q{i}", "calls": call, "tools": []} for i, call in enumerate(calls)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model", "some/model", "--dataset", str(tmp_path / "rows.jsonl"), "--reward", "tool_calls"]
+    with pytest.raises(InputError, match="'tools', which verl shows to no model") as caught:
+        exported(tmp_path / "out", *words)
+    exported(tmp_path / "out", *words, *re.findall(r"--columns\S+ tools", str(caught.value))[0].split())
+    made = rows_of(tmp_path / "out" / "train.parquet")
+    assert [row["calls"] for row in made["extra_info"]] == calls
+
+
 def test_the_defaults_are_those_of_gear_train():
     fields = {f.name: f for f in dataclasses.fields(GEARConfig)}
     theirs = {name: fields[name].default for name in DEFAULTS}

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,8 +17,11 @@ from gear_rl.data.rewards.text import dotted
 from gear_rl.data.sources import read, splits_of
 from gear_rl.environments import texts_of
 from gear_rl.errors import InputError, did_you_mean
+from gear_rl.files import without_null
 
 log = logging.getLogger(__name__)
+
+_MESSAGES_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:""")
 
 
 def load_rows(
@@ -37,12 +41,23 @@ def load_rows(
     >>> load_rows("arena/chain/easy", chat=True, limit=2)[0]["answer"]
     '43'
     """
+    from gear_rl.data.columns import holds_json, with_column
+
     rows = _with_columns(read(name, config, split, limit=limit), name, columns or {})
-    rows = _without(rows, name, [prompt_fault(prompt) for prompt in rows["prompt"][:]])
-    rows = rows if limit is None else rows.take(limit)
-    if not chat or not isinstance(rows[0]["prompt"], str):
-        return rows
-    return rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    given = rows["prompt"][:]
+    images = not {"image", "images"}.isdisjoint(rows.column_names)
+    faults = [prompt_fault(prompt, images) for prompt in given]
+    prompts = [
+        [{"role": "user", "content": each}] if chat and isinstance(each, str) else each for each in given
+    ]
+    if not holds_json(rows, "prompt"):
+        prompts = [
+            _own_arguments(each) if why is None else each for each, why in zip(prompts, faults, strict=True)
+        ]
+    if prompts != given:
+        rows = with_column(rows, "prompt", prompts, name)
+    rows = _without(rows, name, faults)
+    return rows if limit is None else rows.take(limit)
 
 
 def load_splits(
@@ -76,6 +91,10 @@ def load_splits(
         test = load(split="test", limit=count)
         known = set(map(checksum, test["prompt"][:]))
         return _without(rows, name, ["prompt held out" if place in known else None for place in places]), test
+    if len(set(places)) == 1 < len(places):
+        raise InputError(
+            f"held_out: all {len(places)} rows of {name} have one prompt; give an eval_dataset instead"
+        )
     edge = held_out if count is None else math.nextafter(sorted(places)[:count][-1], 1.0)
     train = rows.select([index for index, place in enumerate(places) if place >= edge])
     test = rows.select([index for index, place in enumerate(places) if place < edge])
@@ -101,8 +120,10 @@ def checksum(prompt: Any) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48  # 48 bits: the quotient is exact, and below 1
 
 
-def prompt_fault(prompt: Any) -> str | None:
-    """The fault of a prompt; None for text or chat messages that are not empty.
+def prompt_fault(prompt: Any, images: bool = True) -> str | None:
+    """The fault of a prompt; None for text or chat messages that are not empty and wait for an answer.
+
+    Without ``images`` in the row, a block of an image has to hold it.
 
     >>> prompt_fault("2 + 2"), prompt_fault(" "), prompt_fault(7), prompt_fault([{"role": "user"}])
     (None, 'prompt is empty', 'prompt is neither text nor messages but int', 'prompt is empty')
@@ -110,22 +131,45 @@ def prompt_fault(prompt: Any) -> str | None:
     if not prompt:
         return "prompt is missing" if prompt is None else "prompt is empty"
     if isinstance(prompt, str):
+        if _MESSAGES_TEXT.match(prompt):
+            return "prompt is messages as JSON text; store the list itself"
         return None if prompt.strip() else "prompt is empty"
     if not isinstance(prompt, list):
         return f"prompt is neither text nor messages but {type(prompt).__name__}"
     messages = cast(list[Any], prompt)
+    if all(isinstance(each, Mapping) and "from" in each for each in messages):
+        return "prompt is in ShareGPT's form; write role and content for from and value, user for human"
     if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
         return "prompt holds a message without a role"
     contents = [message.get("content") for message in messages]  # text, or blocks: an image is content too
     for each in contents:
         if not isinstance(each, str | list | None):
             return f"prompt holds a message whose content is {type(each).__name__}"
+        blocks = [block for block in each or () if isinstance(block, Mapping)]
+        if not images and any(
+            block.get("type") == "image" and block.get("image") is None for block in blocks
+        ):
+            return "prompt has an image block without an image; give the column images"
+    if messages[-1]["role"] == "assistant":
+        return (
+            "prompt ends with the assistant's answer, which the student would see; if its column is messages, "
+            "--columns.prompt messages.:-1 --columns.solution messages.-1.content part them"
+        )
     said = any(each.strip() if isinstance(each, str) else each for each in contents)
     return None if said else "prompt is empty"
 
 
+def _own_arguments(prompt: Any) -> Any:
+    """The prompt, its calls without the arguments of other rows' calls, which a table fills in with null."""
+    if isinstance(prompt, str) or not any(message.get("tool_calls") for message in prompt):
+        return prompt
+    return [{**message, "tool_calls": without_null(message.get("tool_calls"))} for message in prompt]
+
+
 def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
     """The rows with renamed columns; a value inside a column becomes a column of its own."""
+    from gear_rl.data.columns import with_column
+
     present: list[str] = rows.column_names
     if not len(rows):
         raise InputError(f"dataset: {name} has no rows; give at least as many as one batch takes")
@@ -134,25 +178,35 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
             f"dataset: {name} has no column 'prompt', only {', '.join(present)}; name yours with "
             "--columns.prompt COLUMN"
         )
-    moved, copied = dict[str, str](), dict[str, str]()
+    moved, copied = dict[str, str](), dict[str, list[Any]]()
     for new, old in columns.items():
         top, _, rest = old.partition(".")
-        inner, key = rows[0].get(top), rest.partition(".")[0]
-        if new in present and old != new:
+        if new in present and old != new and new not in columns.values():
             raise InputError(
-                f"columns.{new}: {name} has a column of that name already; drop or rename it first"
+                f"columns.{new}: {name} has a column of that name already; rename that one too, as "
+                f"--columns.old_{new} {new}"
             )
         if old not in present and (top not in present or not rest):
             raise InputError(f"columns.{new}: {name} has no column {old!r}; {did_you_mean(old, present)}")
-        if old not in present and isinstance(inner, Mapping) and key not in inner:
-            raise InputError(f"columns.{new}: {top!r} of {name} has no {key!r}; {did_you_mean(key, inner)}")
         if old in present and old not in moved:
             moved[old] = new
         else:
-            copied[new] = old
-    if copied:
-        rows = rows.map(lambda row: {new: dotted(row, old) for new, old in copied.items()})
-    return rows.rename_columns(moved)
+            top = old if old in present else top
+            copied[new] = [dotted({top: value}, old) for value in rows[top][:]]
+            if all(value is None for value in copied[new]):
+                first = rows[0][top]
+                raise InputError(
+                    f"columns.{new}: no row of {name} has {old!r}; {top!r} of the first is {first!r:.200}"
+                )
+    rows = rows.rename_columns(moved)
+    for new, values in copied.items():
+        rows = with_column(rows, new, values, name)
+    for given in {"prompts", "completions"} & {*rows.column_names}:
+        raise InputError(
+            f"dataset: {name} has a column {given!r}, which is an argument of every reward; rename it with "
+            f"--columns.NAME {given}"
+        )
+    return rows
 
 
 def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:

@@ -4,6 +4,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from typing import Any
 from gear_rl.arena.task import Task, dataset_task, get_task
 from gear_rl.errors import InputError, did_you_mean
 
-FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv")
-_TEXT_KINDS = (".jsonl", ".json", ".csv")
-"""Read here: `datasets` turns ``007`` into 7 and text that looks like a date into a date."""
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_TEXT_KINDS = (".jsonl", ".json", *_TABLES)
+FILE_KINDS = (*_TEXT_KINDS, ".parquet")
+"""Text, also as ``.gz``, is read here: `datasets` turns ``007`` into 7, and what looks like a date into one."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _GENERATED = {True: 4096, False: 512}
 """Rows of a generator without a limit, to train on and held out."""
@@ -85,8 +87,13 @@ def splits_of(name: str, config: str | None) -> list[str]:
     return ["train"] if _is_file(name) else datasets.get_dataset_split_names(name, config)
 
 
+def _kind(path: Path) -> str:
+    """The suffix of a file, before ``.gz``."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
 def _is_file(name: str) -> bool:
-    return Path(name).suffix in FILE_KINDS or Path(name).is_file()
+    return _kind(Path(name)) in FILE_KINDS or Path(name).is_file()
 
 
 def _is_saved(name: str) -> bool:
@@ -109,7 +116,7 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Traceback (most recent call last):
     gear_rl.errors.InputError: ...csv, line 3: not as many values as columns
     """
-    content, number = path.read_bytes(), 0
+    content, number, separator = path.read_bytes(), 0, _TABLES.get(_kind(path))
 
     def lines() -> Iterator[str]:
         nonlocal number
@@ -118,29 +125,35 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line.decode("utf-8-sig")
 
     try:
-        if path.suffix == ".csv":
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        if separator is not None:
             csv.field_size_limit(2**31 - 1)
-            rows: Iterator[Any] = csv.DictReader(lines(), strict=True)
-            if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
+            rows: Iterator[Any] = csv.DictReader(lines(), strict=True, delimiter=separator)
+            names = rows.fieldnames or ()
+            if len(set(names)) < len(names):
                 raise ValueError("two columns have the same name")
-        elif path.suffix == ".json" and content.lstrip(_BLANK)[:1] == b"[":
+            other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
+            if other is not None:
+                raise ValueError(f"the separator is {other!r}; write {separator!r} in its place")
+        elif _kind(path) == ".json" and content.lstrip(_BLANK)[:1] == b"[":
             rows = iter(_parsed(content.decode("utf-8-sig")))
         else:
             rows = (_parsed(line) for line in map(str.strip, lines()) if line)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
-            if path.suffix == ".csv" and (None in row or None in row.values()):
+            if separator is not None and (None in row or None in row.values()):
                 raise ValueError("not as many values as columns")
             yield number, row
-    except (ValueError, RecursionError, csv.Error) as error:
+    except (ValueError, RecursionError, csv.Error, OSError, EOFError) as error:
         line = max(number, getattr(error, "lineno", 0))
         place = f", line {line}" if line else ""  # unknown inside a JSON list
         raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON. Raises ``ValueError`` for NaN and for a repeated key, which ``json`` accepts."""
+    """Parse JSON. Raises ``ValueError`` for NaN, a repeated key and half a character, which ``json`` accepts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         row, names = dict(pairs), [name for name, _ in pairs]
@@ -151,29 +164,19 @@ def _parsed(text: str) -> Any:
     def refused(word: str) -> Any:
         raise ValueError(f"{word} is no JSON value; write null, or quote it")
 
-    return json.loads(text, object_pairs_hook=unique, parse_constant=refused)
+    value = json.loads(text, object_pairs_hook=unique, parse_constant=refused)
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+    return value
 
 
 def _text_files(paths: list[Path]) -> Any:
     """The rows of JSON or CSV files with the columns of all; ``InputError`` for a column of several kinds."""
-    import datasets
-    import pyarrow as pa
+    from gear_rl.data.columns import make_dataset
 
     rows = [row for path in paths for _, row in read_text(path)]
-    arrays: dict[str, Any] = {}
-    for column in dict.fromkeys(key for row in rows for key in row):  # the first row need not have all
-        values = [row.get(column) for row in rows]
-        try:
-            kinds = {bool, int, float, str} & set(map(type, values))
-            if len(kinds) > 1:  # 3 would become 3.0
-                raise ValueError(" beside ".join(sorted(kind.__name__ for kind in kinds)))
-            arrays[column] = pa.array(values)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InputError(
-                f"dataset: {paths[0]}: column {column!r}: {_first_line(error)}; write all its values alike, "
-                "best as text"
-            ) from None
-    return datasets.Dataset(pa.table(arrays))
+    names = dict.fromkeys(key for row in rows for key in row)  # the first row need not have all
+    return make_dataset({name: [row.get(name) for row in rows] for name in names}, str(paths[0]))
 
 
 def _file(path: Path) -> Any:
@@ -181,9 +184,9 @@ def _file(path: Path) -> Any:
 
     if not path.exists():
         raise InputError(f"dataset: {path} does not exist")
-    if path.suffix not in FILE_KINDS:
+    if _kind(path) not in FILE_KINDS:
         raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
-    if path.suffix in _TEXT_KINDS:
+    if _kind(path) in _TEXT_KINDS:
         return _text_files([path])
     return datasets.load_dataset("parquet", data_files=str(path), split="train")
 
@@ -194,7 +197,7 @@ def _load(name: str, config: str | None, split: str) -> Any:
 
     builder: Any = datasets.load_dataset_builder(name, config)
     files = [Path(file) for file in (builder.config.data_files or {}).get(split, ())]
-    are_text = [file.is_file() and file.suffix in _TEXT_KINDS for file in files]
+    are_text = [file.is_file() and _kind(file) in _TEXT_KINDS for file in files]
     if builder.config.features is None and files and all(are_text):
         return _text_files(files)
     text: dict[str, Any] = {"dtype": str, "keep_default_na": False} if builder.name == "csv" else {}

@@ -27,6 +27,7 @@ from gear_rl.environments import (
     is_blocks,
     texts_of,
 )
+from gear_rl.errors import InputError, raised
 
 _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How chat formats begin a call."""
@@ -159,6 +160,9 @@ class ToolGuard:
         for name in (TURN_REWARDS, ANCHOR_STATES):
             if inspect.isfunction(getattr(cls, name, None)):
                 body[name] = property(inspect.getattr_static(cls, name).__get__)
+        for name in ("reset", "get_reward"):
+            if inspect.isfunction(method := inspect.getattr_static(cls, name, None)):
+                body[name] = _reported(method, f"environment: {cls.__name__}.{name}()")
         guarded = type(cls.__name__, (cls,), body)
         if hasattr(cls, PRIVILEGED_CONTEXT):
             setattr(guarded, PRIVILEGED_CONTEXT, None)  # pydantic would take it for a field in the body
@@ -222,12 +226,14 @@ class ToolGuard:
         return RuntimeError(text)
 
     def _cut(self, result: Any) -> Any:
-        if isinstance(result, list) and is_blocks(cast(list[Any], result)):
-            blocks = cast(list[Mapping[str, Any]], result)
-            if any(block["type"] != "text" for block in blocks):
+        if is_blocks(result):
+            blocks: list[Mapping[str, Any]] = result
+            media = [block for block in blocks if block["type"] != "text"]
+            if not media:
+                result = "\n".join(texts_of(blocks))
+            elif all(block.get(block["type"]) is not None for block in media):
                 return blocks  # images, which TRL hands on as they are
-            result = "\n".join(texts_of(blocks))
-        text = str(cast(Any, result))  # of other lists too: TRL would take their items for content blocks
+        text = str(result)  # of other lists too: TRL would take their items for content blocks
         short = self._shortened(text)
         if short != text:
             self.answers[short] = "cut"
@@ -239,6 +245,45 @@ class ToolGuard:
         if self.max_chars is None or len(text) <= self.max_chars:
             return text
         return f"{text[: self.max_chars]} [cut: {len(text) - self.max_chars} more characters]"
+
+
+def _reported(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A method of the environment, whose errors are one line each."""
+    signature = inspect.signature(method)
+
+    @contextmanager
+    def reported(own: tuple[Any, ...], row: Mapping[str, Any]) -> Generator[None]:
+        try:
+            signature.bind(*own, **row)
+        except TypeError as error:
+            given = ", ".join(row) or "no column"
+            raise InputError(f"{name}: {error}; the row has {given}; end its arguments with **row") from None
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{name} raised {raised(error)}") from error
+
+    def checked(value: Any) -> Any:
+        if method.__name__ == "get_reward" and value is not None:
+            try:
+                float(value + 0)
+            except (TypeError, ValueError):
+                raise InputError(f"{name} gave {value!r:.40}; return a number or None") from None
+        return value
+
+    @wraps(method)
+    def call(*own: Any, **row: Any) -> Any:
+        with reported(own, row):
+            return checked(method(*own, **row))
+
+    @wraps(method)
+    async def call_later(*own: Any, **row: Any) -> Any:
+        with reported(own, row):
+            return checked(await method(*own, **row))
+
+    return call_later if inspect.iscoroutinefunction(method) else call
 
 
 def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
@@ -255,9 +300,12 @@ def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], 
         return {}  # annotations that cannot be resolved: the tool checks for itself
     hints.pop("return", None)
     checks: dict[str, Callable[[Any], Any]] = {}
+    parameters = inspect.signature(function).parameters
     for name, hint in hints.items():
+        if name in parameters and parameters[name].default is None:
+            hint = hint | None
         # Models, data classes and typed dictionaries take no configuration but their own.
-        for config in (None, ConfigDict(arbitrary_types_allowed=True)):
+        for config in (ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True), None):
             with suppress(Exception):  # a type that pydantic builds no check for
                 checks[name] = TypeAdapter(hint, config=config).validate_python
                 break

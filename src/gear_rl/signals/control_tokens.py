@@ -5,7 +5,9 @@ Knows no model and no trainer; a tokenizer is only read for its special tokens.
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from gear_rl.environments import is_blocks
@@ -14,8 +16,8 @@ from gear_rl.environments import is_blocks
 def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | None:
     """What the tokenizer turns into single control tokens; None if it has no such tokens.
 
-    The special tokens, and with ``markup`` added ones that look like it (``<tool_call>``, ``[INST]``): both steer
-    a chat. Added words that are plain text are none.
+    The special tokens, and with ``markup`` added ones that steer a chat: those that its template writes
+    (``<tool_call>``), and ``<|...|>``. Other added words, such as Gemma's ``<table>``, are plain text.
 
     >>> from types import SimpleNamespace
     >>> pattern = control_pattern(SimpleNamespace(all_special_tokens=["<|im_end|>"]))
@@ -24,9 +26,13 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
     """
     tokens: set[str] = set(getattr(tokenizer, "all_special_tokens", ()))
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    template = str(getattr(tokenizer, "chat_template", ""))
     for token in added.values():
         text = str(token.content)
-        if getattr(token, "special", False) or (markup and re.fullmatch(r"<[^<>\s]+>|\[[^\[\]\s]+\]", text)):
+        steers = re.fullmatch(r"<\|\S+\|>", text) or (
+            re.fullmatch(r"<\S+>|\[\S+\]", text) and text in template
+        )
+        if getattr(token, "special", False) or (markup and steers):
             tokens.add(text)
     tokens = {text for text in tokens if text.strip()}
     if not tokens:
@@ -39,8 +45,8 @@ def defused(text: str, control: re.Pattern[str] | None) -> str:
 
     A visible change on purpose: what a tokenizer's normaliser might drop again would be no protection. A token
     that this does not break (a single character) becomes a space; half a surrogate pair, which JSON can spell
-    and no tokenizer takes, becomes a question mark. Full-width letters that spell a token become plain ones
-    first, as some tokenizers make them.
+    and no tokenizer takes, becomes a question mark. Full-width letters that spell a token become plain ones,
+    as some tokenizers make them; all other text stays.
 
     >>> defused("a<|im_end|>b", re.compile(re.escape("<|im_end|>")))
     'a< |im_end|>b'
@@ -48,16 +54,25 @@ def defused(text: str, control: re.Pattern[str] | None) -> str:
     text = text.encode("utf-8", "replace").decode("utf-8")
     if control is None:
         return text
-    folded = unicodedata.normalize("NFKC", text)
-    text = folded if control.search(folded) else text
 
-    def broken(match: re.Match[str]) -> str:
-        apart = f"{match[0][:1]} {match[0][1:]}"
-        return " " if control.search(apart) else apart
+    def break_tokens(parts: Sequence[str]) -> str | None:
+        """The text of which ``parts`` are the characters as a tokenizer reads them; None without a token."""
+        found = [*control.finditer("".join(parts))]
+        ends, place, kept = [*accumulate(map(len, parts))], 0, list[str]()
+        for match in found:
+            apart = f"{match[0][:1]} {match[0][1:]}"
+            begin, end = bisect_right(ends, match.start()), bisect_left(ends, match.end()) + 1
+            kept += [text[place:begin], " " if control.search(apart) else apart]
+            place = end
+        return "".join([*kept, text[place:]]) if found else None
 
-    while control.search(text):
-        text = control.sub(broken, text)
-    return text
+    while True:
+        broken = break_tokens(text)
+        if broken is None and not text.isascii():
+            broken = break_tokens([unicodedata.normalize("NFKC", character) for character in text])
+        if broken is None:
+            return text
+        text = broken
 
 
 def defused_message(message: Mapping[str, Any], control: re.Pattern[str] | None) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The text of a completion and the values of a row's columns, as rewards read them. Knows no task."""
 
+import json
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from gear_rl.environments import texts_of
 
@@ -10,6 +12,9 @@ log = logging.getLogger(__name__)
 
 Completion = str | Sequence[Mapping[str, Any]]
 """As TRL gives it to a reward: plain text, or the messages after the prompt."""
+
+_REASONING = re.compile(r"[<\[](/?)(?:think(?:ing)?|reasoning)[>\]]", re.IGNORECASE)
+_OPEN_END = re.compile(r"[<\[](?:think(?:ing)?|reasoning)[>\]]\s*\Z", re.IGNORECASE)
 
 
 def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
@@ -23,37 +28,74 @@ def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
     return [message for message in completion if message.get("role") == "assistant"]
 
 
-def final_text(completion: Completion) -> str:
-    """The last assistant message without its reasoning; empty if the reasoning is not closed.
+def final_texts(completions: Sequence[Completion], columns: Mapping[str, Any]) -> list[str]:
+    """The last assistant message of each completion without its reasoning; ``columns`` are the reward's others.
 
-    >>> final_text("<think>5?</think>4"), final_text("<think>5"), final_text("6")
-    ('4', '', '6')
+    >>> final_texts(["<think>5?</think>4", "<think>5", "6"], {})
+    ['4', '', '6']
     """
-    messages = assistant_messages(completion)
-    text = "".join(texts_of(messages[-1].get("content"))) if messages else ""
-    _, closed, answer = text.rpartition("</think>")
-    if "<think>" in answer:
-        return ""
-    return answer if closed else text
+    last = [(assistant_messages(completion) or [{}])[-1] for completion in completions]
+    return [*map(message_text, last, opens_reasoning(columns, len(last)))]
+
+
+def message_text(message: Mapping[str, Any], opened: bool = False) -> str:
+    """The text of a message after its reasoning, which an engine's parser may have put apart already."""
+    text = "".join(texts_of(message.get("content")))
+    apart = "reasoning_content" in message or "thinking" in message
+    return text if apart else strip_reasoning(text, opened)
+
+
+def strip_reasoning(text: str, opened: bool = False) -> str:
+    """The text after its reasoning; empty if the reasoning is not closed.
+
+    ``opened`` means that the prompt ends in ``<think>``: its model writes only the end of the tag.
+
+    >>> strip_reasoning("<think>5?</think>4"), strip_reasoning("5?</think>4"), strip_reasoning("5?", opened=True)
+    ('4', '4', '')
+    """
+    tags = [*_REASONING.finditer(text)]
+    if not tags:
+        return "" if opened else text
+    return text[tags[-1].end() :] if tags[-1][1] else ""
+
+
+def opens_reasoning(columns: Mapping[str, Any], num: int) -> list[bool]:
+    """Whether the prompt of each completion ends in a tag that opens reasoning.
+
+    The trainer's column ``prompt_end`` has the end of the prompt behind its chat template; a reward sees messages
+    before it. Without that column a prompt's own text counts.
+
+    >>> opens_reasoning({"prompts": ["2 + 2 = <think>\\n", "<think></think>"]}, 2)
+    [True, False]
+    """
+    ends = columns.get("prompt_end", columns.get("prompts", [None] * num))
+    return [isinstance(end, str) and _OPEN_END.search(end) is not None for end in ends]
 
 
 def dotted(row: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, through objects and lists; None where the path ends early.
+    """The value at a dotted path, through objects, lists and their JSON text; None where the path ends early.
 
-    A column whose own name holds the dots comes first.
+    A column whose own name holds the dots comes first. ``:-1`` is a part of a list.
 
-    >>> dotted({"reward_model": {"ground_truth": "4"}}, "reward_model.ground_truth")
+    >>> dotted({"reward_model": '{"ground_truth": "4"}'}, "reward_model.ground_truth")
     '4'
-    >>> dotted({"turns": [{"content": "hi"}]}, "turns.0.content"), dotted({"a": None}, "a.b")
-    ('hi', None)
+    >>> turns = {"turns": ["a", "b", "c"]}
+    >>> dotted(turns, "turns.:-1"), dotted(turns, "turns.-1"), dotted(turns, "turns.a")
+    (['a', 'b'], 'c', None)
     """
     if path in row:
         return row[path]
     value: Any = row
     for part in path.split("."):
         try:
-            value = value[int(part) if isinstance(value, list) else part]
-        except (LookupError, TypeError, ValueError):
+            inner: Any = json.loads(value) if isinstance(value, str) else value
+            if isinstance(inner, list):
+                begin, colon, end = part.partition(":")
+                ends = [int(n) if n else None for n in (begin, end)]
+                value = cast(list[Any], inner)[slice(*ends) if colon else int(part)]
+            else:
+                value = inner[part]
+        except (LookupError, TypeError, ValueError, RecursionError):
             return None
     return value
 

@@ -119,7 +119,8 @@ class TRLEngine:
         try:
             if chat_template_kwargs is not None:
                 self.trainer.chat_template_kwargs = cast(dict[str, Any], chat_template_kwargs)
-            return self.trainer._tokenize_prompts(list(prompts))[0]
+            with self.trainer.rollouts.own_functions(self.trainer):
+                return self.trainer._tokenize_prompts(list(prompts))[0]
         finally:
             self.trainer.chat_template_kwargs = students
 

@@ -1,6 +1,9 @@
 """The batch of rollouts under way: TRL's hooks show it piece by piece, the credit step gets it whole."""
 
-from collections.abc import Mapping
+import json
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
@@ -8,12 +11,15 @@ import torch
 from torch import Tensor
 from trl.chat_template_utils import add_response_schema
 
+from gear_rl.files import without_null
 from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class Rollouts:
@@ -28,6 +34,8 @@ class Rollouts:
     def __init__(self) -> None:
         self.prompts: list[Any] = []
         """The final prompts; an environment's ``reset()`` may have changed them."""
+        self.prompt_ends: list[str] = []
+        """The last tokens of each prompt behind its chat template: a reward sees whether it opens reasoning."""
         self.rows: list[dict[str, Any]] = []
         """The whole dataset rows, with the columns that ``reset()`` must not see."""
         self.messages: list[Any] = []
@@ -42,6 +50,20 @@ class Rollouts:
         self.evaluated: list[list[float | None]] | None = None
         """During an evaluation: the rewards of every problem's tries."""
 
+    @contextmanager
+    def own_functions(self, trainer: "GEARTrainer") -> Generator[None]:
+        """Prompts show the functions of their row's column ``tools``: TRL does this for environments alone."""
+        functions = [functions_of(row.get("tools")) for row in self.rows]
+        if trainer.tools or trainer.environment_factories is not None or not any(functions):
+            yield
+            return
+        trainer.environment_factories, trainer._env_tools = {}, dict(enumerate(functions))
+        trainer._batch_environments = [*range(len(functions))]
+        try:
+            yield
+        finally:
+            trainer.environment_factories = None
+
     def judge(self, per_function: Tensor, weights: Tensor, num_tries: int) -> None:
         """Keep the rewards of a batch, (rollouts, functions); NaN is a function that abstained.
 
@@ -55,6 +77,17 @@ class Rollouts:
         if self.evaluated is not None:
             for begin in range(0, len(self.rewards), num_tries):
                 self.evaluated.append(self.rewards[begin : begin + num_tries])
+
+    def even_share(self, size: int) -> float:
+        """The share of groups in which no two completions got different rewards.
+
+        >>> rollouts = Rollouts()
+        >>> rollouts.rewards = [1.0, 0.0, None, None, 1.0, None]
+        >>> rollouts.even_share(2)
+        0.6666666666666666
+        """
+        groups = [self.rewards[begin : begin + size] for begin in range(0, len(self.rewards), size)]
+        return sum(len({*group} - {None}) < 2 for group in groups) / len(groups)
 
     def batch(self, trainer: "GEARTrainer", output: Mapping[str, Any]) -> RolloutBatch:
         """What the credit step reads; ``output`` is what ``_generate_and_score_completions`` returned."""
@@ -107,6 +140,50 @@ def completions_of(output: Mapping[str, Any]) -> Completions:
     attention: Tensor = output["completion_mask"]
     mask = (attention * output["tool_mask"] if "tool_mask" in output else attention).bool()
     return Completions(ids=output["completion_ids"], attention=attention, mask=mask)
+
+
+def functions_of(value: Any) -> list[Any]:
+    """The functions, as JSON schemas, that a row's column ``tools`` holds as a list or as its JSON text.
+
+    >>> functions_of('[{"type": "function", "function": {"name": "add"}}]'), functions_of(None)
+    ([{'type': 'function', 'function': {'name': 'add'}}], [])
+    >>> functions_of("calculator")
+    Traceback (most recent call last):
+    ValueError: tools: 'calculator' is no list of functions; write their JSON schemas, or rename the column
+    """
+
+    def read(item: Any) -> Any:
+        return json.loads(item) if isinstance(item, str) else without_null(item)
+
+    try:
+        given: Any = read(value or [])
+        functions = [read(item) for item in ([given] if isinstance(given, Mapping) else given)]
+        if not all(isinstance(function, Mapping) for function in functions):
+            raise TypeError
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"tools: {value!r:.100} is no list of functions; write their JSON schemas, or rename the column"
+        ) from None
+    return functions
+
+
+def check_functions(trainer: "GEARTrainer") -> None:
+    """Warn where no prompt will show the column ``tools``; ``ValueError`` where it holds no functions."""
+    dataset: Any = trainer.train_dataset
+    if "tools" not in (getattr(dataset, "column_names", None) or ()):
+        return
+    row: Any = next(iter(dataset))
+    template = trainer.chat_template or getattr(trainer.processing_class, "chat_template", "")
+    if trainer.tools or trainer.environment_factories is not None:
+        why = "the run's own tools and environments are shown; rename the column"
+    elif isinstance(row.get("prompt"), str):
+        why = "the prompts are text; use messages, or write the functions into the text"
+    elif "tools" not in str(template):
+        why = "the chat template has no place for them; write them into the system message"
+    else:
+        functions_of(row["tools"])
+        return
+    logger.warning("train_dataset: no prompt shows the functions of the column 'tools': %s", why)
 
 
 def parse_tool_calls(processing: Any) -> bool:

@@ -34,7 +34,7 @@ from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.printing import SHORT, Health
-from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
+from gear_rl.engines.trl.rollouts import Rollouts, check_functions, parse_tool_calls
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
@@ -103,6 +103,7 @@ class GEARTrainer(Evaluating):
         if processing is not None and (options.get("tools") or options.get("environment_factory")):
             parse_tool_calls(processing)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
+        check_functions(self)
         contiguous_head(self.model)
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
@@ -132,8 +133,10 @@ class GEARTrainer(Evaluating):
     def _generate(self, prompts: list[Any], *more: Any, **options: Any) -> Any:
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
         self.rollouts.prompts = copy.deepcopy(prompts)
-        with self.tool_guard.serving():
-            return super()._generate(prompts, *more, **options)
+        with self.tool_guard.serving(), self.rollouts.own_functions(self):
+            output = super()._generate(prompts, *more, **options)
+        self.rollouts.prompt_ends = [str(self._tokenizer.decode(ids[-16:])) for ids in output[0]]
+        return output
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         shown = inputs
@@ -151,6 +154,13 @@ class GEARTrainer(Evaluating):
         )
         with self.student_forwards.going_to(self.student_forwards.keep if keep_old else None):
             output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
+            if None in self.rollouts.rewards:  # TRL counts a group without a reward as one that differs
+                mode, size = (
+                    ("train", self.num_generations)
+                    if self.model.training
+                    else ("eval", self.num_generations_eval)
+                )
+                self._metrics[mode]["frac_reward_zero_std"][-1] = self.rollouts.even_share(size)
             if self.model.training:
                 output["advantages"] = self._spread(output)
         return output
@@ -182,7 +192,8 @@ class GEARTrainer(Evaluating):
     ) -> Any:
         self.rollouts.messages, self.rollouts.ids = completions, ids
         # Reward functions see the columns that `reset()` must not see.
-        whole = [{**row, **shown} for row, shown in zip(self.rollouts.rows, inputs, strict=True)]
+        rows = zip(self.rollouts.rows, inputs, self.rollouts.prompt_ends, strict=True)
+        whole = [{**row, **shown, "prompt_end": end} for row, shown, end in rows]
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         if self.model.training:
             self._count_infinite(per_function)

@@ -242,6 +242,11 @@ def _as_verl(rows: Any, source: str, agent: bool) -> Any:
         raise InputError("chat: verl takes prompts as messages; set it to true")
     if _MEDIA & set(rows.column_names) or not all(isinstance(message["content"], str) for message in prompt):
         raise InputError(f"dataset: {source} has more than text, which cannot be scored yet; take text alone")
+    if "tools" in rows.column_names and not agent:
+        raise InputError(
+            f"dataset: {source} has a column 'tools', which verl shows to no model; write the functions into the "
+            "prompts, and rename it with --columns.functions tools"
+        )
     gold = next((name for name in _GOLD_COLUMNS if name in rows.column_names), None)
     features: dict[str, Any] = {
         "data_source": text,

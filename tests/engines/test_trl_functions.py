@@ -1,0 +1,93 @@
+"""The column ``tools``: each prompt shows its own row's functions, to the student and to the teacher."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from engines import tiny
+from engines.scripted import Scripted, call
+from gear_rl import Gear, GEARConfig
+from gear_rl.data.rewards.tool_calls import tool_call_reward
+from gear_rl.records import read_records
+
+
+def function(name, **types):
+    properties = {key: {"type": kind, "description": ""} for key, kind in types.items()}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+FUNCTIONS = [[function("add", a="integer", b="integer")], [function("say", text="string")]]
+CALLS = [call("add", '{"a": 1, "b": 2}'), call("say", '{"text": "hi"}')]
+
+
+def rows(tools=FUNCTIONS):
+    wanted = [[json.loads(text.split("\n")[1])] for text in CALLS]
+    return Dataset.from_list(
+        [
+            {
+                "prompt": [{"role": "user", "content": f"row {i}"}],
+                "answer": f"do {i}",
+                "calls": json.dumps(wanted[i]),
+                "tools": tools[i],
+            }
+            for i in range(2)
+        ]
+    )
+
+
+def make(folder, model, dataset, **options):
+    settings = tiny.settings(
+        folder,
+        record_file=str(folder / "records.jsonl"),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=1,
+        max_completion_length=80,
+        max_steps=1,
+    )
+    trainer = Scripted(
+        model, tool_call_reward, GEARConfig(**settings), dataset, credit=Gear(onset_floor_nats=0.0), **options
+    )
+    trainer.scripts = [[CALLS[i % 2]] for i in range(8)]
+    return trainer
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_each_prompt_shows_its_own_functions(tiny_model, tmp_path, as_text):
+    given = [json.dumps(tools) for tools in FUNCTIONS] if as_text else FUNCTIONS
+    trainer = make(tmp_path, tiny_model, rows(given))
+    trainer.train()
+    records = list(read_records(tmp_path / "records.jsonl"))
+    template = trainer.processing_class.apply_chat_template
+    for record, ids in zip(records, trainer.first_prompts, strict=True):
+        own = int("row 1" in record.prompt)
+        message = {"role": "user", "content": f"row {own}"}
+        wanted = template([message], tools=FUNCTIONS[own], add_generation_prompt=True, return_dict=False)
+        assert ids == wanted
+        assert json.dumps(FUNCTIONS[own][0]) in record.teacher_prompt and f"do {own}" in record.teacher_prompt
+        assert FUNCTIONS[1 - own][0]["function"]["name"] not in record.teacher_prompt
+    assert {record.reward for record in records} == {0.0, 1.0}
+    assert trainer.environment_factories is None
+
+
+def test_a_column_that_no_prompt_shows_is_said(tiny_model, tmp_path, caplog):
+    def add(a: int) -> int:
+        """Add one.
+
+        Args:
+            a: A number.
+        """
+        return a + 1
+
+    make(tmp_path, tiny_model, rows(), tools=[add])
+    blank = tiny.tokenizer()
+    blank.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    make(tmp_path, tiny_model, rows(), processing_class=blank)
+    make(tmp_path, tiny_model, rows().map(lambda row: {"prompt": row["prompt"][0]["content"]}))
+    for why in ("own tools and environments are shown", "has no place for them", "the prompts are text"):
+        assert (
+            caplog.text.count(f"column 'tools': the {'run' if 'own' in why else ''}") and why in caplog.text
+        )
+    with pytest.raises(ValueError, match="tools: 'calculator' is no list of functions"):
+        make(tmp_path, tiny_model, rows(["calculator", "none"]))
