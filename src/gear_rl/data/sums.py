@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gear_rl.data.rewards.text import Completion, final_text
+from gear_rl.data.rewards.text import Completion, final_texts
 from gear_rl.data.rows import checksum
 from gear_rl.data.word_problems import SEEDS, TEST_SHARE
 
@@ -44,7 +44,7 @@ def sums(split: str = "train", num: int = 4096, form: str = "") -> list[dict[str
     return rows
 
 
-def reward(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+def reward(completions: Sequence[Completion], answer: Sequence[str], **columns: Any) -> list[float]:
     """The share of results that stand in their place; the signature of a TRL reward.
 
     >>> reward(["1 + 2 = 3; 4", "4; 3; 9", "?"], answer=["3; 4", "3; 3", "3; 4"])
@@ -53,7 +53,7 @@ def reward(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -
     return [
         sum(given == right for given, right in zip(_parts(text), _parts(wanted), strict=False))
         / len(_parts(wanted))
-        for text, wanted in zip(map(final_text, completions), answer, strict=True)
+        for text, wanted in zip(final_texts(completions, columns), answer, strict=True)
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from gear_rl.data.rewards.text import Completion, final_text
+from gear_rl.data.rewards.text import Completion, final_texts
 from gear_rl.data.rows import checksum
 
 SEEDS = {"train": 1_000_003, "test": 2_000_003}
@@ -52,13 +52,13 @@ def word_problems(split: str = "train", num: int = 4096, kind: str | None = None
     return list(rows.values())
 
 
-def reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -> list[float]:
+def reward(completions: Sequence[Completion], answer: Sequence[Any], **columns: Any) -> list[float]:
     """1 where the last "The answer is N" of a completion is the row's answer; the signature of a TRL reward.
 
     >>> reward(["2 + 2 = 4. The answer is 4.", "It is 4."], answer=["4", "4"])
     [1.0, 0.0]
     """
-    found = [_ANSWER.findall(final_text(completion)) for completion in completions]
+    found = [_ANSWER.findall(text) for text in final_texts(completions, columns)]
     return [float(own[-1:] == [str(right)]) for own, right in zip(found, answer, strict=True)]
 
 

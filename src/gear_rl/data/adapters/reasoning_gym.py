@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy
 
 from gear_rl.data.rewards.children import children
-from gear_rl.data.rewards.text import Completion, final_text, report_failures
+from gear_rl.data.rewards.text import Completion, final_texts, report_failures
 
 COLUMN = "reasoning_gym"
 """The column that the scorer reads: generator, settings, and the entry as a Python literal; JSON text."""
@@ -90,7 +90,7 @@ def reasoning_gym_reward(
             f"reasoning_gym_reward: the dataset has no column {COLUMN!r}; use dataset reasoning-gym/NAME"
         )
     packs = [cast(dict[str, Any], json.loads(pack)) for pack in columns[COLUMN]]
-    texts = [final_text(completion) for completion in completions]
+    texts = final_texts(completions, columns)
     answers = [(_TAGGED.findall(text) or [text])[-1].strip() for text in texts]
     sent = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
     pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from gear_rl.data.rewards.children import children
-from gear_rl.data.rewards.text import Completion, dotted, final_text, report_failures
+from gear_rl.data.rewards.text import Completion, dotted, final_texts, report_failures
 
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "reward_model.ground_truth")
 """Where a row may hold the gold answer, in the order in which they are tried."""
@@ -41,7 +41,7 @@ def math_reward(
     if importlib.util.find_spec("math_verify") is None:
         raise ImportError("math_reward needs math-verify; run: pip install 'gear-rl[math]'")
     golds = gold_answers(columns, len(completions))
-    texts = [final_text(completion) for completion in completions]
+    texts = final_texts(completions, columns)
     pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)
     # Gold answers alone first: one that hangs is unreadable, and no completion gets 0 for it.
     distinct = sorted({gold for gold in golds if gold})

@@ -1,6 +1,7 @@
 """The text of a completion and the values of a row's columns, as rewards read them. Knows no task."""
 
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ log = logging.getLogger(__name__)
 
 Completion = str | Sequence[Mapping[str, Any]]
 """As TRL gives it to a reward: plain text, or the messages after the prompt."""
+
+_REASONING = re.compile(r"[<\[](/?)(?:think(?:ing)?|reasoning)[>\]]", re.IGNORECASE)
+_OPEN_END = re.compile(r"[<\[](?:think(?:ing)?|reasoning)[>\]]\s*\Z", re.IGNORECASE)
 
 
 def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
@@ -23,18 +27,43 @@ def assistant_messages(completion: Completion) -> list[Mapping[str, Any]]:
     return [message for message in completion if message.get("role") == "assistant"]
 
 
-def final_text(completion: Completion) -> str:
-    """The last assistant message without its reasoning; empty if the reasoning is not closed.
+def final_texts(completions: Sequence[Completion], columns: Mapping[str, Any]) -> list[str]:
+    """The last assistant message of each completion without its reasoning; ``columns`` are the reward's others.
 
-    >>> final_text("<think>5?</think>4"), final_text("<think>5"), final_text("6")
-    ('4', '', '6')
+    >>> final_texts(["<think>5?</think>4", "<think>5", "6"], {})
+    ['4', '', '6']
     """
-    messages = assistant_messages(completion)
-    text = "".join(texts_of(messages[-1].get("content"))) if messages else ""
-    _, closed, answer = text.rpartition("</think>")
-    if "<think>" in answer:
-        return ""
-    return answer if closed else text
+    texts = [
+        "".join(texts_of(m[-1].get("content"))) if m else "" for m in map(assistant_messages, completions)
+    ]
+    return [*map(strip_reasoning, texts, opens_reasoning(columns, len(texts)))]
+
+
+def strip_reasoning(text: str, opened: bool = False) -> str:
+    """The text after its reasoning; empty if the reasoning is not closed.
+
+    ``opened`` means that the prompt ends in ``<think>``: its model writes only the end of the tag.
+
+    >>> strip_reasoning("<think>5?</think>4"), strip_reasoning("5?</think>4"), strip_reasoning("5?", opened=True)
+    ('4', '4', '')
+    """
+    tags = [*_REASONING.finditer(text)]
+    if not tags:
+        return "" if opened else text
+    return text[tags[-1].end() :] if tags[-1][1] else ""
+
+
+def opens_reasoning(columns: Mapping[str, Any], num: int) -> list[bool]:
+    """Whether the prompt of each completion ends in a tag that opens reasoning.
+
+    The trainer's column ``prompt_end`` has the end of the prompt behind its chat template; a reward sees messages
+    before it. Without that column a prompt's own text counts.
+
+    >>> opens_reasoning({"prompts": ["2 + 2 = <think>\\n", "<think></think>"]}, 2)
+    [True, False]
+    """
+    ends = columns.get("prompt_end", columns.get("prompts", [None] * num))
+    return [isinstance(end, str) and _OPEN_END.search(end) is not None for end in ends]
 
 
 def dotted(row: Mapping[str, Any], path: str) -> Any:

@@ -28,6 +28,8 @@ class Rollouts:
     def __init__(self) -> None:
         self.prompts: list[Any] = []
         """The final prompts; an environment's ``reset()`` may have changed them."""
+        self.prompt_ends: list[str] = []
+        """The last tokens of each prompt behind its chat template: a reward sees whether it opens reasoning."""
         self.rows: list[dict[str, Any]] = []
         """The whole dataset rows, with the columns that ``reset()`` must not see."""
         self.messages: list[Any] = []

@@ -133,7 +133,9 @@ class GEARTrainer(Evaluating):
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
         self.rollouts.prompts = copy.deepcopy(prompts)
         with self.tool_guard.serving():
-            return super()._generate(prompts, *more, **options)
+            output = super()._generate(prompts, *more, **options)
+        self.rollouts.prompt_ends = [self._tokenizer.decode(ids[-16:]) for ids in output[0]]
+        return output
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         shown = inputs
@@ -182,7 +184,8 @@ class GEARTrainer(Evaluating):
     ) -> Any:
         self.rollouts.messages, self.rollouts.ids = completions, ids
         # Reward functions see the columns that `reset()` must not see.
-        whole = [{**row, **shown} for row, shown in zip(self.rollouts.rows, inputs, strict=True)]
+        rows = zip(self.rollouts.rows, inputs, self.rollouts.prompt_ends, strict=True)
+        whole = [{**row, **shown, "prompt_end": end} for row, shown, end in rows]
         per_function = super()._calculate_rewards(whole, prompts, completions, ids, *more)
         if self.model.training:
             self._count_infinite(per_function)
