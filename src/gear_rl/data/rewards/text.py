@@ -1,5 +1,6 @@
 """The text of a completion and the values of a row's columns, as rewards read them. Knows no task."""
 
+import json
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -67,7 +68,7 @@ def opens_reasoning(columns: Mapping[str, Any], num: int) -> list[bool]:
 
 
 def dotted(row: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, through objects and lists; None where the path ends early.
+    """The value at a dotted path, through objects, lists and JSON text; None where the path ends early.
 
     A column whose own name holds the dots comes first.
 
@@ -75,12 +76,15 @@ def dotted(row: Mapping[str, Any], path: str) -> Any:
     '4'
     >>> dotted({"turns": [{"content": "hi"}]}, "turns.0.content"), dotted({"a": None}, "a.b")
     ('hi', None)
+    >>> dotted({"reward_model": '{"ground_truth": "4"}'}, "reward_model.ground_truth")
+    '4'
     """
     if path in row:
         return row[path]
     value: Any = row
     for part in path.split("."):
         try:
+            value = json.loads(value) if isinstance(value, str) else value
             value = value[int(part) if isinstance(value, list) else part]
         except (LookupError, TypeError, ValueError):
             return None

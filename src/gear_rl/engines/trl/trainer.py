@@ -134,7 +134,7 @@ class GEARTrainer(Evaluating):
         self.rollouts.prompts = copy.deepcopy(prompts)
         with self.tool_guard.serving():
             output = super()._generate(prompts, *more, **options)
-        self.rollouts.prompt_ends = [self._tokenizer.decode(ids[-16:]) for ids in output[0]]
+        self.rollouts.prompt_ends = [str(self._tokenizer.decode(ids[-16:])) for ids in output[0]]
         return output
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
