@@ -118,6 +118,7 @@ def test_an_output_is_never_an_input_a_folder_or_behind_a_file(tmp_path):
     [
         ([1.0], "1 values for 2 completions; return one for each"),
         (["x", "y"], r"\"\['x', 'y'\]\"; return a list with a number"),
+        ({0.0, 1.0}, r"'\{0.0, 1.0\}'; return a list with a number"),  # a set has no order
         ([True, None], None),
     ],
 )

@@ -123,3 +123,11 @@ def test_bad_rows_are_left_out_with_one_warning(tmp_path, caplog):
     [record] = caplog.records
     assert "row 2" in record.message and "prompt is missing" in record.message
     assert "4 of 6 rows" in record.message and "2 prompt is empty" in record.message
+
+
+def test_two_columns_may_change_places(tmp_path):
+    name = jsonl(tmp_path / "a.jsonl", [{"prompt": "2 + 2", "solution": "... 100.", "answer": "4"}])
+    with pytest.raises(InputError, match=r"rename that one too, as --columns.old_solution solution"):
+        load_rows(name, columns={"solution": "answer"}, chat=True)
+    [row] = load_rows(name, columns={"solution": "answer", "old_solution": "solution"}, chat=True)
+    assert (row["solution"], row["old_solution"]) == ("4", "... 100.")

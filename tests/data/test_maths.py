@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
+import datasets
 import pytest
 
 from data.answer_table import NESTED, ROWS
-from gear_rl.data.rewards.maths import gold_answers, math_reward
+from gear_rl.data.rewards.maths import check_golds, gold_answers, math_reward
+from gear_rl.errors import InputError
 
 pytest.importorskip("math_verify")
 
@@ -87,3 +90,22 @@ def test_a_text_that_hangs_is_killed_and_counted(caplog, monkeypatch):
     assert extra == {"math_answer": [None, "4", None, None]}
     [record] = caplog.records
     assert record.message == "math_reward: of 4 answers 1 timeouts, 1 unreadable gold"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"answer": ["1"]}, {"answer": ["1", "2"]}],
+            r"'answer' of row 2 is \['1', '2'\]; name .* --columns.ground_truth",
+        ),
+        ([{"answer": '["1", "2"]'}, {"answer": "1"}], "'answer' of row 1 is"),
+        ([{"answer": "7", "gold": "1"}, {"answer": "", "gold": "2"}], None),
+        ([{"answer": ""}], "no gold answer in solution, answer"),
+        ([{"gold": "1"}], "no gold answer in solution, answer"),
+    ],
+)
+def test_gold_answers_are_checked_before_the_first_step(rows, message):
+    dataset = datasets.Dataset.from_list(rows)
+    with nullcontext() if message is None else pytest.raises(InputError, match=message):
+        check_golds(dataset)

@@ -129,3 +129,18 @@ def test_few_of_our_metrics_are_printed_and_trackers_get_all(tiny_model, tmp_pat
     assert {"gear/scored", "gear/fallbacks"} <= printed[0]
     assert all("gear/weight/max" in logs and "gear/divergence/mean" in logs for logs in tracked[:2])
     assert history(trainer, "gear/weight/max")
+
+
+def test_a_reward_sees_the_end_of_the_prompt_behind_its_template(tiny_model, tmp_path):
+    """There it stands whether the template opens the model's reasoning."""
+    ends = []
+
+    def reward(completions, prompt_end, **columns):
+        ends.extend(prompt_end)
+        return [float(i % 2) for i, _ in enumerate(completions)]
+
+    trainer = trainer_of(tmp_path, tiny_model, Uniform(), reward=reward, max_steps=1)
+    template = trainer.processing_class.chat_template + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    trainer.processing_class.chat_template = template
+    trainer.train()
+    assert ends and all(end.endswith("assistant\n<think>\n") for end in ends)

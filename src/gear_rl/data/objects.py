@@ -127,7 +127,7 @@ def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:
 def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
     """What is wrong with the rewards of ``given["completions"]``."""
     try:
-        if isinstance(values, dict) or not isinstance(values, Sized):
+        if isinstance(values, dict | set | frozenset) or not isinstance(values, Sized):
             raise TypeError
         count = len([value is None or float(value + 0) for value in cast(Collection[Any], values)])
     except (TypeError, ValueError, OverflowError, RuntimeError):

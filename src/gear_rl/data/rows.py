@@ -138,9 +138,10 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
     for new, old in columns.items():
         top, _, rest = old.partition(".")
         inner, key = rows[0].get(top), rest.partition(".")[0]
-        if new in present and old != new:
+        if new in present and old != new and new not in columns.values():
             raise InputError(
-                f"columns.{new}: {name} has a column of that name already; drop or rename it first"
+                f"columns.{new}: {name} has a column of that name already; rename that one too, as "
+                f"--columns.old_{new} {new}"
             )
         if old not in present and (top not in present or not rest):
             raise InputError(f"columns.{new}: {name} has no column {old!r}; {did_you_mean(old, present)}")

@@ -15,9 +15,11 @@ from gear_rl.answer_text import said_answers
 from gear_rl.data.rewards.children import children
 from gear_rl.data.rewards.text import Completion, dotted, final_texts, report_failures
 from gear_rl.data.rewards.values import Judge, Maths, judge_of
+from gear_rl.errors import InputError
 
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "reward_model.ground_truth")
 """Where a row may hold the gold answer, in the order in which they are tried."""
+_TOP_COLUMNS = {path.partition(".")[0] for path in GOLD_COLUMNS}
 LIMIT_SECONDS = 5.0
 """Processor time that one answer may take."""
 _WORDS = re.compile(r"(?<!\\)\b[^\W\d_]{2,}")
@@ -55,7 +57,8 @@ def math_reward(
         (gold, text) for gold, text in zip(golds, texts, strict=True) if gold in readable and text.strip()
     ]
     asked = list(dict.fromkeys(pairs))  # equal completions get equal rewards
-    checks = dict(zip(asked, pool.ask([{"gold": gold, "text": text} for gold, text in asked]), strict=True))
+    replies = pool.ask([{"gold": gold, "text": text} for gold, text in asked])
+    checks: dict[tuple[str | None, str], dict[str, Any]] = dict(zip(asked, replies, strict=True))
     found = [checks.get(pair, {}) for pair in zip(golds, texts, strict=True)]
 
     counts = Counter[str](timeouts=0, errors=0, no_answer=0, unreadable_gold=0)
@@ -77,6 +80,26 @@ def math_reward(
     return rewards
 
 
+def check_golds(dataset: Any) -> None:
+    """``InputError`` for a dataset without gold answers, or with one that is several values."""
+    columns = {name: dataset[name][:] for name in dataset.column_names if name in _TOP_COLUMNS}
+    golds = _golds(columns, len(dataset)) if columns else []
+    if not any(golds):
+        raise InputError(
+            f"reward: math finds no gold answer in {', '.join(GOLD_COLUMNS)}; name its column with "
+            "--columns.answer COLUMN"
+        )
+    for i in (i for i, texts in enumerate(golds) if not texts):
+        row = {name: values[i] for name, values in columns.items()}
+        for path in GOLD_COLUMNS:
+            value = dotted(row, path)
+            if value and isinstance(value, str | list | Mapping):
+                raise InputError(
+                    f"reward: math takes one gold answer, and {path!r} of row {i + 1} is {str(value)[:60]}; "
+                    f"name the one that counts with --columns.ground_truth {path}.0, or write a set as text"
+                )
+
+
 def gold_answers(columns: Mapping[str, Any], num: int) -> list[str | None]:
     """The text with the gold answer of each row; None where no column of ``GOLD_COLUMNS`` holds one.
 
@@ -87,15 +110,19 @@ def gold_answers(columns: Mapping[str, Any], num: int) -> list[str | None]:
     >>> gold_answers({"solution": solutions, "answer": answers}, 2)
     ['6', '7']
     """
-    present = {path.partition(".")[0] for path in GOLD_COLUMNS} & columns.keys()
+    return [min(texts, key=_distance, default=None) for texts in _golds(columns, num)]
+
+
+def _golds(columns: Mapping[str, Any], num: int) -> list[list[str]]:
+    """The texts of each row's columns that may hold its gold answer."""
+    present = _TOP_COLUMNS & columns.keys()
     if not present:
         raise ValueError(
             f"math_reward: the dataset has none of the columns {', '.join(GOLD_COLUMNS)}; name yours with "
             "--columns.answer COLUMN"
         )
     rows = [{name: columns[name][i] for name in present} for i in range(num)]
-    texts = [[text for path in GOLD_COLUMNS if (text := _gold(dotted(row, path)))] for row in rows]
-    return [min(row, key=_distance, default=None) for row in texts]
+    return [[text for path in GOLD_COLUMNS if (text := _gold(dotted(row, path)))] for row in rows]
 
 
 def _gold(value: Any) -> str | None:
