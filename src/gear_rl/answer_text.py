@@ -7,16 +7,19 @@ from decimal import Decimal
 Place = tuple[int, int, int]
 """Character offsets: the delimiters begin at the first, the content lies between the other two."""
 
+MOST_SENTENCES = 9
+"""So many sentences with "answer is" are read, from the last one back."""
+
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_HASHES = re.compile(r"(?<!#)####(?!#)(?![ \t]*[^\W\d_]{2,}+(?!\W*\Z))(?=(.*))")
+_HASHES = re.compile(r"(?<!#)####(?!#)(?![ \t]*[^\W\d_]{2,}+(?!\W*\Z))")
 """GSM8K's. A line that begins with a word is a heading, unless that word ends the text."""
 _SAID = re.compile(
     r"(?:\banswer(?:[^\n.:=]{0,40}?\b(?:is|are)\b|\s*\d*\s*(?:\([^()\n]*\)\s*)?[:=])|答案[^\n,。]{0,10}?[:=是为])"
-    r"[\s:是为*}]*(?!not\b)(?=(.+))",
+    r"[\s:是为*}]*(?!not\b)(?=(.{1,400}))",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?;。](?=\s|$)")
+_SENTENCE_END = re.compile(r"[.!?。](?=\s|$)")
 
 _CHARACTERS = str.maketrans(
     {
@@ -27,7 +30,7 @@ _CHARACTERS = str.maketrans(
 )
 _WRITINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w)\]}])\u2013(?=\d)"), "-"),  # an en dash
-    (re.compile(r"(?<!\w)(\*\*|__)(?=\S)(.+?)\1(?!\w)"), r"\2"),
+    (re.compile(r"(?<!\w)\*\*(?=\S)(.{1,400}?)\*\*(?!\w)"), r"\1"),
     (re.compile(r"(?<=\d)(?:\{,\}|,?\\[ ,!;])(?=\d{3}(?!\d))"), ""),  # 9{,}500
     (re.compile(r"(?:\\\$|[€£¥₹])\s?(?=[\d.])|(?<=\d)\s?(?:\\\$|[€£¥₹])"), ""),
     (re.compile(r"(?<=[\u3000-\u9fff])(?=[-\d$\\])"), " "),
@@ -35,10 +38,10 @@ _WRITINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r"(?<=\d)\s+million\b"), "e6"),
     (re.compile(r"(?<=\d)\s+billion\b"), "e9"),
     (
-        re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}(?!\w)"),
+        re.compile(r"(?<![\w.])(?:\d++(?:\.\d*+)?|\.\d++)[eE][-+]?\d{1,3}(?!\w)"),
         lambda number: f"{Decimal(number[0]):f}",
     ),
-    (re.compile(r"(?<![\d./^])(?<!\^\{)(\d+)\s+(\d+)/(\d+)(?![\d/])"), r"(\1+\2/\3)"),  # 2 2/3
+    (re.compile(r"(?<![\d./^])(?<!\^\{)(\d+)[ \t]+(\d+)/(\d+)(?![\d/])"), r"(\1+\2/\3)"),  # 2 2/3
 ]
 """One way of writing for what has several, anywhere in a text."""
 
@@ -71,7 +74,8 @@ def said_answers(text: str) -> tuple[list[str], bool]:
         if place is not None:
             content = text[place[1] : place[2]].strip()
             return said_answers(content)[0] or [content], True
-    return [_SENTENCE_END.split(said[1])[0].strip() for said in _SAID.finditer(text)][::-1], False
+    said = [*_SAID.finditer(text)][: -MOST_SENTENCES - 1 : -1]
+    return [_SENTENCE_END.split(match[1])[0].strip() for match in said], False
 
 
 def _last_boxed(text: str) -> Place | None:
@@ -97,8 +101,11 @@ def _last_tagged(text: str) -> Place | None:
 
 
 def _last_hashes(text: str) -> Place | None:
-    places = [(match.start(), *match.span(1)) for match in _HASHES.finditer(text)]
-    return places[-1] if places else None
+    places = [match.span() for match in _HASHES.finditer(text)]
+    if not places:
+        return None
+    opens, begins = places[-1]
+    return opens, begins, len(text) if (line_end := text.find("\n", begins)) < 0 else line_end
 
 
 MARKS = (_last_boxed, _last_tagged, _last_hashes)

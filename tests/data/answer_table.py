@@ -134,6 +134,10 @@ LETTERS = [
     ("答案是选项C。", "C", 1.0),
     ("$C$", r"\text{C}", 1.0),
     ("C", "C. 42 apples", 1.0),
+    ("The answer is (C) or (D).", "C", 0.0),
+    (r"\boxed{C, D}", "C", 0.0),
+    (r"\boxed{\text{C and D}}", "D", 0.0),
+    ("The answer is C, as D is too large.", "C", 1.0),
 ]
 WORDS = [
     (r"\boxed{east}", "east", 1.0),
@@ -165,6 +169,7 @@ WORDS = [
     ("7", "nan", None),
     ("7", "", None),
     ("1", True, None),
+    (r"\boxed{\text{yes or no}}", "Yes", 0.0),
 ]
 UNITS = [
     ("18", "18 dollars", 1.0),
@@ -326,6 +331,9 @@ FORMULAS = [
     (r"\boxed{3 pi}", r"3\pi", 1.0),
     (r"\boxed{3}", "3 pi", 0.0),
     (r"\boxed{> 5}", "x > 5", 1.0),
+    (r"\boxed{9:00 or 10:00}", "10:00", 0.0),
+    ("It opens at 8:00 and closes at 9:00.", "9:00", 1.0),
+    (r"\boxed{6*7}", "42", 1.0),
 ]
 NESTED = [
     ("34", ["34"], 1.0),

@@ -32,8 +32,10 @@ _AS_TEXT = [
 _LABEL = re.compile(r"\A\(?([A-J])(?:[).:]+\s*|\Z)")
 """The letter of a choice: "C", "(C) 42"."""
 _CHOSEN = re.compile(
-    r"\A(?:(?:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])|\A\W*([a-j])\W*\Z"
+    r"\A(?:(?:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
+    r"(?![)\s]*(?:[,/&]|or\b|and\b)\s*\(?[A-J]\b)|\A\W*([a-j])\W*\Z"
 )
+"""One letter, with more words behind it or none; two letters are no choice."""
 _WORDS = re.compile(rf"(?!{_FUNCTION}\Z)(?:{_WORD}|[\u3000-\u9fff])(?:[\s,'\u2019-]+[^\W\d_]+)*")
 
 _UNWRAPPED = re.compile(_TEXT + r"\{([^{}]*)\}")
@@ -95,15 +97,16 @@ def _judge(find: Judge, find_unsaid: Judge) -> Judge:
 def _by_pattern(gold: re.Match[str], pattern: re.Pattern[str]) -> Judge:
     right, right_tail = _parts(gold)
 
-    def find(text: str) -> Verdict | None:
-        text = _without_markup(text)
-        matches = [*pattern.finditer(text)]
+    def find(content: str, last: int = 1) -> Verdict | None:
+        text = _without_markup(content)
+        matches = [*pattern.finditer(text)][-last:]
         if not matches:
             return (text, True) if text.casefold() == right else None  # a number without its base
         main, tail = _parts(matches[-1])
-        return matches[-1][0], main == right and (tail == right_tail or not tail or not right_tail)
+        same = main == right and (tail == right_tail or not tail or not right_tail)
+        return text if len(matches) > 1 else matches[0][0], same and len(matches) == 1
 
-    return _judge(find, find)
+    return _judge(lambda content: find(content, last=2), find)
 
 
 def _parts(match: re.Match[str]) -> list[str]:
