@@ -13,8 +13,8 @@ from typing import Any
 
 from gear_rl.answer_text import said_answers
 from gear_rl.data.rewards.children import children
-from gear_rl.data.rewards.text import Completion, dotted, final_texts, report_failures
 from gear_rl.data.rewards.judges import Judge, Maths, judge_of
+from gear_rl.data.rewards.text import Completion, dotted, final_texts, report_failures
 from gear_rl.errors import InputError
 
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "reward_model.ground_truth")
