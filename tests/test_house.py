@@ -10,6 +10,7 @@ import gear_rl
 
 ROOT = Path(gear_rl.__file__).parent
 GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "health", "versions"}
+GROUND |= {"answer_text"}
 BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
@@ -19,6 +20,7 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "errors": set[str](),
     "files": set[str](),
     "environments": set[str](),
+    "answer_text": set[str](),
     "records": {"files"},
     "health": set[str](),
     "versions": set[str](),

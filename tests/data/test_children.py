@@ -48,6 +48,11 @@ def test_a_failure_is_named_and_the_next_request_is_answered(pool, request_, fai
     assert (first["pid"] == third["pid"]) == (failed == "error")
 
 
+def test_the_limit_counts_processor_time(pool):
+    """A busy machine takes no reward away: a child that waits for longer than the limit still answers."""
+    assert pool.ask([{"sleep": 1.5}]) == [{"slept": 1.5}]
+
+
 def test_a_training_script_is_not_run_again_and_its_children_end_with_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

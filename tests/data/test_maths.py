@@ -1,32 +1,35 @@
 """The mathematics reward: what counts as equal, what is not applicable, and what is counted."""
 
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import datasets
 import pytest
 
-from gear_rl.data.rewards.maths import gold_answers, math_reward
+from data.answer_table import NESTED, ROWS
+from gear_rl.data.rewards.maths import check_golds, gold_answers, math_reward
+from gear_rl.errors import InputError
 
 pytest.importorskip("math_verify")
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "reward"),
-    [
-        (r"\boxed{0.5}", r"\frac{1}{2}", 1.0),
-        (r"\boxed{70\%}", "0.7", 1.0),
-        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
-        ("72", "48 / 2 = <<48/2=24>>24 clips.\n48 + 24 = 72.\n#### 72", 1.0),
-        ("24", "48 / 2 = <<48/2=24>>24 clips.\n48 + 24 = 72.\n#### 72", 0.0),
-        # Hedging earns nothing: two boxes are a set, of a bare list the first number counts.
-        (r"\boxed{3} or \boxed{4}", "4", 0.0),
-        # Nothing of the model's text is evaluated.
-        ("__import__('os')._exit(1)", "3", 0.0),
-        ("<think>it is 7</think> 8", "7", 0.0),
-        ("<think>it is 7", "7", 0.0),
-        ("7", "no idea at all", None),
-        ("7", "", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "gold", "reward"), ROWS)
 def test_answers_and_their_rewards(text, gold, reward):
-    assert math_reward([text], solution=[gold]) == [reward]
+    assert math_reward([text], answer=[gold]) == [reward]
+
+
+@pytest.mark.parametrize(
+    "gold", dict.fromkeys(str(gold) for _, gold, reward in ROWS[: -len(NESTED)] if reward is not None)
+)
+def test_a_gold_answer_is_its_own_answer(gold):
+    assert math_reward([gold], answer=[gold]) == [1.0]
+
+
+def test_a_cut_off_thought_under_a_prompt_that_opens_it_is_no_answer():
+    told = {"prompts": ["2 + 2 = <think>\n", "2 + 2 = "], "answer": ["4", "4"]}
+    assert math_reward([r"so \boxed{4}"] * 2, **told) == [0.0, 1.0]
+    assert math_reward([r"so \boxed{5}</think> \boxed{4}"] * 2, **told) == [1.0, 1.0]
 
 
 def test_messages_and_text_are_read_alike_and_the_last_message_counts():
@@ -44,9 +47,27 @@ def test_the_gold_answer_is_sought_in_the_known_columns_in_order():
         "answer": ["9", "... #### 1,002", "", True],
         "reward_model": [None, None, {"ground_truth": "3"}, {"style": "rule"}],
     }
-    assert gold_answers(columns, 4) == ["1", "1002", "3", None]
+    assert gold_answers(columns, 4) == ["1", "... #### 1,002", "3", None]
     with pytest.raises(ValueError, match="none of the columns solution, answer, ground_truth"):
         math_reward(["1"], gold=["1"])
+
+
+def test_a_plain_answer_goes_before_a_solution_in_prose():
+    prose = "First we count. The first ones are 94, and with the six others there are 100."
+    assert math_reward([r"\boxed{100}", r"\boxed{6}"], solution=[prose] * 2, answer=["6"] * 2) == [0.0, 1.0]
+    assert gold_answers({"solution": [r"so \boxed{6}"], "answer": ["18 dollars"]}, 1) == [r"so \boxed{6}"]
+    assert gold_answers({"reward_model": ['{"ground_truth": ["34"]}']}, 1) == ["34"]
+
+
+def test_equal_answers_get_equal_rewards_on_a_busy_machine():
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        texts = [r"\boxed{\frac{x^2-1}{x-1}}" + " " * (i // 2) for i in range(32)]
+        assert math_reward(texts, answer=["x+1"] * 32) == [1.0] * 32
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_a_text_that_hangs_is_killed_and_counted(caplog, monkeypatch):
@@ -69,3 +90,22 @@ def test_a_text_that_hangs_is_killed_and_counted(caplog, monkeypatch):
     assert extra == {"math_answer": [None, "4", None, None]}
     [record] = caplog.records
     assert record.message == "math_reward: of 4 answers 1 timeouts, 1 unreadable gold"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"answer": ["1"]}, {"answer": ["1", "2"]}],
+            r"'answer' of row 2 is \['1', '2'\]; name .* --columns.ground_truth",
+        ),
+        ([{"answer": '["1", "2"]'}, {"answer": "1"}], "'answer' of row 1 is"),
+        ([{"answer": "7", "gold": "1"}, {"answer": "", "gold": "2"}], None),
+        ([{"answer": ""}], "no gold answer in solution, answer"),
+        ([{"gold": "1"}], "no gold answer in solution, answer"),
+    ],
+)
+def test_gold_answers_are_checked_before_the_first_step(rows, message):
+    dataset = datasets.Dataset.from_list(rows)
+    with nullcontext() if message is None else pytest.raises(InputError, match=message):
+        check_golds(dataset)

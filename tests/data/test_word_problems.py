@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from gear_rl.data.word_problems import reward, word_problems
 
 
@@ -16,6 +18,26 @@ def test_every_step_is_right_and_follows_from_the_problem():
             known.add(int(c))
         assert row["solution"].endswith(f"= {row['answer']}. The answer is {row['answer']}.")
         assert reward([row["solution"]], [row["answer"]]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("58.", 1.0),
+        ("58", 1.0),
+        ("$58", 1.0),
+        ("58.0", 1.0),
+        ("58, or so", 1.0),
+        ("58,000", 0.0),
+        ("58.5", 0.0),
+        ("-58", 0.0),
+        ("5", 0.0),
+        ("no number", 0.0),
+    ],
+)
+def test_the_whole_number_counts(text, right):
+    assert reward([f"The answer is 7. The answer is {text}"], ["58"]) == [right]
+    assert reward([f"The answer is {text}"], [58], prompts=["2 = <think>"]) == [0.0]
 
 
 def test_the_parts_share_no_prompt_and_a_part_is_the_same_every_time():

@@ -142,3 +142,18 @@ def test_a_group_without_a_reward_does_not_count_as_one_that_differs(tiny_model,
     assert history(run(tmp_path, tiny_model, Gear(), reward=reward, **sizes), "frac_reward_zero_std") == [
         0.75
     ]
+
+
+def test_a_reward_sees_the_end_of_the_prompt_behind_its_template(tiny_model, tmp_path):
+    """There it stands whether the template opens the model's reasoning."""
+    ends = []
+
+    def reward(completions, prompt_end, **columns):
+        ends.extend(prompt_end)
+        return [float(i % 2) for i, _ in enumerate(completions)]
+
+    trainer = trainer_of(tmp_path, tiny_model, Uniform(), reward=reward, max_steps=1)
+    template = trainer.processing_class.chat_template + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    trainer.processing_class.chat_template = template
+    trainer.train()
+    assert ends and all(end.endswith("assistant\n<think>\n") for end in ends)

@@ -30,6 +30,7 @@ def regions(tokens, mask=None, pattern=None):
         ("a|<answer>|b|</answer>|c|<answer>| d|</answer>", [0, 0, 0, 0, 0, 2, 1, 2]),
         ("<answer>|b|</answer>|\n####| 9", [2, 1, 2, 2, 2]),  # and tags before hashes
         ("a\n|####| 4|\n|####| 2|\nend", [0, 0, 0, 0, 2, 1, 2]),
+        ("a |####| 4|\n|####| Step 2|\nend", [0, 2, 1, 2, 2, 2, 2]),  # inside a line; a heading is no answer
         (r"\boxed{|4||2|}||", [2, 1, 1, 1, 2, 2, 2]),  # a token without text is what stands around it
     ],
 )
@@ -153,11 +154,15 @@ def slow_tag(text):
 
 
 def slow_hash(text):
-    best, at = None, 0
-    for line in text.split("\n"):
-        if line.startswith("####") and not line.startswith("#####"):
-            best = at, at + 4, at + len(line)
-        at += len(line) + 1
+    best = None
+    for at in range(len(text)):
+        around = text[max(0, at - 1) : at] + text[at + 4 : at + 5]
+        if text[at : at + 4] == "####" and "#" not in around:
+            line = text[at + 4 :].split("\n")[0]
+            word = re.match(r"[ \t]*([^\W\d_]*)", text[at + 4 :])
+            # A heading: its first word, of two letters or more, does not end the text.
+            if len(word[1]) < 2 or not re.search(r"\w", text[at + 4 + word.end() :]):
+                best = at, at + 4, at + 4 + len(line)
     return best
 
 

@@ -14,7 +14,7 @@ TEST_SHARE = 0.25
 """Share of all problems, by checksum, that only ``test`` has: two seeds may draw the same."""
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Finn", "Grace", "Hugo")
 _THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
-_ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+)", re.IGNORECASE)
+_ANSWER = re.compile(r"answer is:?\s*\$?(-?\d+(?:,\d{3})*(?:\.\d+)?)", re.IGNORECASE)
 
 _Problem = tuple[str, tuple[tuple[int, str, int], ...]]
 """The text, and its steps: first number, sign, second number."""
@@ -59,7 +59,10 @@ def reward(completions: Sequence[Completion], answer: Sequence[Any], **columns: 
     [1.0, 0.0]
     """
     found = [_ANSWER.findall(text) for text in final_texts(completions, columns)]
-    return [float(own[-1:] == [str(right)]) for own, right in zip(found, answer, strict=True)]
+    return [
+        float(bool(own) and float(own[-1].replace(",", "")) == float(right))
+        for own, right in zip(found, answer, strict=True)
+    ]
 
 
 def _worked(steps: Sequence[tuple[int, str, int]]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
 from gear_rl.data.objects import context_fault, guarded, import_object, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
+from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.data.sources import is_generated
 from gear_rl.engines.folder import checkpoints_in
@@ -73,7 +74,7 @@ def make_trainer(config: RunConfig) -> Any:
     """The trainer that a configuration describes, without the callbacks that print."""
     credit = build_method(config.credit)
     dataset, held_out = load_data(config)
-    rewards, options = _rewards(config), _options(config)
+    rewards, options = _rewards(config, dataset), _options(config)
     with _input_errors():
         model, processing, settings = (arena_model if is_arena(config.model) else _pretrained)(config)
         settings |= _settings(config)
@@ -105,7 +106,7 @@ def check_run(config: RunConfig, dataset: Any, where: str) -> None:
     from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 
     with _input_errors(f"{where}: "):
-        _rewards(config)
+        _rewards(config, dataset)
         options = _options(config)
         privileged = options.pop("privileged", None)
         arguments = GEARConfig(**_settings(config))
@@ -125,10 +126,12 @@ def _input_errors(where: str = "") -> Generator[None]:
         raise InputError(f"{where}report_to: {error}") from None
 
 
-def _rewards(config: RunConfig) -> list[Reward]:
+def _rewards(config: RunConfig, dataset: Any) -> list[Reward]:
     weights, count = config.trainer.get("reward_weights"), len(config.reward_names)
     if weights and count and config.environment is None and len(weights) != count:
         raise InputError(f"reward_weights: {len(weights)} numbers; give one for each reward, {count} in all")
+    if "math" in config.reward_names:
+        check_golds(dataset)
     return [load_reward(name, config.dataset) for name in config.reward_names]
 
 

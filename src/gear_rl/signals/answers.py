@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.answer_text import MARKS, Place
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.engine import Engine, token_texts
 from gear_rl.signals.signal import BatchSignal
@@ -18,10 +19,6 @@ from gear_rl.tensor.segments import turn_ids
 
 SEARCHED_CHARACTERS = 4000
 """A pattern of the user's is searched in so many characters at the end of each turn."""
-
-_BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_HASHES = re.compile(r"^####(?!#)(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,10 +39,6 @@ class AnswerRegion(BatchSignal):
         return region
 
 
-_Answer = tuple[int, int, int]
-"""Character offsets: the delimiters begin at the first, the content lies between the other two."""
-
-
 def answer_regions(
     texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"], pattern: str | None = None
 ) -> Int[Tensor, "B T"]:
@@ -53,7 +46,7 @@ def answer_regions(
 
     ``texts[b][t]`` is token ``t`` decoded alone. Each turn is searched by itself; the last turn with a match
     wins, and in it the last match. Without a pattern the answer is the last ``\boxed{...}`` with balanced braces,
-    else the last ``<answer>...</answer>``, else the rest of the last line that starts with ``####``. A pattern's
+    else the last ``<answer>...</answer>``, else the rest of the line after the last ``####``. A pattern's
     first group is the answer, or the whole match, within a turn's last ``SEARCHED_CHARACTERS``. A token that
     overlaps the content is content. Raises ``ValueError`` for a pattern that ``check_pattern`` refuses.
 
@@ -63,7 +56,7 @@ def answer_regions(
     >>> answer_regions(texts, torch.ones(1, 8, dtype=torch.bool), pattern=r"so")
     tensor([[1, 2, 2, 2, 2, 2, 2, 2]])
     """
-    searches = _SEARCHES if pattern is None else (partial(_by_pattern, check_pattern(pattern)),)
+    searches = MARKS if pattern is None else (partial(_by_pattern, check_pattern(pattern)),)
     turn_id = map(int_list, turn_ids(mask).cpu())
     regions = [_row_regions(row, turns, searches) for row, turns in zip(texts, turn_id, strict=True)]
     found = torch.tensor(regions, dtype=torch.int64, device=mask.device).view(mask.shape)
@@ -122,7 +115,7 @@ def _nests_repetitions(pattern: str) -> bool:
 
 
 def _row_regions(
-    texts: Sequence[str], turns: Sequence[int], searches: Sequence[Callable[[str], _Answer | None]]
+    texts: Sequence[str], turns: Sequence[int], searches: Sequence[Callable[[str], Place | None]]
 ) -> list[int]:
     """The regions of a row; what they say of masked tokens is not read."""
     by_turn = [[t for t, own in enumerate(turns) if own == k] for k in range(max(turns, default=-1), -1, -1)]
@@ -148,29 +141,7 @@ def _row_regions(
     return regions
 
 
-def _last_boxed(text: str) -> _Answer | None:
-    """Braces are matched by a stack, in one pass: boxes that are never closed cost only their length."""
-    heads = {match.end() - 1: match.start() for match in _BOXED.finditer(text)}
-    stack: list[int] = []
-    best = None
-    for match in _BRACE.finditer(text) if heads else ():
-        place = match.start()
-        if match[0] == "{":
-            stack.append(place)
-        elif match[0] == "}" and stack:
-            opened = stack.pop()
-            if opened in heads and (best is None or opened > best[1]):
-                best = heads[opened], opened + 1, place
-    return best
-
-
-def _last_tagged(text: str) -> _Answer | None:
-    ends = text.rfind("</answer>")
-    opens = text.rfind("<answer>", 0, max(ends, 0))
-    return None if opens < 0 else (opens, opens + len("<answer>"), ends)
-
-
-def _by_pattern(pattern: re.Pattern[str], text: str) -> _Answer | None:
+def _by_pattern(pattern: re.Pattern[str], text: str) -> Place | None:
     best = None
     for match in pattern.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS)):
         begins, ends = match.span(1 if pattern.groups else 0)
@@ -178,11 +149,3 @@ def _by_pattern(pattern: re.Pattern[str], text: str) -> _Answer | None:
             # A group inside a look-behind begins before its match does.
             best = min(match.start(), begins), begins, ends
     return best
-
-
-def _last_hashes(text: str) -> _Answer | None:
-    found = [(match.start(), *match.span(1)) for match in _HASHES.finditer(text)]
-    return found[-1] if found else None
-
-
-_SEARCHES = (_last_boxed, _last_tagged, _last_hashes)

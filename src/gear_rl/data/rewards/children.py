@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
@@ -22,8 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 180.0
-"""How long a child may take to import its library, on a machine that is busy."""
+STALL_SECONDS = 180.0
+"""How long a child may be silent, on a machine that is busy: while it imports its library, or computes."""
 REQUESTS_PER_CHILD = 8
 """Requests per started child: a child costs a second and 100 MB."""
 _MEMORY_BYTES = 4 << 30
@@ -34,10 +33,10 @@ Reply = dict[str, Any]
 
 
 class Children:
-    """At most ``most`` child processes that run one handler; one that hangs for ``limit_s`` or dies is replaced.
+    """At most ``most`` child processes that run one handler; one that hangs or dies is replaced.
 
-    ``handler`` is a ``module:function`` that returns the function from request to reply. The children end with
-    this process.
+    A request may take ``limit_s`` of processor time, which a busy machine does not stretch. ``handler`` is a
+    ``module:function`` that returns the function from request to reply. The children end with this process.
     """
 
     def __init__(self, handler: str, *, limit_s: float, most: int) -> None:
@@ -76,7 +75,6 @@ class Children:
 
 class _Child:
     def __init__(self, handler: str, limit_s: float) -> None:
-        self.limit_s = limit_s
         root = str(Path(__file__).parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
@@ -89,7 +87,7 @@ class _Child:
             text=True,
             encoding="ascii",
         )
-        hello = self._reply(START_SECONDS)
+        hello = self._reply()
         if "ready" not in hello:
             self.close()
             raise RuntimeError(f"the scoring process did not start: {hello.get('error', hello)}")
@@ -102,19 +100,18 @@ class _Child:
         except OSError:
             self.close()
             return {"failed": "crash"}
-        return self._reply(self.limit_s)
+        return self._reply()
 
-    def _reply(self, seconds: float) -> Reply:
+    def _reply(self) -> Reply:
         assert self.process.stdout is not None
-        expired = threading.Event()
-        timer = threading.Timer(seconds, lambda: (expired.set(), self.process.kill()))
+        timer = threading.Timer(STALL_SECONDS, self.process.kill)
         timer.start()
         line = self.process.stdout.readline()
         timer.cancel()
         if line:
             return json.loads(line)
         self.close()
-        return {"failed": "timeout" if expired.is_set() else "crash"}
+        return {"failed": "timeout" if self.process.returncode == -signal.SIGPROF else "crash"}
 
     def close(self) -> None:
         self.process.kill()
@@ -156,16 +153,13 @@ def _main(handler: str, seconds: str) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    alarm: Callable[[int], object] = getattr(
-        signal, "alarm", lambda _: None
-    )  # ends a computation inside C too
     for line in sys.stdin:
-        alarm(math.ceil(2 * float(seconds)))  # for an orphan: the parent kills earlier
+        signal.setitimer(signal.ITIMER_PROF, float(seconds))  # ends a computation inside C too
         try:
             answer = handle(json.loads(line))
         except Exception as error:
             answer = {"failed": "error", "error": f"{type(error).__name__}: {str(error)[:200]}"}
-        alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         reply(answer)
 
 
