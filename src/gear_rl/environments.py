@@ -6,15 +6,17 @@ from typing import Any, cast
 PRIVILEGED_CONTEXT = "privileged_context"
 """The teacher's privileged context for the rollout that has just ended; never shown to the student."""
 TURN_REWARDS = "turn_rewards"
-"""The reward of each turn of that rollout."""
+"""The reward of each call of that rollout that reached the environment."""
 ANCHOR_STATES = "anchor_states"
-"""The state at the start of each turn of that rollout, as text."""
+"""The state before each of those calls and after the last, as text."""
 RESERVED_METHODS: tuple[str, ...] = ("reset", "get_reward", PRIVILEGED_CONTEXT, TURN_REWARDS, ANCHOR_STATES)
 """Public methods of an environment that are no tools; every other public method is a tool of the model."""
 
 TOOL_FAILURES = ("unknown", "arguments", "raised", "timeout", "cut", "control", "malformed")
 """How a tool call can fail: no such tool, wrong arguments, an exception, the time limit, an answer cut to size,
 chat control tokens in the answer, a call that could not be parsed."""
+NEVER_RUN = ("unknown", "arguments")
+"""Those of calls that never reached a tool."""
 
 
 _MEDIA = ("image", "image_url", "video", "audio", "input_audio")

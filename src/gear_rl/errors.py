@@ -2,6 +2,7 @@
 
 import builtins
 import difflib
+import logging
 import math
 import numbers
 import sys
@@ -9,6 +10,7 @@ import traceback
 import types
 import typing
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
@@ -19,6 +21,12 @@ class InputError(Exception):
     >>> print(InputError("--steps: 0; give 1 or more"))
     --steps: 0; give 1 or more
     """
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, the first time in a process: a method is built many times in a run."""
+    logging.getLogger(__name__).warning(message)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

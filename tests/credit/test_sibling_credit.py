@@ -34,7 +34,7 @@ def rollouts(answers=("is 3",) * 8, **changes):
         "prompts": [[{"role": "user", "content": "a"}]] * 8,
         "rows": [{"answer": answer} for answer in answers],
         "messages": [[CALL, ANSWER] * row.strip("0").count("01") + [LAST] for row in TURNS],
-        "call_failed": lambda b, message: b == 3,
+        "failure_of": lambda b, message: "raised" if b == 3 else None,
     }
     return batch_of(torch.where(MASK, 3, 4), MASK, **{**settings, **changes})
 

@@ -20,6 +20,7 @@ def said(text: Any, name: str = "look") -> dict[str, Any]:
 
 END = {"role": "assistant", "content": "done"}
 WRONG = "{'error': 'no such drawer'}"
+REFUSED = "{'error': 'no tool named loook'}"
 THREE = [call(), said("a key"), call(2), said("open"), said(WRONG), END]
 """Three turns: one call that was answered, two calls of which one failed, and the end."""
 
@@ -29,8 +30,8 @@ def masks(*rows: str) -> torch.Tensor:
     return torch.tensor([[token == "x" for token in row] for row in rows], dtype=torch.bool)
 
 
-def fails(b: int, answer: Any) -> bool:
-    return answer["content"] == WRONG
+def fails(b: int, answer: Any) -> str | None:
+    return {WRONG: "raised", REFUSED: "unknown"}.get(answer["content"])
 
 
 def batch_with(completions, rows, environments=None, name="turn_rewards", **more):
@@ -42,7 +43,7 @@ def batch_with(completions, rows, environments=None, name="turn_rewards", **more
 
 
 def turn_rewards(completions, rows, failed=fails, environments=None, logged=None):
-    batch = batch_with(completions, rows, environments, call_failed=failed, turn_rewards=logged)
+    batch = batch_with(completions, rows, environments, failure_of=failed, turn_rewards=logged)
     return TurnReward().compute(batch, PlainEngine(None))
 
 
@@ -51,6 +52,7 @@ def rewards(completion: Any, row: str, **given: Any) -> list[float]:
 
 
 TWO = [call(), said("a"), END]
+AFTER_REFUSED = [call(), said(REFUSED), call(2), said("a"), said("b"), END]
 CUT_OFF = [call(), said("a"), call()]
 """The tool of its last turn ran, but the answer did not fit and was dropped."""
 
@@ -69,13 +71,26 @@ CUT_OFF = [call(), said("a"), call()]
         (TWO, "....", {}, [0, 0, 0, 0]),
         ([], "", {}, []),
         # the environment comes first, then a reward function, then the calls
-        (THREE, "x.x.x", {"environments": [0.5, -1, 2.5], "logged": [4, 5, 6]}, [0.5, 0, -1, 0, 2.5]),
+        (THREE, "x.x.x", {"environments": [0.5, -1, 2.5], "logged": [4, 5, 6]}, [0.5, 0, 1.5, 0, 0]),
         (THREE, "x.x.x", {"environments": None, "logged": [4, 5, 6]}, [4, 0, 5, 0, 6]),
         (THREE, "x.x.x", {"environments": None, "logged": None}, [1, 0, 0, 0, 0]),
-        # the value of a last turn that called nothing may be left out; others than there are turns are dropped
+        # the environment's are of calls, and those of a turn are summed; that which raised may have none
         (THREE, "x.x.x", {"environments": [0.5, -1]}, [0.5, 0, -1, 0, 0]),
+        (THREE, "x.x.x", {"environments": [0.5, -1, 2.5, 4]}, [0.5, 0, 1.5, 0, 4]),
+        # a call that was refused reached no environment
+        (AFTER_REFUSED, "x.x.x", {"environments": [3, 4]}, [0, 0, 7, 0, 0]),
+        (AFTER_REFUSED, "x.x.x", {"environments": [3, 4, 5]}, [0, 0, 7, 0, 5]),
+        # calls of a rollout that was cut off: their answers were dropped, or no turn came after them
+        (CUT_OFF, "x.xx", {"environments": [1, 2]}, [1, 0, 2, 2]),
+        (CUT_OFF, "x.xx", {"environments": [1]}, [1, 0, 0, 0]),
         (CUT_OFF[:2], "xx..", {"environments": [1, 2]}, [1, 1, 0, 0]),
+        (THREE, "xx....", {"environments": [1, 2, 3]}, [1, 1, 0, 0, 0, 0]),
         (THREE, "......", {"environments": [1, 2, 3]}, [0] * 6),
+        # where no message shows a call, and from a reward function, they are of turns
+        ("text", "x.x", {"environments": [1]}, [1, 0, 0]),
+        ("text", "x.x", {"environments": [1, 2]}, [1, 0, 2]),
+        (THREE, "x.x.x", {"logged": [4, 5]}, [4, 0, 5, 0, 0]),
+        (CUT_OFF[:1], "xx..", {"logged": [1, 2]}, [1, 1, 0, 0]),
     ],
 )
 def test_the_reward_of_a_turn(completion, row, given, expected):
@@ -88,11 +103,11 @@ def test_each_rollout_has_its_own_values_and_failures():
         [THREE, THREE, TWO],
         ["x.x.x", "x.xxx", "x.x.."],
         failed=lambda b, answer: seen.append((b, answer["content"])),
-        environments=[None, [7.0, 8.0], None],
+        environments=[None, [7.0, 8.0, 1.0], None],
         logged=[[4.0, 5.0, 6.0], [0.0, 0.0], None],
     )
-    assert found.tolist() == [[4, 0, 5, 0, 6], [7, 0, 8, 8, 8], [1, 0, 0, 0, 0]]
-    assert found.dtype == torch.float32 and seen == [(2, "a")]
+    assert found.tolist() == [[4, 0, 5, 0, 6], [7, 0, 9, 9, 9], [1, 0, 0, 0, 0]]
+    assert found.dtype == torch.float32 and seen == [(1, "a key"), (1, "open"), (1, WRONG), (2, "a")]
 
 
 def test_turns_that_nothing_rewards_are_told_of(caplog):
@@ -107,27 +122,28 @@ def test_turns_that_nothing_rewards_are_told_of(caplog):
 @pytest.mark.parametrize(
     ("completion", "row", "values", "message"),
     [
-        (THREE, "x.x.x", [1], "rollout 0 has 3 turns, but the environment's turn_rewards() gave 1"),
+        (THREE, "x.x.x", [1], "made 3 calls, of which 1 raised, but the environment's turn_rewards() gave 1"),
+        (AFTER_REFUSED, "x.x.x", [1] * 4, "made 2 calls, of which 0 raised, but"),
         ("text", "x.x", [1, 2, 3], "has 2 turns, but the environment's turn_rewards() gave 3"),
     ],
 )
-def test_another_number_of_values_than_turns_names_both(completion, row, values, message, caplog):
-    """An environment does not see a call that was refused: the rollout falls back, and the run goes on."""
+def test_another_number_of_values_names_both(completion, row, values, message, caplog):
+    """The rollout falls back, and the run goes on; but a reward function sees the turns."""
     found = rewards(completion, row, environments=values)
     assert all(math.isnan(v) for v, kept in zip(found, row, strict=True) if kept == "x")
     assert all(v == 0 for v, kept in zip(found, row, strict=True) if kept != "x")
     assert message in caplog.text and "keeps its GRPO advantage" in caplog.text
-    by_hand = message.replace("the environment's turn_rewards()", "a reward function")
-    with pytest.raises(ValueError, match="give one for each turn") as error:
+    count = (len(row) + 1) // 2
+    message = f"has {count} turns, but a reward function gave {len(values)}; give one for each turn"
+    with pytest.raises(ValueError, match=message):
         rewards(completion, row, logged=values)
-    assert by_hand in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"logged": ["much"]}, "turn_rewards: rollout 0: a reward function gave 'much'; give a num"),
-        ({"environments": 0.5}, "rollout 0: .* gave 0.5; give a list with one value for each turn"),
+        ({"logged": ["much"]}, "turn_rewards: rollout 0: a reward function gave 'much'; give a list of num"),
+        ({"environments": 0.5}, "rollout 0: .* gave 0.5; give a list of values"),
     ],
 )
 def test_what_is_no_number_is_named(given, message):
@@ -139,7 +155,7 @@ def test_what_is_no_number_is_named(given, message):
 
 
 def texts(completion: Any, row: str, *states: Any) -> list[str | None]:
-    return anchor_texts(batch_with([completion], [row], states or None, "anchor_states"))[0]
+    return anchor_texts(batch_with([completion], [row], states or None, "anchor_states", failure_of=fails))[0]
 
 
 BLOCKS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -157,10 +173,15 @@ IMAGE = [BLOCKS[0], {"type": "image", "image": object()}]
         ("text", "x.x", [], ["", None]),
         ([call(), said(IMAGE), END], "x.x", [], ["", None]),
         ([END, END], "x.x", [], ["", None]),
-        # the environment's states come first
-        (THREE, "x.x.x", [["hall", "attic", "hall"]], ["hall", "attic", "hall"]),
-        (THREE, "x.x.x", [["hall", "attic"]], ["hall", "attic", None]),
+        # the environment's come first: before each call, and after the last
+        (TWO, "x.x", [["hall", "attic"]], ["hall", "attic"]),
+        (TWO, "x.x", [["hall"]], ["hall", None]),
+        (AFTER_REFUSED, "x.x.x", [["hall", "attic", "loft"]], ["hall", "hall", "loft"]),
+        (AFTER_REFUSED, "x.x.x", [["hall", "attic"]], ["hall", "hall", None]),
+        (THREE, "x.x.x", [["hall", "attic", "loft", "roof"]], ["hall", "attic", "roof"]),
         (THREE, "x.x.x", [None], ["", "\na key", f"\nopen\n{WRONG}"]),
+        # of three calls one raised: three states are before each, or before and after the others
+        (THREE, "x.x.x", [["hall", "attic", "hall"]], [None, None, None]),
         (THREE, "x.x.x", [["hall"] * 5], [None, None, None]),
     ],
 )
@@ -170,8 +191,11 @@ def test_the_state_in_which_a_turn_begins(completion, row, environment, expected
 
 def test_states_that_do_not_fit_are_named(caplog):
     texts(THREE, "x.x.x", ["hall"] * 5)
-    assert "anchor_states: rollout 0 has 3 turns, but the environment's anchor_states() gave 5" in caplog.text
-    with pytest.raises(ValueError, match="gave 3; give a text for each turn"):
+    assert (
+        "anchor_states: rollout 0 made 3 calls, of which 1 raised, but the environment's anchor_states() gave 5"
+        in caplog.text
+    )
+    with pytest.raises(ValueError, match="gave 3; give a list of texts"):
         texts([END], "x", [3])
 
 

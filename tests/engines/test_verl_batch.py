@@ -112,7 +112,9 @@ def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     assert batch.prompts[0] == seen["prompt"] and batch.messages[0] == seen["messages"]
     assert batch.tool_counts == [{"calls": 1, "raised": 1}] * 4
     assert batch.environments[0].privileged_context() == "pay 3"
-    assert batch.call_failed(0, failed) and not batch.call_failed(0, {**failed, "failure": None})
+    assert (
+        batch.failure_of(0, failed) == "raised" and batch.failure_of(0, {**failed, "failure": None}) is None
+    )
 
 
 def test_a_completion_becomes_messages_by_its_mask():

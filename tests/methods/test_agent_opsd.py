@@ -13,10 +13,10 @@ RATIOS = [[[0.4, 0.2], [-1.5], [0.3]], [[0.1], [0.2, -0.4]], [[-3.0]]]
 SUCCESS, GROUP = [1.0, 0.0, 0.0], [0, 0, 1]
 
 
-def batch():
-    width = max(sum(map(len, turns)) + len(turns) - 1 for turns in RATIOS)
-    mask, ratio = torch.zeros(3, width, dtype=torch.bool), torch.zeros(3, width)
-    for b, turns in enumerate(RATIOS):
+def batch(ratios=RATIOS, success=SUCCESS, group=GROUP):
+    width = max(sum(map(len, turns)) + len(turns) - 1 for turns in ratios)
+    mask, ratio = torch.zeros(len(ratios), width, dtype=torch.bool), torch.zeros(len(ratios), width)
+    for b, turns in enumerate(ratios):
         place = 0
         for turn in turns:
             mask[b, place : place + len(turn)] = True
@@ -26,8 +26,8 @@ def batch():
         mask=mask,
         student_logprob=torch.full_like(ratio, -1.0),
         teacher_logprob=ratio - 1.0,
-        group_B=torch.tensor(GROUP),
-        success_B=torch.tensor(SUCCESS),
+        group_B=torch.tensor(group),
+        success_B=torch.tensor(success),
     )
 
 
@@ -57,6 +57,17 @@ def test_a_turn_gets_the_advantage_of_its_revision(settings):
         expected = by_hand(float(advantage[b]), RATIOS[b], share, **settings)
         assert credit.advantage[b][signals.mask[b]].tolist() == pytest.approx(expected, abs=1e-5)
     assert credit.segment_id.tolist()[0] == [0, 0, -1, 1, -1, 2]
+
+
+@pytest.mark.parametrize("toward", [1.0, -1.0])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_small_changes_of_a_belief_near_0_or_1_are_not_rounded_away(share, toward):
+    """Float32 knows no number between 1 and 1 - 6e-8, and these changes are of 1e-6 and less."""
+    ratios = [[[toward * 6.0], [toward * 0.3], [toward * -0.2], [toward * 0.4], [toward * 1.5]]]
+    signals = batch(ratios, [share], [0])
+    found = AgentOpsd(strength=1.0, prior_margin=1e-4)(torch.tensor([1.0]), signals)
+    expected = by_hand(1.0, ratios[0], share, strength=1.0, margin=1e-4)
+    assert found.advantage[0][signals.mask[0]].tolist() == pytest.approx(expected, abs=2e-5)
 
 
 def test_one_turn_keeps_the_advantage():

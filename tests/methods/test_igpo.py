@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from gear_rl.errors import warn_once
 from gear_rl.methods import Igpo
 from gear_rl.types import TokenSignals
 from methods.completions import close
@@ -47,13 +48,13 @@ THIRD = 1 / 3
         (Igpo(baseline="kind"), laid_out([7 / 12, 1 / 12, 0.5], [-2 * THIRD, -0.5], [0.0])),
         # rewards less 7/24, then summed: a 17/24, 17/24 - 13/24, 17/24 - 13/24 + 5/24
         (
-            Igpo(compare="rewards", baseline="group"),
+            Igpo(compare="igpo", baseline="group"),
             laid_out([9 / 24, 4 / 24, 17 / 24], [-14 / 24, -7 / 24], [5 / 24]),
         ),
         # a quarter of it beside three quarters of the advantage
         (Igpo(strength=0.25), laid_out([1 / 6, 3 / 32, 0.0], [-7 / 48, -3 / 32], [-1 / 48]) + 6.75 * MASK),
         # rewards by turn: first 1/2, 0, 1/2 (mean 1/3), second -1/4, 0 (mean -1/8), third alone
-        (Igpo(compare="rewards"), laid_out([1 / 24, -0.125, 0.0], [-5 / 24, 0.125], [1 / 6])),
+        (Igpo(compare="igpo"), laid_out([1 / 24, -0.125, 0.0], [-5 / 24, 0.125], [1 / 6])),
     ],
 )
 def test_worked_by_hand(method, expected):
@@ -74,3 +75,19 @@ def test_the_first_release_compares_what_stands_at_the_same_index():
     close(Igpo(baseline="token")(BASE, FOUR).advantage, torch.tensor(expected))
     scaled = Igpo(baseline="token", scale=True)(BASE, FOUR).advantage[:3, 0]
     close(scaled, torch.tensor([8.0, -7.0, -1.0]) / math.sqrt(57))
+
+
+def test_equal_returns_are_equal_in_any_number_of_turns(caplog):
+    """One turn that ends right, and five: the rule of the paper gives them 2/3 and -2/3."""
+    mask = torch.tensor([[True] + [False] * 8, [True, False] * 4 + [True]])
+    signals = TokenSignals(
+        mask=mask,
+        group_B=torch.tensor([0, 0]),
+        reward_B=torch.ones(2),
+        answer_confidence=torch.full(mask.shape, 0.5),
+    )
+    assert not Igpo()(BASE[:2], signals).advantage.any()
+    warn_once.cache_clear()
+    by_the_paper = Igpo(compare="igpo", baseline="group")(BASE[:2], signals).advantage
+    close(by_the_paper[:, 0], torch.tensor([2 / 3, -2 / 3]))
+    assert "of two equal returns the one in more turns gets less" in caplog.text

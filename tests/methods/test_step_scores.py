@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from gear_rl.errors import warn_once
 from gear_rl.methods import StepScores
 from gear_rl.types import TokenSignals
 from methods.completions import close
@@ -15,26 +16,76 @@ STEP = torch.tensor([[0, 0, 1, -1, 2], [0, 1, -1, 1, -1]])
 SCORE = torch.tensor([[1.0, 1.0, 0.0, 9.0, 0.5], [0.5, 0.75, math.nan, 0.75, 0.0]])
 TWO = TokenSignals(mask=MASK, step_id=STEP, step_score=SCORE, group_B=torch.tensor([4, 4]))
 BASE = torch.tensor([1.0, -1.0])
-# The five rewards 1, 0, .5, .5, .75 have the mean .55 and squares .2025 + .3025 + .0025 + .0025 + .04 = .55,
-# so the deviation sqrt(.55 / 4) = .3708099, plus 1e-4.
-UNIT = 1 / 0.3709099
-R = [0.45 * UNIT, -0.55 * UNIT, -0.05 * UNIT, -0.05 * UNIT, 0.2 * UNIT]
+# The whole returns 1.5 and 1.25 differ by .125 from their mean: their deviation is .125 sqrt 2, plus 1e-4.
+MOST = 0.125 * math.sqrt(2)
+UNIT = 1 / (MOST + 1e-4)
 
 
 def rewarded(**settings):
     return StepScores(steps="separator", **settings)(BASE, TWO)
 
 
-def test_rewards_to_go_by_hand():
+@pytest.mark.parametrize(
+    ("discount", "first", "second"),
+    [
+        (1.0, 0.125, -0.125),  # returns 1.5 and 1.25, then .5 and .75; no sibling has a third step
+        (0.5, 0.125, -MOST),  # 1.125 and .875, then .25 and .75: .25 from their mean, which is too much
+        (0.0, MOST, -MOST),  # 1 and .5, then 0 and .75
+    ],
+)
+def test_returns_to_go_by_hand(discount, first, second):
+    a, b = first * UNIT, second * UNIT
+    credit = rewarded(discount=discount)
+    close(credit.advantage, torch.tensor([[1 + a, 1 + a, 1 + b, 1, 1], [-1 - a, -1 - b, 0, -1 - b, 0]]))
+    assert credit.segment_id.tolist() == [[0, 0, 1, 2, 3], [0, 1, -1, 2, -1]]
+    alone = rewarded(discount=discount, outcome=False, strength=0.5).advantage
+    close(alone, torch.tensor([[a / 2, a / 2, b / 2, 1, 0], [-a / 2, -b / 2, 0, -b / 2, 0]]))
+
+
+# The five rewards 1, 0, .5, .5, .75 have the mean .55 and squares .2025 + .3025 + .0025 + .0025 + .04 = .55,
+# so the deviation sqrt(.55 / 4) = .3708099, plus 1e-4.
+POOLED = 1 / 0.3709099
+R = [0.45 * POOLED, -0.55 * POOLED, -0.05 * POOLED, -0.05 * POOLED, 0.2 * POOLED]
+
+
+def test_process_supervision_by_hand():
     to_go = [R[0] + R[1] + R[2], R[1] + R[2], R[2]], [R[3] + R[4], R[4]]
     (a, b, c), (d, e) = to_go
-    credit = rewarded()
+    credit = rewarded(use="process_supervision")
     close(credit.advantage, torch.tensor([[1 + a, 1 + a, 1 + b, 1, 1 + c], [d - 1, e - 1, 0, e - 1, 0]]))
-    assert credit.segment_id.tolist() == [[0, 0, 1, 2, 3], [0, 1, -1, 2, -1]]
-    alone = rewarded(outcome=False, strength=0.5).advantage
-    close(alone, torch.tensor([[a / 2, a / 2, b / 2, 1, c / 2], [d / 2, e / 2, 0, e / 2, 0]]))
-    own = rewarded(outcome=False, discount=0.0).advantage
+    own = rewarded(use="process_supervision", outcome=False, discount=0.0).advantage
     close(own, torch.tensor([[R[0], R[0], R[1], 1, R[2]], [R[3], R[4], 0, R[4], 0]]))
+
+
+def test_process_supervision_warns_that_the_number_of_steps_counts(caplog):
+    warn_once.cache_clear()
+    for _ in range(2):
+        StepScores(use="process_supervision")
+    assert caplog.text.count("of two equal returns the one in more steps gets less") == 1
+
+
+def in_steps(*rows: list[float], **settings) -> torch.Tensor:
+    """The advantages of the steps of a group, one token each."""
+    width = max(map(len, rows))
+    score = torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[k < len(row) for k in range(width)] for row in rows])
+    signals = TokenSignals(
+        mask=mask,
+        step_id=torch.where(mask, torch.arange(width), -1),
+        step_score=score,
+        group_B=torch.zeros(len(rows), dtype=torch.int64),
+    )
+    return StepScores(outcome=False, **settings)(torch.zeros(len(rows)), signals).advantage
+
+
+def test_what_counts_is_the_return_and_not_the_number_of_steps():
+    """In as many steps as there are, process supervision gives 1.76 and -1.76, then 1.78 and -1.78."""
+    for discount in (1.0, 0.9, 0.0):
+        assert not in_steps([1.0], [0.0] * 7 + [1.0], discount=discount).any()
+        assert not in_steps([1.0], [0.25] * 4, [0.5, 0.5], discount=discount).any()
+    close(in_steps([0.6], [0.5] * 4, epsilon=1e-9)[:, 0], torch.tensor([-1.0, 1.0]) / math.sqrt(2))
+    by_the_paper = in_steps([1.0], [0.0] * 7 + [1.0], use="process_supervision")[:, 0]
+    close(by_the_paper, torch.tensor([1.7634, -1.7634]))
 
 
 def test_weights_by_hand():
@@ -48,7 +99,7 @@ def test_weights_by_hand():
 def test_scores_of_nothing_leave_the_advantage():
     none = TokenSignals(mask=MASK, step_id=STEP, step_score=torch.zeros(2, 5), group_B=torch.tensor([4, 4]))
     plain = torch.where(MASK, BASE[:, None], 0.0)
-    for use in ("rewards", "weights"):
+    for use in ("rewards", "process_supervision", "weights"):
         close(StepScores(steps="tokens", use=use)(BASE, none).advantage, plain)
 
 

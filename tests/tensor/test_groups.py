@@ -13,6 +13,7 @@ from gear_rl.tensor.groups import (
     last_turn,
     on_turns,
     returns_to_go,
+    turn_advantages,
     turn_values,
 )
 from gear_rl.tensor.segments import turn_ids
@@ -105,3 +106,67 @@ def test_returns_agree_with_the_sum_from_the_end(table, discount):
             total = r + discount * total
             expected.insert(0, total)
         assert found[b].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+DISCOUNTS = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+
+
+@st.composite
+def rewarded_turns(draw):
+    """The rewards of two groups' completions in one to six turns each, and the discount."""
+    rows, groups = draw(st.integers(2, 9)), draw(st.integers(1, 2))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    length_B = torch.randint(1, 7, (rows,), generator=g)
+    has = torch.arange(6) < length_B[:, None]
+    # Shares of a thousandth: nearly equal returns are common.
+    step = draw(st.sampled_from([1.0, 0.001]))
+    reward = torch.where(has, torch.randint(-3, 4, has.shape, generator=g) * step, 0.0)
+    return reward, torch.arange(rows) % groups, has, draw(DISCOUNTS)
+
+
+def advantages(reward, group_B, has, discount):
+    return turn_advantages(reward, group_B, has, discount=discount, epsilon=1e-4)
+
+
+@PROPERTY
+@given(rewarded_turns(), st.floats(-2.0, 2.0, width=32))
+def test_with_equal_returns_the_number_of_turns_changes_nothing(turns, whole):
+    reward, group_B, has, discount = turns
+    reward = reward + torch.where(last_turn(has), whole - reward.sum(-1, keepdim=True), 0.0)
+    assert advantages(reward, group_B, has, discount).abs().max() < 0.02, "rounding over epsilon"
+
+
+@PROPERTY
+@given(rewarded_turns())
+def test_the_first_turn_has_the_advantage_of_the_whole_return(turns):
+    """As GRPO would give it, whatever the number of turns that earned it."""
+    reward, group_B, has, _ = turns
+    expected = group_relative(reward.sum(-1), group_B, epsilon=1e-4)
+    torch.testing.assert_close(advantages(reward, group_B, has, 1.0)[:, 0], expected, atol=1e-4, rtol=1e-4)
+
+
+@PROPERTY
+@given(rewarded_turns())
+def test_more_return_to_go_is_never_less_advantage_and_none_is_large(turns):
+    """Among the turns of one number; it cannot hold of sums over turns, of which some stand alone."""
+    reward, group_B, has, discount = turns
+    found, returns = advantages(reward, group_B, has, discount), returns_to_go(reward, discount)
+    size_B = (group_B[:, None] == group_B).sum(-1, keepdim=True)
+    assert (found.abs() <= (size_B - 1).sqrt() + 1e-5).all()
+    for k in range(6):
+        beside = has[:, k] & has[:, k, None] & (group_B == group_B[:, None])
+        more = returns[:, k] - returns[:, k, None] > 1e-5
+        assert not (beside & more & (found[:, k] < found[:, k, None])).any()
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+def test_a_fair_coin_gives_no_number_of_turns_an_advantage(last_only):
+    """A coin of -1 and 1 at every turn, or of 0 and 1 at the last."""
+    g, shape = torch.Generator().manual_seed(0), (160_000, 8)
+    length_B = torch.randint(1, 9, (shape[0],), generator=g)
+    has, coin = torch.arange(8) < length_B[:, None], torch.randint(2, shape, generator=g).float()
+    reward = torch.where(last_turn(has), coin, 0.0) if last_only else torch.where(has, 2 * coin - 1, 0.0)
+    found = advantages(reward, torch.arange(shape[0]) // 8, has, 1.0)
+    for length in range(1, 9):
+        of_length = found[length_B == length, :length]
+        assert abs(of_length[:, 0].mean()) < 0.03 and abs(of_length.mean()) < 0.03

@@ -1,6 +1,7 @@
 """Statistics over the vocabulary in tiles: the definition is the full log-softmax in float64."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -157,6 +158,44 @@ def test_every_kind_of_head_gives_the_full_log_softmax(seed, scale, softcap, tem
     plain = 1e-5 * max(1.0, scale / temperature), 1e-6
     names = OF_STUDENT if taught == "no" else EVERY
     agrees(found, naive(student, token, head, teacher, other), names, plain, (1e-5, 1e-5))
+
+
+@pytest.mark.parametrize("tile", [2, 3, 11])
+@pytest.mark.parametrize("taught", ["by the student's head", "by a head of its own"])
+def test_what_both_find_impossible_adds_nothing(taught, tile):
+    """A padded vocabulary: a bias of -inf on tokens at its begin, where a whole tile may be so, and its end."""
+    student, teacher, token, weight = small()
+    pad = torch.tensor([True] * 3 + [False] * 6 + [True] * 2)
+    bias = torch.randn(11, generator=seeded(3))
+    full = Head(weight_VD=weight, bias_V=bias.masked_fill(pad, -math.inf))
+    short = Head(weight_VD=weight[3:9], bias_V=bias[3:9])
+    others = None, None
+    if taught == "by a head of its own":
+        others = (replace(head, weight_VD=1.5 * head.weight_VD) for head in (full, short))
+    token = token.clamp(3, 8)
+    found, expected = (
+        tiled(all_of, student, tokens, head, teacher, other, token_tile=4, vocab_tile=tile)
+        for tokens, head, other in zip((token, token - 3), (full, short), others, strict=True)
+    )
+    for name in EVERY:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-6, rtol=1e-5)
+
+
+def test_what_one_alone_finds_impossible():
+    """The student's probabilities are 3/4, 1/4, 0, the teacher's 1/2, 0, 1/2."""
+    student, teacher = torch.tensor([[3.0, 1.0, 1.0]]).log(), torch.zeros(1, 3)
+    cut = [
+        Head(weight_VD=torch.eye(3), bias_V=torch.tensor(row))
+        for row in ([0, 0, -math.inf], [0, -math.inf, 0])
+    ]
+    found = all_of(student, torch.tensor([0]), cut[0], teacher, cut[1])
+    js = (0.75 * math.log(6 / 5) + 0.25 * math.log(2) + 0.5 * math.log(4 / 5) + 0.5 * math.log(2)) / 2
+    assert found["divergence"].item() == found["forward_divergence"].item() == math.inf
+    assert found["js_divergence"].item() == pytest.approx(js, abs=1e-6)
+    found = all_of(student, torch.tensor([0]), Head(weight_VD=torch.eye(3)), teacher, cut[1])
+    forward = 0.5 * math.log(0.5 / 0.6) + 0.5 * math.log(0.5 / 0.2)
+    assert found["divergence"].item() == math.inf
+    assert found["forward_divergence"].item() == pytest.approx(forward, abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

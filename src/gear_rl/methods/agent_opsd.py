@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gear_rl.errors import check_settings
 from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_sums
@@ -72,12 +72,19 @@ class AgentOpsd:
             success_B = signals.get("success_B").to(advantage_B.dtype)
             share_B = success_B - group_relative(success_B, signals.get("group_B"))
             prior_B = share_B.clamp(self.prior_margin, 1.0 - self.prior_margin)
-            belief = (prior_B.logit()[:, None] + evidence).sigmoid()
-            before = torch.cat([prior_B[:, None], belief], 1)[:, : belief.shape[1]]
-            revision = torch.where(has, advantage_B.sign()[:, None] * (belief - before), 0.0)
+            before = nn.functional.pad(evidence, (1, 0))[:, : evidence.shape[1]]
+            change = _difference(prior_B.logit()[:, None] + before, evidence - before)
+            revision = torch.where(has, advantage_B.sign()[:, None] * change, 0.0)
             centred = torch.where(has, revision - masked_mean(revision, has), 0.0)
             deviation = masked_mean(centred.square(), has).sqrt()
             z = centred / (deviation + self.epsilon)
             turn = (1.0 + self.width * z).clamp(1.0 - self.width, 1.0 + self.width)
             weight = 1.0 + self.strength * (on_turns(turn, turn_id) - 1.0)
         return Credit.from_weights(advantage_B, weight, turn_id)
+
+
+def _difference(logit: Float[Tensor, "B K"], more: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    """``sigmoid(logit + more) - sigmoid(logit)`` of numbers near 0 or 1, without a difference of them."""
+    low, high = logit + more.clamp(max=0.0), logit + more.clamp(min=0.0)
+    log_size = nn.functional.logsigmoid(high) + nn.functional.logsigmoid(-low)
+    return -more.sign() * log_size.exp() * (-more.abs()).expm1()

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.errors import check_settings, warn_once
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.tensor.groups import (
     following,
@@ -17,13 +17,14 @@ from gear_rl.tensor.groups import (
     last_turn,
     on_turns,
     returns_to_go,
+    turn_groups,
     turn_values,
 )
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, Signal, TokenSignals
 
 Baseline = Literal["turn", "group", "kind", "token"]
-Compare = Literal["returns", "rewards"]
+Compare = Literal["returns", "igpo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Igpo:
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
     The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards before the
-    sum (``Igpo(compare="rewards", baseline="group", scale=True)``). For agents that gather evidence for a known
+    sum (``Igpo(compare="igpo", baseline="group", scale=True)``). For agents that gather evidence for a known
     answer.
 
     >>> signals = TokenSignals(
@@ -60,7 +61,8 @@ class Igpo:
     discount: float = 1.0
     """Per turn; 1 in both releases."""
     compare: Compare = "returns"
-    """What is compared in the group: ``returns``, after the discounted sum, or ``rewards``, before it."""
+    """What is compared in the group: ``returns``, after the discounted sum, or, as in the paper (``igpo``), the
+    rewards before it; credit then depends on the number of turns."""
     baseline: Baseline = "turn"
     """What a turn is compared with: the group's turns of the same number (``turn``, ours), all its turns
     (``group``), last with last and others with others (``kind``), or tokens of the same index (``token``)."""
@@ -80,6 +82,11 @@ class Igpo:
                 "baseline: 'token' is the first release's rule, which compares returns without a discount; set "
                 "compare to 'returns' and discount to 1"
             )
+        if self.compare == "igpo":
+            warn_once(
+                "igpo: compare=igpo takes a mean reward off each turn that is left: of two equal returns the one "
+                "in more turns gets less (more, where the mean is below 0); compare=returns does not"
+            )
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:
@@ -96,26 +103,24 @@ class Igpo:
             confidence = turn_values(signals.get("answer_confidence"), turn_id)
             gain = following(confidence) - confidence  # 0 where there is no turn; the last turn's is not read
             reward = torch.where(last_turn(has), signals.get("reward_B")[:, None], gain)
-            group = signals.get("group_B")[:, None].expand(has.shape)
-            own = self._compared(reward, group, has, turn_id)
+            own = self._compared(reward, signals.get("group_B"), has, turn_id)
             advantage = (1.0 - self.strength) * advantage + self.strength * own
         return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=turn_id)
 
     def _compared(
         self,
         reward: Float[Tensor, "B K"],
-        group: Int[Tensor, "B K"],
+        group_B: Int[Tensor, " B"],
         has: Bool[Tensor, "B K"],
         turn_id: Int[Tensor, "B T"],
     ) -> Float[Tensor, "B T"]:
         epsilon = self.epsilon if self.scale else None
-        column = torch.arange(has.shape[1], device=has.device).expand(has.shape)
-        returns = returns_to_go(reward, self.discount)
+        returns, same_turn = returns_to_go(reward, self.discount), turn_groups(group_B, has.shape[1])
         if self.baseline == "token":
-            among = group_numbers(group, column)
-            return group_relative(_at_every_index(returns, turn_id), among, epsilon=epsilon)
-        kinds = {"turn": (column,), "group": (), "kind": (last_turn(has).long(),)}
-        among = group_numbers(group, *kinds[self.baseline])
+            return group_relative(_at_every_index(returns, turn_id), same_turn, epsilon=epsilon)
+        group = group_B[:, None].expand(has.shape)
+        kind = group_numbers(group, last_turn(has).long())
+        among = {"turn": same_turn, "group": group, "kind": kind}[self.baseline]
         if self.compare == "returns":
             return on_turns(group_relative(returns, among, has, epsilon=epsilon), turn_id)
         relative = group_relative(reward, among, has, epsilon=epsilon)

@@ -7,24 +7,32 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.errors import check_settings, warn_once
 from gear_rl.signals.steps import PrmScore, StepId, Steps, StepScore
-from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_values
+from gear_rl.tensor.groups import (
+    group_relative,
+    has_turn,
+    on_turns,
+    returns_to_go,
+    turn_advantages,
+    turn_values,
+)
 from gear_rl.tensor.segments import run_ids
 from gear_rl.types import Credit, Signal, TokenSignals
 
-Use = Literal["rewards", "weights"]
+Use = Literal["rewards", "process_supervision", "weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScores:
     """Scores of your own, one per step: from a reward function, an environment or a process reward model.
 
-    ``use="rewards"`` is GRPO's process supervision (arXiv:2402.03300, section 4.1.3), **additive**:
-    ``A_t = A + strength sum_{l >= k} discount^(l - k) r_l``, with ``r_k`` the score of step k, normalised over
-    the group's steps. ``use="weights"`` is ours, for scores from 0 to 1: ``A_t = A (1 + strength (w_k - 1))``,
-    with ``w`` the score where ``A > 0``, else 1 less the score, over its mean. A token outside every step keeps
-    ``A``.
+    ``use="rewards"`` is ours, **additive**: ``A_t = A + strength (G_k - mean) / std``, with
+    ``G_k = sum_{l >= k} discount^(l - k) r_l`` the return from step k on, the mean over the group's completions
+    that have a step k, and the deviation of their summed scores. ``use="process_supervision"`` is GRPO's
+    (arXiv:2402.03300, section 4.1.3): ``r`` is normalised over the group's steps, then summed.
+    ``use="weights"`` is ours, for scores from 0 to 1: ``A_t = A (1 + strength (w_k - 1))``, with ``w`` the score
+    where ``A > 0``, else 1 less the score, over its mean. A token outside every step keeps ``A``.
 
     The scores are what a reward function logs as "step_scores"; without them, turns have their ``turn_rewards``.
 
@@ -39,7 +47,9 @@ class StepScores:
     source: ClassVar[str] = "arXiv:2402.03300"
 
     use: Use = "rewards"
-    """``rewards``: scores are compared in the group and added; ``weights``: they share out the advantage."""
+    """``rewards``: returns are compared in the group and added, so that a further step pays what it scores.
+    ``process_supervision``: scores are compared, then summed; credit then depends on the number of steps.
+    ``weights``: scores share out the advantage."""
     steps: Steps = "turns"
     """A step is one of the ``turns``, ``tokens``, ``spans`` of characters, or what ends with ``separator``."""
     separator: str = "\n\n"
@@ -50,11 +60,12 @@ class StepScores:
     strength: float = 1.0
     """Weight of the scores; 0 gives GRPO."""
     discount: float = 1.0
-    """Per step, of later rewards; 0 credits each step with its own only."""
+    """Per step, of later rewards; 0 credits each step with its own only. Below 1 an early score pays more than a
+    late one: keep 1 where the last step alone has one."""
     outcome: bool = True
     """Add the completion's own advantage to the rewards; the source does not."""
     epsilon: float = 1e-4
-    """Added to the group's deviation."""
+    """Added to the deviation."""
 
     def __post_init__(self) -> None:
         check_settings(self, shares=["discount"], finite=["strength"], positive=["epsilon"])
@@ -67,17 +78,23 @@ class StepScores:
                 "steps: 'spans' come from a reward function with their scores, so there is nothing for prm; "
                 "set steps to turns, tokens or separator"
             )
+        if self.use == "process_supervision":
+            warn_once(
+                "step_scores: use=process_supervision takes the group's mean score off each step that is left: "
+                "of two equal returns the one in more steps gets less (more, where the mean is below 0); "
+                "use=rewards compares returns"
+            )
 
     @property
     def additive(self) -> bool:
         """Whether the scores are rewards."""
-        return self.use == "rewards"
+        return self.use != "weights"
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:
         if self.strength == 0:
             return ()
-        siblings = ("group_B",) if self.use == "rewards" else ()
+        siblings = ("group_B",) if self.additive else ()
         step = StepId(self.steps, self.separator)
         if self.prm is not None:
             return (*siblings, step, PrmScore(self.prm, self.steps, self.separator))
@@ -95,16 +112,18 @@ class StepScores:
             return Credit.from_weights(advantage_B, weight, segment_id)
         own = advantage_B[:, None].expand(mask.shape)
         advantage = torch.where(inside, own if self.outcome else 0.0, own)
-        advantage = advantage + self.strength * self._to_go(score, step_id, signals.get("group_B"))
+        advantage = advantage + self.strength * self._compared(score, step_id, signals.get("group_B"))
         return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=segment_id)
 
-    def _to_go(
+    def _compared(
         self, score: Float[Tensor, "B T"], step_id: Int[Tensor, "B T"], group_B: Int[Tensor, " B"]
     ) -> Float[Tensor, "B T"]:
-        """The normalised rewards from a token's step on."""
+        """The rewards from a token's step on, beside the group's."""
         reward, has = turn_values(score, step_id), has_turn(step_id)
-        group = group_B[:, None].expand(reward.shape)
-        relative = group_relative(reward, group, has, epsilon=self.epsilon)
+        if self.use == "rewards":
+            own = turn_advantages(reward, group_B, has, discount=self.discount, epsilon=self.epsilon)
+            return on_turns(own, step_id)
+        relative = group_relative(reward, group_B[:, None].expand(reward.shape), has, epsilon=self.epsilon)
         return on_turns(returns_to_go(relative, self.discount), step_id)
 
 

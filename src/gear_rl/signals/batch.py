@@ -162,8 +162,9 @@ class RolloutBatch:
     """What a reward function logged as "turn_rewards"; None where none did."""
     step_scores: Sequence[Any] | None = None
     """What a reward function logged as "step_scores"; None where none did."""
-    call_failed: Callable[[int, Mapping[str, Any]], bool] = lambda rollout, message: False
-    """Whether the tool call of rollout ``b`` that a tool message answers has failed."""
+    failure_of: Callable[[int, Mapping[str, Any]], str | None] = lambda rollout, message: None
+    """As which of ``TOOL_FAILURES`` the call of rollout ``b`` that a tool message answers failed; None if it did
+    not."""
     tool_counts: Sequence[Mapping[str, int]] | None = None
     """How many tools a rollout called, and how many calls failed of which kind; None without tools."""
     truncated: Sequence[bool] = ()
@@ -209,11 +210,11 @@ class RolloutBatch:
             is_list = isinstance(value, Sequence) and not isinstance(value, str)
             return [entries[b] for b in numbers] if is_list and entries else entries
 
-        def call_failed(b: int, message: Mapping[str, Any]) -> bool:
-            return self.call_failed(numbers[b], message)
+        def failure_of(b: int, message: Mapping[str, Any]) -> str | None:
+            return self.failure_of(numbers[b], message)
 
         parts = {one.name: part(getattr(self, one.name)) for one in fields(self)}
-        return replace(self, **parts | {"call_failed": call_failed})
+        return replace(self, **parts | {"failure_of": failure_of})
 
 
 def succeeds(reward: float, success_reward: float) -> bool:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gear_rl.environments import ANCHOR_STATES, TURN_REWARDS, texts_of, value_of
+from gear_rl.environments import ANCHOR_STATES, NEVER_RUN, TURN_REWARDS, texts_of, value_of
 from gear_rl.signals.batch import RolloutBatch
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.signal import BatchSignal
@@ -37,16 +37,22 @@ class Turn:
     calls: int = 0
     answers: tuple[Message, ...] = ()
 
+    @property
+    def unanswered(self) -> int:
+        """How many of its calls have no answer, because the rollout was cut off."""
+        return max(0, self.calls - len(self.answers))
+
 
 @dataclass(frozen=True)
 class TurnReward(BatchSignal):
     """The reward of a token's turn, on every token of the turn, without the completion's own reward.
 
-    Uses the first that is not None for each rollout: the result of its environment's ``turn_rewards()``; the
-    values of ``log_extra("turn_rewards", ...)``. Without either, a turn is worth 1 if all of its tool calls were
-    answered and none failed, and 0 otherwise. The value of a last turn that calls nothing may be left out. If an
-    environment gives any other number, the rollout's values are NaN and a warning names both; from a reward
-    function that raises ``ValueError``.
+    Uses the first that is not None for each rollout: the result of its environment's ``turn_rewards()``, one for
+    each call that reached it, which are summed over a turn; the values of ``log_extra("turn_rewards", ...)``, one
+    for each turn. Without either, a turn is worth 1 if all of its tool calls were answered and none failed, and 0
+    otherwise. The value of a last turn that calls nothing may be left out. If an environment gives any other
+    number, the rollout's values are NaN and a warning names both; from a reward function that raises
+    ``ValueError``.
     """
 
     name = "turn_reward"
@@ -55,18 +61,23 @@ class TurnReward(BatchSignal):
         turn_id = turn_ids(batch.completions.mask)
         values, told = torch.zeros(turn_id.shape, dtype=torch.float32), False
         for b, count in enumerate(_counts(turn_id)):
-            turns, given = turns_of(batch.messages[b], count), _of_environment(batch, b, TURN_REWARDS)
+            turns = turns_of(batch.messages[b], count)
+            given, own = _of_environment(batch, b, TURN_REWARDS), turns[:count]
             logged = None if batch.turn_rewards is None else batch.turn_rewards[b]
-            told = told or given is not None or logged is not None or any(turn.calls for turn in turns)
+            told = told or given is not None or logged is not None or any(turn.calls for turn in own)
             if given is not None:
-                worth = _fitted(given, turns, TURN_REWARDS, b)
+                numbers = _values(given, TURN_REWARDS, b)
+                places = _places(batch, b, turns, len(numbers), TURN_REWARDS) if count else None
+                pairs = [*zip(places or (), numbers, strict=False)]
+                worth = [sum(number for k, number in pairs if k == turn) for turn in range(count)]
+                worth = [math.nan] * count if places is None else worth
             elif logged is not None:
-                worth = _fitted(logged, turns, TURN_REWARDS, b, "a reward function")
+                worth = _of_turns(_values(logged, TURN_REWARDS, b, "a reward function"), own, b)
             else:
                 worth = [
                     0 < turn.calls <= len(turn.answers)
-                    and not any(batch.call_failed(b, answer) for answer in turn.answers)
-                    for turn in turns
+                    and all(batch.failure_of(b, answer) is None for answer in turn.answers)
+                    for turn in own
                 ]
             values[b, :count] = torch.tensor(worth, dtype=torch.float32)
         if not told:
@@ -99,7 +110,7 @@ class AnchorId(BatchSignal):
 
 
 def turns_of(completion: Any, count: int) -> list[Turn]:
-    """The ``count`` turns of a rollout, from its messages; plain text has turns of which nothing is known.
+    """The turns of a rollout, at least ``count``, from its messages; of those of plain text nothing is known.
 
     >>> look = {"role": "assistant", "tool_calls": [{}]}
     >>> answer = {"role": "tool", "name": "look", "content": "a key"}
@@ -113,21 +124,26 @@ def turns_of(completion: Any, count: int) -> list[Turn]:
         elif message.get("role") == "tool" and turns:
             last = turns[-1]
             turns[-1] = Turn(calls=last.calls, answers=(*last.answers, message))
-    return [turns[k] if k < len(turns) else Turn() for k in range(count)]
+    return turns + [Turn()] * (count - len(turns))
 
 
 def anchor_texts(batch: RolloutBatch) -> list[list[str | None]]:
     """For each turn of each rollout the state that it began in, as text; None where that is not known.
 
-    What ``anchor_states()`` of the environment returned, or what the model saw since its turn before: the tools'
-    answers, and for the first turn the empty text. Answers that hold more than text (images) are not compared.
-    Where the number of states does not fit, no turn of the rollout has one.
+    What ``anchor_states()`` of the environment returned, the state before each call that reached it and after the
+    last, or what the model saw since its turn before: the tools' answers, and for the first turn the empty text.
+    Answers that hold more than text (images) are not compared. Where the number of states does not fit, no turn
+    of the rollout has one.
     """
     texts: list[list[str | None]] = []
     for b, count in enumerate(_counts(turn_ids(batch.completions.mask))):
         turns, given = turns_of(batch.messages[b], count), _of_environment(batch, b, ANCHOR_STATES)
         if given is not None:
-            texts.append(_fitted(given, turns, ANCHOR_STATES, b))
+            states = _values(given, ANCHOR_STATES, b)
+            places = _places(batch, b, turns, len(states), ANCHOR_STATES) if count else None
+            states = states if places is not None else []
+            before = [sum(place < k for place in places or ()) for k in range(count)]
+            texts.append([states[n] if n < len(states) else None for n in before])
         else:
             texts.append(["" if k == 0 else _seen(turns[k - 1]) for k in range(count)])
     return texts
@@ -181,16 +197,12 @@ def _of_environment(batch: RolloutBatch, b: int, name: str) -> Any:
     return value_of(batch.environments[b], name) if batch.environments else None
 
 
-def _fitted(given: Any, turns: Sequence[Turn], what: str, b: int, source: str | None = None) -> list[Any]:
-    """The values that the environment, or another ``source``, gave for the turns: numbers, or texts of states.
-
-    Without those for turns that never came; a last one without a value has 0, or None as its state. Where the
-    number does not fit, the values of an environment are unknown, for it does not see a call that was refused.
-    """
-    is_text, count, where = what == ANCHOR_STATES, len(turns), f"{what}: rollout {b}"
-    by_environment, source = source is None, source or f"the environment's {what}()"
+def _values(given: Any, what: str, b: int, source: str | None = None) -> list[Any]:
+    """The values that the environment, or another ``source``, gave: numbers, or texts of states."""
+    is_text, source = what == ANCHOR_STATES, source or f"the environment's {what}()"
+    where = f"{what}: rollout {b}: {source}"
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ValueError(f"{where}: {source} gave {given!r}; give a list with one value for each turn")
+        raise ValueError(f"{where} gave {given!r}; give a list of values")
     values: list[Any] = []
     for value in cast(Iterable[Any], given):
         try:
@@ -198,21 +210,64 @@ def _fitted(given: Any, turns: Sequence[Turn], what: str, b: int, source: str | 
                 raise TypeError
             values.append(value if is_text else float(value))
         except (TypeError, ValueError):
-            kind = "text" if is_text else "number"
-            raise ValueError(f"{where}: {source} gave {value!r}; give a {kind} for each turn") from None
-    if count == 0:
-        return []  # nothing of the rollout is trained
-    if len(values) == count - 1 and not turns[-1].answers:
-        return [*values, None if is_text else 0.0]
-    if len(values) > count and turns[-1].calls > 0:
-        return values[:count]
+            kind = "texts" if is_text else "numbers"
+            raise ValueError(f"{where} gave {value!r}; give a list of {kind}") from None
+    return values
+
+
+def _places(batch: RolloutBatch, b: int, turns: Sequence[Turn], number: int, what: str) -> list[int] | None:
+    """Which turn each of the environment's values belongs to; None, with a warning, where that is not clear.
+
+    An environment sees calls, but no turn and no call that was refused. It may have a value for what follows the
+    last call, and for calls whose answers were dropped; the number of values shows whether one that raised has
+    any. Where the messages show no call, a value stands for a turn.
+    """
+    last, of_calls = turns[-1], [(k, None) for k in range(len(turns) - 1)]
+    known = any(turn.calls for turn in turns)
+    if known:
+        answers = [(k, answer) for k, turn in enumerate(turns) for answer in turn.answers]
+        of_calls = [(k, batch.failure_of(b, answer)) for k, answer in answers]
+    reached = [(k, failure) for k, failure in of_calls if failure not in NEVER_RUN]
+    returned = [(k, failure) for k, failure in reached if failure in (None, "cut")]
+    end = len(turns) - 1 if last.unanswered or not last.calls else len(turns)
+    fitting = list[list[int]]()
+    for calls, most in (
+        (reached, last.unanswered or 1),
+        (
+            returned,
+            (last.unanswered or 1) if what == ANCHOR_STATES else 0,
+        ),  # states begin before the first call
+    ):
+        more = number - len(calls)
+        places = [k for k, _ in calls] + [end] * more
+        if 0 <= more <= most and places not in fitting:
+            fitting.append(places)
+    if len(fitting) == 1:
+        return fitting[0]
+    seen, one = f"has {len(turns)} turns", "turn"
+    if known:
+        raised = len(reached) - len(returned)
+        seen, one = f"made {len(reached)} calls, of which {raised} raised", "call, also for one that raises"
+    result = "its states are unknown" if what == ANCHOR_STATES else "the rollout keeps its GRPO advantage"
+    logger.warning(
+        "%s: rollout %d %s, but the environment's %s() gave %d; give one for each %s; %s",
+        what, b, seen, what, number, one, result,
+    )  # fmt: skip
+    return None
+
+
+def _of_turns(values: list[float], turns: Sequence[Turn], b: int) -> list[float]:
+    """A reward function's values of these turns; it sees the messages, so another number is its mistake."""
+    count = len(turns)
+    if count and len(values) == count - 1 and not turns[-1].answers:
+        return [*values, 0.0]
+    if len(values) > count and (not count or turns[-1].calls):
+        return values[:count]  # of turns that never came
     if len(values) != count:
-        message = f"{where} has {count} turns, but {source} gave {len(values)}; give one for each turn"
-        if not by_environment:
-            raise ValueError(message)
-        result = "its states are unknown" if is_text else "the rollout keeps its GRPO advantage"
-        logger.warning("%s; %s", message, result)
-        return [None if is_text else math.nan] * count
+        raise ValueError(
+            f"turn_rewards: rollout {b} has {count} turns, but a reward function gave {len(values)}; give one "
+            "for each turn"
+        )
     return values
 
 

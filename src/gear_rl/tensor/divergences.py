@@ -18,6 +18,8 @@ FORWARD, JENSEN_SHANNON = "forward_divergence", "js_divergence"
 STUDENT_SPREAD, TEACHER_SPREAD = "student_varentropy", "teacher_entropy"
 DIVERGENCES = (FORWARD, JENSEN_SHANNON, TEACHER_SPREAD, STUDENT_SPREAD)
 """What can be computed, by the names of the signals."""
+_FAR = 1e30
+"""Stands for infinity where it is multiplied by 0."""
 
 
 @torch.no_grad()
@@ -83,6 +85,7 @@ def _add_divergences(
     if student is None or own is None:
         return
     top, log_mass, mean = (x.float()[:, None] for x in own)
+    padded = head.padded or teacher_head.padded
     for begin in range(0, len(head.weight_VD), columns):
         here = head.slice(begin, begin + columns)
         centred = here.logits(student, buffers[0]).sub_(top)
@@ -90,6 +93,8 @@ def _add_divergences(
         if STUDENT_SPREAD in sums:
             p = torch.sub(centred, log_mass, out=spare).exp_()
             apart = torch.sub(centred, mean, out=other).square_()
+            if padded:
+                apart.masked_fill_(p == 0, 0.0)
             sums[STUDENT_SPREAD] += apart.mul_(p).sum(-1)
         if teacher is None or taught is None or not (FORWARD in sums or JENSEN_SHANNON in sums):
             continue
@@ -99,6 +104,8 @@ def _add_divergences(
         log_q = there.logits(teacher, buffers[1]).sub_(top_t).sub_(log_mass_t)
         ratio = torch.sub(log_p, log_q, out=spare)
         p, q = log_p.exp_(), log_q.exp_()
+        if padded:  # What both find impossible adds nothing; a term that q makes infinite has the factor 0.
+            ratio.masked_fill_(p + q == 0, 0.0).clamp_(max=_FAR)
         if FORWARD in sums:
             sums[FORWARD] += _forward_terms(p, q, ratio).sum(-1)
         if JENSEN_SHANNON in sums:
@@ -116,7 +123,7 @@ def _normalisers(
     sums = empty_sums(len(hidden), hidden.device)
     for begin in range(0, len(head.weight_VD), columns):
         logits = head.slice(begin, begin + columns).logits(hidden, buffers[0])
-        fold(sums, logits, None)
+        fold(sums, logits, None, padded=head.padded)
     return sums[TOP], sums[MASS].log(), sums[OWN] / sums[MASS]
 
 
@@ -128,7 +135,7 @@ def _forward_terms(p: Tensor, q: Tensor, ratio: Tensor) -> Tensor:
 
 def _js_share(ratio: Tensor) -> Tensor:
     """``h tanh h - log cosh h`` of ``h = ratio / 2``: from 0, where the two agree, to log 2."""
-    h = ratio.abs() / 2
+    h = (ratio.abs() / 2).clamp(max=_FAR)
     tanh = h.tanh()
     near = h * tanh + (-tanh.square()).log1p() / 2
     small = (-2 * h).exp()

@@ -24,12 +24,14 @@ logit of the sampled token, of both."""
 def empty_sums(num_tokens: int, device: torch.device) -> Float64[Tensor, "8 N"]:
     """The sums over no vocabulary at all, float64; float32 on Apple's GPUs, which have no other.
 
-    >>> empty_sums(1, torch.device("cpu"))[TOP:OWN, 0].tolist()
-    [-inf, 0.0]
+    The largest logit so far is a number, since a whole tile may be of impossible tokens, whose logits are -inf.
+
+    >>> empty_sums(1, torch.device("cpu"))[MASS:OTHER, 0].tolist()
+    [0.0, 0.0, -3.4028234663852886e+38, 0.0]
     """
     kind = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(8, num_tokens, dtype=kind, device=device)
-    sums[TOP] = sums[TOP_T] = -torch.inf
+    sums[TOP] = sums[TOP_T] = torch.finfo(torch.float32).min
     return sums
 
 
@@ -53,9 +55,15 @@ def note_sampled(
 
 
 def fold(
-    sums: Float64[Tensor, "8 N"], logits_NV: Float[Tensor, "N V"], teacher_NV: Float[Tensor, "N V"] | None
+    sums: Float64[Tensor, "8 N"],
+    logits_NV: Float[Tensor, "N V"],
+    teacher_NV: Float[Tensor, "N V"] | None,
+    *,
+    padded: bool = False,
 ) -> None:
     """Add one tile of logits to the sums, in place.
+
+    With ``padded`` a logit may be -inf, as a padded vocabulary's: 0 log 0 is 0. That costs time.
 
     On CUDA with Triton ``torch.compile`` runs the same function; ``TORCHDYNAMO_DISABLE=1`` turns that off.
 
@@ -66,30 +74,35 @@ def fold(
     tensor([0.3133])
     """
     run = _compiled() if logits_NV.is_cuda and find_spec("triton") else _fold
-    run(sums, logits_NV, teacher_NV)
+    run(sums, logits_NV, teacher_NV, padded)
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor | None], None]:
+def _compiled() -> Callable[..., None]:
     # Dynamic from the start: the last tiles are smaller than the others.
     return torch.compile(unwrap(_fold), dynamic=True)  # pyright: ignore
 
 
-def _fold(sums: Tensor, logits_NV: Tensor, teacher_NV: Tensor | None) -> None:
+def _fold(sums: Tensor, logits_NV: Tensor, teacher_NV: Tensor | None, padded: bool = False) -> None:
     """Eager ``fold``, which leaves the tiles as they are: compiled, it then need not write them."""
     top, mass, own, top_t, mass_t, other = sums[:SAMPLED]
     new_top = torch.maximum(top, logits_NV.amax(-1))
-    # In the first tile there is nothing to rescale, and -inf - x would make 0 * inf.
+    # In the first tile there is nothing to rescale.
     shift = torch.where(mass > 0, top - new_top, 0.0)
     shrink = shift.exp()
     centred = logits_NV - new_top[:, None].float()
     weight = centred.exp()
+    impossible = weight == 0 if padded else None
+    if impossible is not None:
+        centred.masked_fill_(impossible, 0.0)
     own.add_(mass * shift).mul_(shrink).add_((centred * weight).sum(-1))
     if teacher_NV is not None:
         new_top_t = torch.maximum(top_t, teacher_NV.amax(-1))
         shift_t = torch.where(mass_t > 0, top_t - new_top_t, 0.0)
         centred_t = teacher_NV - new_top_t[:, None].float()
         mass_t.mul_(shift_t.exp()).add_(centred_t.exp().sum(-1))
+        if impossible is not None:
+            centred_t.masked_fill_(impossible, 0.0)
         other.add_(mass * shift_t).mul_(shrink).add_((centred_t * weight).sum(-1))
         top_t.copy_(new_top_t)
     mass.mul_(shrink).add_(weight.sum(-1))

@@ -37,20 +37,48 @@ def group_relative(
     >>> group_relative(torch.tensor([1.0, 5.0, 3.0]), torch.tensor([4, 9, 4]))
     tensor([-1.,  0.,  1.])
     """
-    counts = torch.ones_like(x, dtype=torch.bool) if among is None else among
-    number = group_numbers(group).flatten()
-
-    def over_group(values: Tensor) -> Tensor:
-        total = values.new_zeros(values.numel())
-        return total.scatter_add_(0, number, values.flatten())[number].view(values.shape)
-
-    exact = torch.where(counts, x, 0.0).double()
-    size = over_group(counts.double())
-    centred = exact - torch.where(counts, over_group(exact) / size.clamp(min=1.0), 0.0)
+    centred, squares, size = _deviations(x, group, among)
     if epsilon is not None:
-        std = (over_group(centred.square()) / (size - 1.0).clamp(min=1.0)).sqrt()
-        centred = centred / (std + epsilon)
+        centred = centred / (_deviation(squares, size) + epsilon)
     return centred.to(x.dtype)
+
+
+def turn_groups(group_B: Int[Tensor, " B"], num_turns: int) -> Int[Tensor, "B K"]:
+    """Numbers of groups for a table of turns: those of the same number share one, among a group's completions.
+
+    >>> turn_groups(torch.tensor([3, 3, 8]), 2)
+    tensor([[0, 1],
+            [0, 1],
+            [2, 3]])
+    """
+    shape = len(group_B), num_turns
+    column = torch.arange(num_turns, device=group_B.device)
+    return group_numbers(group_B[:, None].expand(shape), column.expand(shape))
+
+
+def turn_advantages(
+    reward: Float[Tensor, "B K"],
+    group_B: Int[Tensor, " B"],
+    has: Bool[Tensor, "B K"],
+    *,
+    discount: float,
+    epsilon: float,
+) -> Float[Tensor, "B K"]:
+    """Each turn's return to go less the mean over the group's completions that have such a turn, as an advantage.
+
+    The unit is the deviation of the group's whole returns, the undiscounted sums, plus ``epsilon``. A difference
+    counts at most the root of the sum of the whole returns' squared differences: equal returns give 0 wherever
+    their rewards stand, and nearly equal ones no large advantage. ``reward`` is 0 where there is no turn.
+
+    >>> reward = torch.tensor([[0.6, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+    >>> turn_advantages(reward, torch.tensor([0, 0]), reward > 0, discount=1.0, epsilon=0.0)
+    tensor([[-0.7071,  0.0000,  0.0000,  0.0000],
+            [ 0.7071,  0.0000,  0.0000,  0.0000]])
+    """
+    centred, _, _ = _deviations(returns_to_go(reward, discount), turn_groups(group_B, reward.shape[1]), has)
+    _, squares_B, size_B = _deviations(reward.double().sum(-1), group_B, has.any(-1))
+    most, unit = squares_B.sqrt()[:, None], (_deviation(squares_B, size_B) + epsilon)[:, None]
+    return (centred.clamp(-most, most) / unit).to(reward.dtype)
 
 
 def has_turn(turn_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B K"]:
@@ -134,6 +162,28 @@ def returns_to_go(reward: Float[Tensor, "B K"], discount: float) -> Float[Tensor
         total = torch.cat([total[:, : ahead.shape[1]] + ahead, total[:, ahead.shape[1] :]], 1)
         width *= 2
     return total
+
+
+def _deviations(
+    x: Float[Tensor, "*N"], group: Int[Tensor, "*N"], among: Bool[Tensor, "*N"] | None
+) -> tuple[Float[Tensor, "*N"], Float[Tensor, "*N"], Float[Tensor, "*N"]]:
+    """Each entry less its group's mean, and of its group the sum of their squares and the size; float64."""
+    counts = torch.ones_like(x, dtype=torch.bool) if among is None else among
+    number = group_numbers(group).flatten()
+
+    def over_group(values: Tensor) -> Tensor:
+        total = values.new_zeros(values.numel())
+        return total.scatter_add_(0, number, values.flatten())[number].view(values.shape)
+
+    exact = torch.where(counts, x, 0.0).double()
+    size = over_group(counts.double())
+    centred = exact - torch.where(counts, over_group(exact) / size.clamp(min=1.0), 0.0)
+    return centred, over_group(centred.square()), size
+
+
+def _deviation(squares: Float[Tensor, "*N"], size: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
+    """The sample deviation; 0 of one entry."""
+    return (squares / (size - 1.0).clamp(min=1.0)).sqrt()
 
 
 def _ranks(key_N: Int[Tensor, " N"]) -> Int[Tensor, " N"]:

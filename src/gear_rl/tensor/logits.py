@@ -51,6 +51,11 @@ class Head:
         if not self.temperature > 0:
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
 
+    @property
+    def padded(self) -> bool:
+        """Whether a logit may be -inf: the bias of a padded vocabulary's tokens is."""
+        return self.bias_V is not None
+
     def logits(
         self, hidden_ND: Float[Tensor, "N D"], buffer: Float[Tensor, " C"] | None = None
     ) -> Float[Tensor, "N V"]:
@@ -149,7 +154,7 @@ def token_statistics(
                 there = here if teacher_head is head else teacher_head.slice(begin, begin + columns)
                 taught = there.logits(teacher_ND[part], tiles[1])
                 note_sampled(sums[:, part], SAMPLED_T, taught, place)
-            fold(sums[:, part], logits, taught)
+            fold(sums[:, part], logits, taught, padded=head.padded or teacher_head.padded)
     log_mass, mean_own = sums[MASS].log(), sums[OWN] / sums[MASS]
     logprob, entropy = (sums[SAMPLED] - sums[TOP] - log_mass).float(), (log_mass - mean_own).float()
     if teacher_ND is None:

@@ -64,8 +64,7 @@ class ErrandsEnv:
     def turn_rewards(self) -> list[float]:
         """For each call 1.0 if it settles a request right, else 0.0; not a tool.
 
-        A turn without a call, or with one that reaches no tool, has no number. The engine then gives the method
-        none for that rollout.
+        A call that was refused has no number; the engine counts it as 0.
         """
         return [*map(float, self._requests.rights(self._made))]
 

@@ -127,12 +127,12 @@ class Rollouts:
             for ids, turn in zip(completions.ids, turn_ids(completions.mask), strict=True)
         ]
 
-        def call_failed(b: int, message: Mapping[str, Any]) -> bool:
-            return guard.failure_of(message, names[b]) is not None
+        def failure_of(b: int, message: Mapping[str, Any]) -> str | None:
+            return guard.failure_of(message, names[b])
 
         rollouts = zip(self.messages, last, names, strict=True)
         counts = [guard.report(*rollout, trainer.control_tokens) for rollout in rollouts]
-        return {"call_failed": call_failed, "tool_counts": counts}
+        return {"failure_of": failure_of, "tool_counts": counts}
 
 
 def completions_of(output: Mapping[str, Any]) -> Completions:

@@ -93,7 +93,7 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         feedback=_logged(extra, "feedback"),
         turn_rewards=_numbers(extra, TURN_REWARDS),
         step_scores=_numbers(extra, "step_scores"),
-        call_failed=lambda b, message: message.get("failure") is not None,
+        failure_of=lambda b, message: message.get("failure"),
         tool_counts=[row.get("tool_counts") or {} for row in seen] if agent else None,
         truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
     )
