@@ -31,6 +31,7 @@ ALLOWED = (
     "the papers around GEAR share (RLSD, SERL, SDPG); we have not seen GEAR's",
     "ours; the paper's is unknown",
     # of other methods
+    "The papers' own rules (`step_scores:use=",
     "where paper and released code disagree",
     "Our reading where the paper is silent",  # SHEAR
 )
