@@ -10,14 +10,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engines import tiny
-from engines.running import trainer_of
+from engines.running import history, trained, trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.lab.replay import replay
 from gear_rl.methods import Gear
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.signals.teacher import CopyTeacher
+from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher
 
 ROW = {"prompt": [{"role": "user", "content": "1 plus 2"}], "privileged_context": "1 plus 2 is 3"}
 
@@ -73,6 +73,32 @@ def test_an_adapters_folder_is_trained_on_and_its_teacher_is_what_the_run_began_
     with teacher.weights(trainer.model):
         for name, weights in trainer.model.named_parameters():
             assert name not in before or torch.equal(weights, before[name]), name
+
+
+LORAS = {
+    "plain": {},
+    "rsLoRA": {"use_rslora": True},
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
+    "random": {"init_lora_weights": False},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+}
+
+
+@pytest.mark.parametrize("name", LORAS)
+def test_the_base_teacher_is_the_first_model_whatever_the_adapter_does_to_it(tmp_path, tiny_model, name):
+    """Shown the student's own prompt it agrees at step 1; also where weights that were trained are resumed."""
+    lora = LoraConfig(r=2, target_modules="all-linear", **LORAS[name])
+    given: dict[str, Any] = {"peft": lora, "privileged_sources": ["prompt"], "learning_rate": 1e-2}
+    given |= {"save_strategy": "steps", "save_steps": 1, "seed": 5}
+    whole = trained(tmp_path, tiny_model, Gear(), **given)
+    first, second = history(whole, "gear/divergence/mean")
+    assert first < 1e-6 and second > 1e-4
+    resumed = trained(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-1"), **given)
+    assert history(resumed, "gear/divergence/mean")[-1] == second
+    copies = isinstance(whole.held_weights.teacher, CopyTeacher)
+    assert copies == (name not in ("plain", "rsLoRA"))
+    assert copies or isinstance(resumed.held_weights.teacher, AdapterFreeTeacher)
 
 
 def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):

@@ -40,6 +40,7 @@ from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import padding_moves_positions, unwrapped
 from gear_rl.signals.signal import needs_student, signals_of
+from gear_rl.signals.teacher import begins_as_nothing
 from gear_rl.traits import distillation_of, is_per_completion
 from gear_rl.types import CreditAssigner
 
@@ -82,7 +83,6 @@ class GEARTrainer(Evaluating):
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self._name = f"GRPO with the credit method `{credit.name}` ({credit.source})"  # in the model card
-        continues_adapter = hasattr(model, "peft_config")
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
@@ -106,7 +106,7 @@ class GEARTrainer(Evaluating):
         contiguous_head(self.model)
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
-        plugins: Any = self.accelerator.state
+        adapter_free, plugins = begins_as_nothing(self.model), cast(Any, self.accelerator.state)
         check_setup(
             credit,
             self.args,
@@ -114,10 +114,10 @@ class GEARTrainer(Evaluating):
             sharding=self.sharding,
             zero_stage=int(getattr(getattr(plugins, "deepspeed_plugin", None), "zero_stage", 0)),
             fsdp_version=getattr(getattr(plugins, "fsdp_plugin", None), "fsdp_version", 2),
-            peft=hasattr(self.model, "peft_config"),
+            adapter_free=adapter_free,
             images=bool(getattr(self, "_is_vlm", False)),
         )
-        self.held_weights = HeldWeights(self, continues_adapter=continues_adapter)
+        self.held_weights = HeldWeights(self, adapter_free=adapter_free)
         self.add_callback(self.held_weights)
         self.add_callback(Health())
         for printer in [one for one in self.callback_handler.callbacks if type(one) in SHORT]:
