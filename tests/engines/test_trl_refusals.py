@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from peft import LoraConfig
 
 from engines import tiny
 from engines.probing import Probe
+from engines.running import trainer_of
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines.trl.config import check_setup, check_trl
 from gear_rl.methods import Cast, Crpo, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Rlsd, Sdpg, Sdpo
@@ -61,6 +63,13 @@ def test_before_anything_is_loaded(tmp_path, credit, settings, given, message):
         GEARTrainer(
             "no-such-model", tiny.vowels, args, **{"train_dataset": tiny.rows(), **given}, credit=credit
         )
+
+
+def test_an_adapter_on_the_head_is_refused_before_the_first_rollouts(tmp_path, tiny_model):
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(ValueError, match="model: the head is wrapped by an adapter"):
+        trainer_of(tmp_path, tiny_model, Gear(), peft=lora)
+    trainer_of(tmp_path, tiny_model, Uniform(), peft=lora)
 
 
 def test_a_method_without_teacher_needs_no_context(tmp_path):

@@ -38,7 +38,7 @@ from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
-from gear_rl.signals.forwards import padding_moves_positions, unwrapped
+from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
 from gear_rl.signals.signal import needs_student, signals_of
 from gear_rl.signals.teacher import begins_as_nothing
 from gear_rl.traits import distillation_of, is_per_completion
@@ -104,6 +104,8 @@ class GEARTrainer(Evaluating):
             parse_tool_calls(processing)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         contiguous_head(self.model)
+        if needs_passes(credit):
+            head_layer(self.model)  # refused here, not after the first rollouts
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
         adapter_free, plugins = begins_as_nothing(self.model), cast(Any, self.accelerator.state)
