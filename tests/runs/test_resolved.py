@@ -26,7 +26,8 @@ def test_it_holds_the_settings_that_were_run(tmp_path):
     assert first.trainer.items() <= again.trainer.items()
     assert {**again.model_dump(), "credit": 0} == {**first.model_dump(), "credit": 0}
     card = (folder / "README.md").read_text()
-    assert "`shuffled`" in card and "arena/chain/easy" in card
+    assert "`shuffled` of gear-rl (source: placebo (ours))" in card
+    assert "fine-tuned version of `arena` on `arena/chain/easy`." in card and "None" not in card
 
 
 def test_a_method_that_is_an_object_comes_back_by_its_name(tmp_path):

@@ -53,7 +53,8 @@ def train(
             trainer.save_model()
             trainer.save_state()
             # The card links a dataset as one of the hub's.
-            named = None if Path(config.dataset).exists() else config.dataset
+            local = is_generated(config.dataset) or Path(config.dataset).exists()
+            named = None if local else config.dataset
             trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=named)
     except (FloatingPointError, ImportError, ValueError) as error:
         ours = re.match(r"[a-z_]+: ", str(error))  # it names a setting or a column
@@ -89,6 +90,7 @@ def make_trainer(config: RunConfig) -> Any:
             credit=credit,
             **options,
         )
+    trainer.model_name, trainer.data_name = config.model, config.dataset
     for printer in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printer)
     return trainer

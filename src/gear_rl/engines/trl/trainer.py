@@ -27,6 +27,7 @@ from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
+from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_rows, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
@@ -67,6 +68,10 @@ class GEARTrainer(Evaluating):
     args: GEARConfig
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
     _tag_names = ["trl", "gear"]  # noqa: RUF012
+    model_name: str | None = None
+    """The model's name in the card, where no hub has it; None for its folder's."""
+    data_name: str | None = None
+    """That of the training rows."""
 
     def __init__(
         self,
@@ -82,7 +87,6 @@ class GEARTrainer(Evaluating):
         credit = method_of(credit) if isinstance(credit, str) else credit
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
-        self._name = f"GRPO with the credit method `{credit.name}` ({credit.source})"  # in the model card
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
@@ -368,6 +372,15 @@ class GEARTrainer(Evaluating):
         )
         if self.args.push_to_hub:  # only what is whole
             super()._push_from_checkpoint(cast(str, self.checkpoints.last))
+
+    def create_model_card(self, model_name: str | None = None, *more: Any, **named: Any) -> None:
+        folder = Path(cast(str, self.args.output_dir))
+        super().create_model_card(model_name or folder.name, *more, **named)
+        if self.is_world_process_zero():
+            config, file = self.model.config, folder / "README.md"
+            model = self.model_name or Path(config._name_or_path).name or config.model_type
+            card, names = file.read_text(encoding="utf-8"), {"model": model, "folder": str(folder)}
+            file.write_text(complete_card(card, self.credit, data=self.data_name, **names), encoding="utf-8")
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
