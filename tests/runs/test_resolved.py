@@ -57,4 +57,4 @@ def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, monkeypa
             done = gear("train", *words, "--overwrite")
         assert done.returncode == 130 and said in done.stderr
     done = gear(*command.split()[1:])
-    assert done.returncode == 0 and "train 2/2" in done.stderr and "train 1/2" not in done.stderr
+    assert done.returncode == 0 and "step 2/2:" in done.stderr and "step 1/2:" not in done.stderr
