@@ -108,6 +108,13 @@ def test_fewer_rows_than_a_batch_takes_are_refused(used):
     one_line(done, "train_dataset: 4 rows, and a batch takes 5 prompts; give more rows")
 
 
+@pytest.mark.parametrize("words", [["--dry-run"], []])
+def test_a_tracker_that_is_not_installed_names_what_installs_it(used, words):
+    _, call = used
+    done = call("--output_dir", "tracked", "--report_to", "[none, not_installed]", *words)
+    one_line(done, "report_to: no tracker 'not_installed' is installed; pip install 'gear-rl[trackers]'")
+
+
 def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
     folder, call = used
     own = GEARTrainer._compute_loss

@@ -67,6 +67,7 @@ def train(
 def make_trainer(config: RunConfig) -> Any:
     """The trainer that a configuration describes, without the callbacks that print."""
     credit = build_method(config.credit)
+    check_trackers(config)
     dataset, held_out = load_data(config)
     rewards, options = _rewards(config), _options(config)
     with _input_errors():
@@ -96,6 +97,20 @@ def make_trainer(config: RunConfig) -> Any:
     return trainer
 
 
+def check_trackers(config: RunConfig) -> None:
+    """Raise ``InputError`` for a tracker in ``report_to`` that is not installed."""
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+    named = config.trainer.get("report_to") or []
+    known = ("none", "all", *get_available_reporting_integrations())
+    for name in [named] if isinstance(named, str) else named:
+        if name not in known:
+            raise InputError(
+                f"report_to: no tracker {name!r} is installed; pip install 'gear-rl[trackers]' brings "
+                "tensorboard, trackio and wandb"
+            )
+
+
 def check_run(config: RunConfig, dataset: Any, where: str) -> None:
     """Raise ``InputError``, which begins with ``where``, for what can be refused before a model is loaded."""
     from gear_rl.engines.trl.config import GEARConfig, checked_arguments
@@ -115,10 +130,6 @@ def _input_errors(where: str = "") -> Generator[None]:
         yield
     except (ValueError, ImportError, OSError) as error:
         raise InputError(f"{where}{error}") from None
-    except RuntimeError as error:
-        if "to be installed" not in str(error):  # transformers' words for a tracker
-            raise
-        raise InputError(f"{where}report_to: {error}") from None
 
 
 def _rewards(config: RunConfig) -> list[Reward]:
