@@ -218,16 +218,21 @@ def check_loss(
     )
 
 
-def check_rows(rows: Any, args: GEARConfig) -> None:
+def check_rows(rows: Any, args: GEARConfig, *, has_template: bool = True) -> None:
     """``ValueError`` for fewer rows than a batch takes: TRL's sampler drops those, and nothing would train.
 
-    A stream has no length.
+    Also for prompts that are messages, where there is no chat template to write them. A stream has no length.
     """
     prompts = cast(int, args.generation_batch_size) // cast(int, args.num_generations)
     if isinstance(rows, Sized) and len(rows) < prompts:
         raise ValueError(
             f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
             "per_device_train_batch_size"
+        )
+    if not has_template and isinstance(rows, Sized) and not isinstance(cast(Any, rows)[0]["prompt"], str):
+        raise ValueError(
+            "train_dataset: its prompts are messages, and the model's tokenizer has no chat template, as that of "
+            "a base model; give text prompts (gear train --chat false), or set its chat_template"
         )
 
 

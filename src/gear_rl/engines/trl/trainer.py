@@ -346,7 +346,8 @@ class GEARTrainer(Evaluating):
         made with another configuration (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError``
         before a step whose loss or gradient is not finite (``non_finite_step``).
         """
-        check_rows(self.train_dataset, self.args)
+        has_template = bool(self.rollout_func or getattr(self.processing_class, "chat_template", None))
+        check_rows(self.train_dataset, self.args, has_template=has_template)
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
             configuration = fingerprint(self.args, self.credit, *parts)
