@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,19 @@ def test_the_tables_of_the_methods_page_are_made_from_settings_and_measured_cost
     marks = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
     assert len(marks) > 20 and marks == ["costs", *re.findall(r"^## (\w+)$", page, re.MULTILINE)]
     assert page == methods_page(page, costs), "run make pages"
+
+
+def test_the_long_description_has_no_relative_link_or_picture():
+    """A package index shows the README alone; what pyproject.toml puts in its place."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    hook = pyproject["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    parts = hook["fragments"]
+    text = "".join(part.get("text") or (ROOT / part["path"]).read_text(encoding="utf-8") for part in parts)
+    for change in hook["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    targets = re.findall(r"\]\(([^)]*)\)|(?:src|srcset|href)=[\"']([^\"']*)", text)
+    assert targets and all(target.startswith("https://") for pair in targets for target in pair if target)
+    assert not re.search(r"^!", text, re.MULTILINE), "the rest of a picture"
 
 
 def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):

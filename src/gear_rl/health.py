@@ -9,14 +9,15 @@ FEW_STEPS = 10
 
 
 def health(logs: Mapping[str, float]) -> str:
-    """The line of a step: groups with a spread of rewards, completions scored and cut off, what credit did.
+    """The line of a step: reward, groups that differ in it, completions scored and cut off, what credit did.
 
     >>> health({"frac_reward_zero_std": 0.25, "gear/scored": 24.0, "completions/clipped_ratio": 0.5})
     '75% of groups differ in reward, 24 completions scored, 50% cut off'
     >>> health({"frac_reward_zero_std": 1.0, "gear/fallbacks": 8.0, "gear/fallback/long_context": 8.0})
     '0% of groups differ in reward, 8 fallbacks (8 long_context)'
     """
-    parts = [f"{1 - logs['frac_reward_zero_std']:.0%} of groups differ in reward"]
+    parts = [f"reward {logs['reward']:.2f}"] if "reward" in logs else []
+    parts.append(f"{1 - logs['frac_reward_zero_std']:.0%} of groups differ in reward")
     if "gear/scored" in logs:
         parts.append(f"{logs['gear/scored']:.0f} completions scored")
     if logs.get("completions/clipped_ratio"):
@@ -29,6 +30,8 @@ def health(logs: Mapping[str, float]) -> str:
         parts.append(f"{logs['gear/fallbacks']:.0f} fallbacks ({why})")
     if "gear/segments/token_share" in logs:
         parts.append(f"{logs['gear/segments/token_share']:.0%} of tokens in segments")
+    if "gear/divergence/mean" in logs:
+        parts.append(f"KL {logs['gear/divergence/mean']:.2f}")
     if "gear/teacher/informed" in logs:
         parts.append(f"teacher informed {logs['gear/teacher/informed']:.2f}")
     return ", ".join(parts)
@@ -61,9 +64,9 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
 
     >>> logs = [{"reward": 0.1, "frac_reward_zero_std": 0.9, "completions/clipped_ratio": 0.75}] * 3
     >>> print(conclusion(logs))
-    The reward went from 0.10 to 0.10 in 3 logged steps, which are few. 75% of completions were cut off: raise
-    max_completion_length. In 90% of groups all rewards were equal, which teaches nothing: easier or harder
-    prompts, more generations, or a finer reward.
+    The reward went from 0.10 to 0.10 (the first and the last of 3 logged steps, which are few). 75% of
+    completions were cut off: raise max_completion_length. In 90% of groups all rewards were equal, which teaches
+    nothing: easier or harder prompts, more generations, or a finer reward.
     """
 
     def mean(key: str) -> float | None:
@@ -76,8 +79,9 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
         return "Every reward function gave None for every completion." if logged else "No step was logged."
     few = max(1, len(rewards) // 5)
     first, last = fmean(rewards[:few]), fmean(rewards[-few:])
-    said = f"The reward went from {first:.2f} to {last:.2f} in {len(rewards)} logged steps"
-    said += ", which are few. " if len(rewards) < FEW_STEPS else ". "
+    ends = "the first and the last" if few == 1 else f"means of the first {few} and the last {few}"
+    said = f"The reward went from {first:.2f} to {last:.2f} ({ends} of {len(rewards)} logged steps"
+    said += ", which are few). " if len(rewards) < FEW_STEPS else "). "
     cut, even = mean("completions/clipped_ratio") or 0.0, mean("frac_reward_zero_std") or 0.0
     if cut >= 0.3:
         said += f"{cut:.0%} of completions were cut off: raise max_completion_length. "

@@ -29,7 +29,7 @@ def test_a_run_that_cannot_learn_warns_once(folder):
     assert done.returncode == 0
     warned = " ".join(done.stderr.split())
     assert warned.count("nothing was learned in the last 3 logged steps: every completion got reward 0") == 1
-    assert "0% of groups differ in reward, 0 completions scored" in warned
+    assert "reward 0.00, 0% of groups differ in reward, 0 completions scored" in warned
 
 
 def test_a_run_that_nothing_judges_ends_and_says_so(folder):

@@ -17,7 +17,7 @@ def test_what_it_writes_trains(like, tmp_path):
     mine = tmp_path / "mine"
     done = gear(*command.split()[1:], "--max_steps", "1", cwd=mine)
     assert done.returncode == 0 and (mine / page).is_file(), done.stderr
-    assert "rows.jsonl" not in (mine / "runs/first/README.md").read_text(), "no link to the hub"
+    assert "co/datasets" not in (mine / "runs/first/README.md").read_text(), "no link to the hub"
     records = [json.loads(line) for line in (mine / "runs/first/records.jsonl").read_text().splitlines()]
     assert all(record["context"] for record in records)
     assert len({record["reward"] for record in records}) > 1

@@ -9,18 +9,20 @@ from gear_rl.methods import Opsd
 LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
 
 
-def speaking(trainer):
-    """The trainer with an adapter that changes the model already; peft's begins as nothing."""
+def speaking(model):
+    """The model with an adapter that changes it already; peft's begins as nothing."""
     g = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for name, p in trainer.model.named_parameters():
+        for name, p in model.named_parameters():
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=g) / 3)
-    return trainer
+    return model
 
 
 def made(folder, model, credit=None, **changes):
-    return speaking(trainer_of(folder, model, credit or Opsd(), **changes))
+    trainer = trainer_of(folder, model, credit or Opsd(), **changes)
+    speaking(trainer.model)
+    return trainer
 
 
 def left_padded(lengths, vocab, g):

@@ -1,5 +1,6 @@
 """Adapters in place of models, and teachers with other weights."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engines import tiny
-from engines.running import trainer_of
+from engines.running import history, trained, trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import unnoticed
@@ -18,7 +19,7 @@ from gear_rl.lab.sampling import serving
 from gear_rl.methods import Gear
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.signals.teacher import CopyTeacher
+from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher
 
 ROW = {"prompt": [{"role": "user", "content": "1 plus 2"}], "privileged_context": "1 plus 2 is 3"}
 
@@ -79,6 +80,32 @@ def test_an_adapters_folder_is_trained_on_and_its_teacher_is_what_the_run_began_
             assert name not in before or torch.equal(weights, before[name]), name
 
 
+LORAS = {
+    "plain": {},
+    "rsLoRA": {"use_rslora": True},
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
+    "random": {"init_lora_weights": False},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+}
+
+
+@pytest.mark.parametrize("name", LORAS)
+def test_the_base_teacher_is_the_first_model_whatever_the_adapter_does_to_it(tmp_path, tiny_model, name):
+    """Shown the student's own prompt it agrees at step 1; also where weights that were trained are resumed."""
+    lora = LoraConfig(r=2, target_modules="all-linear", **LORAS[name])
+    given: dict[str, Any] = {"peft": lora, "privileged_sources": ["prompt"], "learning_rate": 1e-2}
+    given |= {"save_strategy": "steps", "save_steps": 1, "seed": 5}
+    whole = trained(tmp_path, tiny_model, Gear(), **given)
+    first, second = history(whole, "gear/divergence/mean")
+    assert first < 1e-6 and second > 1e-4
+    resumed = trained(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-1"), **given)
+    assert history(resumed, "gear/divergence/mean")[-1] == second
+    copies = isinstance(whole.held_weights.teacher, CopyTeacher)
+    assert copies == (name not in ("plain", "rsLoRA"))
+    assert copies or isinstance(resumed.held_weights.teacher, AdapterFreeTeacher)
+
+
 def test_another_models_weights_are_the_teachers(tmp_path, tiny_model, adapter):
     """The adapter's model as teacher scores what it scores as a student that is shown the teacher's prompt."""
     student, plain = logprobs(of(tiny_model, tmp_path))
@@ -103,6 +130,16 @@ def test_another_vocabulary_is_refused(tmp_path, tiny_model):
         ValueError, match=r"teacher_model: '.*/nowhere' has no tokenizer .*\); check the name"
     ):
         of(tiny_model, tmp_path, teacher_model=str(tmp_path / "nowhere"))
+
+
+def test_the_card_names_a_models_folder_and_cites_grpo_and_the_methods_source(tmp_path, tiny_model):
+    of(tiny_model, tmp_path / "run").create_model_card()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"# Model Card for run\n\nThis model is a fine-tuned version of `{Path(tiny_model).name}`." in card
+    assert f'model="{tmp_path / "run"}"' in card and "None" not in card
+    cited = dict(re.findall(r"Cite (.+) as:\s+```bibtex\n((?:.+\n)+?)```", card))
+    assert list(cited) == ["GRPO", "the source of `gear`", "TRL"]
+    assert "DeepSeekMath" in cited["GRPO"] and "2605.11853" in cited["the source of `gear`"]
 
 
 def test_generation_gives_a_bfloat16_head_contiguous_states(tmp_path, tiny_model):

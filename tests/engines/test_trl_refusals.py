@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from peft import LoraConfig
 
 from engines import tiny
 from engines.probing import Probe
+from engines.running import trainer_of
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
 from gear_rl.engines.trl.config import check_setup, check_trl
 from gear_rl.methods import Cast, Crpo, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Rlsd, Sdpg, Sdpo
@@ -63,6 +65,13 @@ def test_before_anything_is_loaded(tmp_path, credit, settings, given, message):
         )
 
 
+def test_an_adapter_on_the_head_is_refused_before_the_first_rollouts(tmp_path, tiny_model):
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(ValueError, match="model: the head is wrapped by an adapter"):
+        trainer_of(tmp_path, tiny_model, Gear(), peft=lora)
+    trainer_of(tmp_path, tiny_model, Uniform(), peft=lora)
+
+
 def test_a_method_without_teacher_needs_no_context(tmp_path):
     with pytest.raises(OSError, match="huggingface"):
         GEARTrainer(
@@ -89,7 +98,8 @@ SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}
         (Sdpo(), {"use_liger_kernel": True}, {}, "'sdpo' distils, .* never run with FSDP"),
         (Gear(), {"teacher_model": "x"}, {"sharding": "FSDP"}, "teacher_model: 'x' is whole on every process"),
         (Rlsd(), {}, {"sharding": "DEEPSPEED"}, "teacher_model_kind: 'sync' keeps a copy"),
-        (Gear(), {}, {"sharding": "DEEPSPEED", "peft": True}, None),
+        (Gear(), {}, {"sharding": "DEEPSPEED"}, "'base' keeps a copy .* new LoRA whose init_lora"),
+        (Gear(), {}, {"sharding": "DEEPSPEED", "adapter_free": True}, None),
         (Gear(), SYNCED, {"sharding": "FSDP"}, "sync_ref_model: a checkpoint holds a whole copy"),
         *((credit, {}, {"images": True}, "images cannot be") for credit in (Igpo(), Opsd(), Sdpg(), Rlcsd())),
         *((credit, {}, {"images": True}, None) for credit in (Crpo(), MtGrpo(), Opsd(strength=0.0))),

@@ -117,6 +117,20 @@ def test_a_text_setting_takes_the_word_as_it_stands(text):
     assert load_config(None, [*BASE, "--run_name", text]).trainer["run_name"] == text
 
 
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        (["--credit.of.alpha 1", "--credit shuffled"], "credit", {"name": "shuffled", "of": {"alpha": 1}}),
+        (["--credit.alpha 2", "--credit gear:tokens"], "credit", {"name": "gear:tokens", "alpha": 2}),
+        (["--lora_r 8", '--lora {"r":4}'], "lora", {"r": 8}),
+    ],
+)
+def test_a_setting_within_another_counts_in_any_order(words, setting, value):
+    for order in (words, words[::-1]):
+        pairs = [word for pair in order for word in pair.split(" ")]
+        assert getattr(load_config(None, [*BASE, *pairs]), setting) == value
+
+
 def test_the_flags_of_trls_scripts_are_known():
     words = "--model_name_or_path arena --dataset_name arena --reward_funcs arena math --use_peft --lora_r 8"
     config = load_config(

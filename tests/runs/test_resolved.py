@@ -26,7 +26,8 @@ def test_it_holds_the_settings_that_were_run(tmp_path):
     assert first.trainer.items() <= again.trainer.items()
     assert {**again.model_dump(), "credit": 0} == {**first.model_dump(), "credit": 0}
     card = (folder / "README.md").read_text()
-    assert "`shuffled`" in card and "arena/chain/easy" in card
+    assert "`shuffled` of gear-rl (source: placebo (ours))" in card
+    assert "fine-tuned version of `arena` on `arena/chain/easy`." in card and "None" not in card
 
 
 def test_a_method_that_is_an_object_comes_back_by_its_name(tmp_path):
@@ -56,4 +57,4 @@ def test_an_interrupted_run_names_the_command_that_resumes_it(tmp_path, monkeypa
             done = gear("train", *words, "--overwrite")
         assert done.returncode == 130 and said in done.stderr
     done = gear(*command.split()[1:])
-    assert done.returncode == 0 and "train 2/2" in done.stderr and "train 1/2" not in done.stderr
+    assert done.returncode == 0 and "step 2/2:" in done.stderr and "step 1/2:" not in done.stderr

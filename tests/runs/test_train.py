@@ -1,9 +1,12 @@
 """`gear train` and `gear demo`, from the command to the files they leave."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from gear_rl import GEARTrainer
 from gear_rl.records import read_records
@@ -112,6 +115,24 @@ def test_fewer_rows_than_a_batch_takes_are_refused(used):
     _, call = used
     done = call("--output_dir", "few", "--per_device_train_batch_size", "20", "--max_steps", "1")
     one_line(done, "train_dataset: 4 rows, and a batch takes 5 prompts; give more rows")
+
+
+def test_a_base_model_without_a_chat_template_is_one_line(used, tiny_model):
+    folder, call = used
+    model = Path(shutil.copytree(tiny_model, folder / "base"))
+    (model / "chat_template.jinja").unlink()
+    assert AutoTokenizer.from_pretrained(model).chat_template is None
+    words = ["--model", "base", "--output_dir", "untemplated", "--max_steps", "1"]
+    one_line(call(*words), "train_dataset: its prompts are messages, and", "(gear train --chat false)")
+    done = call(*words, "--chat", "false", "--reward", "math")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], []])
+def test_a_tracker_that_is_not_installed_names_what_installs_it(used, words):
+    _, call = used
+    done = call("--output_dir", "tracked", "--report_to", "[none, not_installed]", *words)
+    one_line(done, "report_to: no tracker 'not_installed' is installed; pip install 'gear-rl[trackers]'")
 
 
 def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):

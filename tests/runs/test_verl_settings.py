@@ -152,6 +152,11 @@ def test_a_wrong_setting_names_itself(section, message):
             r"gear\.teacher: 'sync' \(given, or the default of 'rlsd'\) .*or name a gear\.teacher_model",
         ),
         (
+            {"teacher": "base"},
+            {"actor_rollout_ref.model.lora_adapter_path": "mine"},
+            r"lora_adapter_path: 'mine' is trained on, .* set gear\.teacher=live",
+        ),
+        (
             {"credit": "cast", "teacher": "live"},
             {},
             r"gear\.teacher_model_kind: 'live' .* is the student itself",

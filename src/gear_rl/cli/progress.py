@@ -22,12 +22,12 @@ SHOWN = {
     "gear/segments/token_share": "in segments",
     "gear/fallbacks": "fallbacks",
 }
-"""Metrics of the trainer's log that the line shows, by name; 0 fallbacks are left out."""
+"""Metrics of the trainer's log that the bar shows, by name; 0 fallbacks are left out."""
 
 
 class ProgressLine(TrainerCallback):
-    """A bar in a terminal, else one plain line every tenth of the run, with its pace; with health, a line of it
-    at every log.
+    """A bar in a terminal, else one plain line every tenth of the run, with its pace; with health, in both one
+    line at every log.
 
     >>> import sys
     >>> from types import SimpleNamespace
@@ -41,7 +41,7 @@ class ProgressLine(TrainerCallback):
     def __init__(self, console: Console, *, with_health: bool = False) -> None:
         numbers = "[cyan]{task.fields[numbers]}"
         columns = (BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeElapsedColumn(), "·")
-        self.console, self._health, self._latest = console, with_health, dict[str, Any]()
+        self.console, self._health, self._noted = console, with_health, dict[str, Any]()
         self._bar = Progress(
             "train", *columns, TimeRemainingColumn(), "left", console=console, disable=not console.is_terminal
         )
@@ -51,7 +51,7 @@ class ProgressLine(TrainerCallback):
 
     def note(self, **values: float) -> None:
         """Show a number that the trainer does not log, such as a held-out accuracy."""
-        self._latest.update(values)
+        self._noted.update(values)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begin = time.perf_counter(), state.global_step
@@ -70,27 +70,36 @@ class ProgressLine(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
+        is_step = "reward" in (logs or {})
+        if not state.is_world_process_zero or not (is_step or "eval_reward" in (logs or {})):
+            return
         # TRL logs None where every reward function abstained.
         logs = {key: value for key, value in (logs or {}).items() if value is not None}
-        self._latest.update(logs)
-        if self._health and state.is_world_process_zero and "frac_reward_zero_std" in logs:
-            line = f"step {state.global_step}: {health(logs)}"
-            self.console.print(line, highlight=False, soft_wrap=True)
-        latest = {
-            word: self._latest[key]
+        shown = [
+            f"{word} {value:.2f}"
             for key, word in SHOWN.items()
-            if key in self._latest and (self._latest[key] or key != "gear/fallbacks")
-        }
-        numbers = "  ".join(f"{word} {value:.2f}" for word, value in latest.items())
+            if (value := (logs | self._noted).get(key)) is not None and (value or key != "gear/fallbacks")
+        ]
         done, total = state.global_step, state.max_steps
-        self._bar.update(self._task, numbers=numbers)
+        self._bar.update(self._task, numbers="  ".join(shown))
         due = done in (1, total) or done % max(1, total // 10) == 0
-        if due and state.is_world_process_zero and not self.console.is_terminal and "reward" in logs:
-            begin, before = self._begin
-            each = (time.perf_counter() - begin) / max(1, done - before)
-            left = timedelta(seconds=round(each * (total - done)))
-            line = f"train {done}/{total}  {numbers}  {each:.{2 if each < 1 else 1}f} s a step, {left} left"
-            self.console.print(line, highlight=False, soft_wrap=True)
+        if self._health and is_step:
+            self._print(f"step {done}/{total}: {health(logs)}{self._pace(state, ', ')}")
+        elif self._health:
+            self._print(f"after step {done}: {', '.join(shown)}")
+        elif is_step and due and not self.console.is_terminal:
+            self._print(f"train {done}/{total}  {'  '.join(shown)}{self._pace(state, '  ')}")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _pace(self, state: Any, before: str) -> str:
+        if self.console.is_terminal:  # the bar shows the time left
+            return ""
+        begin, first = self._begin
+        each = (time.perf_counter() - begin) / max(1, state.global_step - first)
+        left = timedelta(seconds=round(each * (state.max_steps - state.global_step)))
+        return f"{before}{each:.{2 if each < 1 else 1}f} s a step, {left} left"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._bar.stop()

@@ -43,6 +43,9 @@ def train(
     if dry_run:
         import yaml
 
+        from gear_rl.runs.trainer import check_trackers
+
+        check_trackers(chosen)
         typer.echo(yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), nl=False)
         typer.echo(f"# credit: {build_method(chosen.credit)!r}")
         return

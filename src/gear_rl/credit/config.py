@@ -67,8 +67,8 @@ class CreditConfig:
     teacher_model_kind: str | None = _setting(
         None,
         "Whose weights the teacher has: 'live' (the student's current ones), 'base' (those at the "
-        "start; under PEFT the adapter is disabled), 'ema' (moving average) or 'sync' (a copy renewed every "
-        "`teacher_sync_steps` steps). None for the method's own, else 'live'.",
+        "start), 'ema' (moving average) or 'sync' (a copy renewed every `teacher_sync_steps` steps). None for "
+        "the method's own, else 'live'.",
     )
     teacher_update_rate: float | None = _setting(
         None,

@@ -110,8 +110,9 @@ def load_config(
     fields = RunConfig.model_fields
     hints = {key: field.annotation for key, field in fields.items()} | dict(trainer_types)
     hints |= {flag: hints.get(ours, list[str]) for flag, ours in NAMES.items()} | {"use_peft": bool}
-    for key, text in parse_overrides(overrides, hints):
-        key, value = NAMES.get(key, key), parse_word(text)
+    pairs = [(NAMES.get(key, key), text) for key, text in parse_overrides(overrides, hints)]
+    for key, text in sorted(pairs, key=lambda pair: pair[0].count(".")):  # `credit` before `credit.alpha`
+        value = parse_word(text)
         hint = fields[key].annotation if key in fields else trainer_types.get(key)
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
         is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)

@@ -60,7 +60,8 @@ def train(
             trainer.save_model()
             trainer.save_state()
             # The card links a dataset as one of the hub's.
-            named = None if Path(config.dataset).exists() else config.dataset
+            local = is_generated(config.dataset) or Path(config.dataset).exists()
+            named = None if local else config.dataset
             trainer.create_model_card(model_name=trainer.run_folder.path.name, dataset_name=named)
     except (FloatingPointError, ImportError, ValueError) as error:
         ours = re.match(r"[a-z_]+: ", str(error))  # it names a setting or a column
@@ -73,6 +74,7 @@ def train(
 def make_trainer(config: RunConfig) -> Any:
     """The trainer that a configuration describes, without the callbacks that print."""
     credit = build_method(config.credit)
+    check_trackers(config)
     dataset, held_out = load_data(config)
     rewards, options = _rewards(config, dataset), _options(config)
     with _input_errors():
@@ -96,9 +98,24 @@ def make_trainer(config: RunConfig) -> Any:
             credit=credit,
             **options,
         )
+    trainer.model_name, trainer.data_name = config.model, config.dataset
     for printer in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printer)
     return trainer
+
+
+def check_trackers(config: RunConfig) -> None:
+    """Raise ``InputError`` for a tracker in ``report_to`` that is not installed."""
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+    named = config.trainer.get("report_to") or []
+    known = ("none", "all", *get_available_reporting_integrations())
+    for name in [named] if isinstance(named, str) else named:
+        if name not in known:
+            raise InputError(
+                f"report_to: no tracker {name!r} is installed; pip install 'gear-rl[trackers]' brings "
+                "tensorboard, trackio and wandb"
+            )
 
 
 def check_run(config: RunConfig, dataset: Any, where: str) -> None:
@@ -120,10 +137,6 @@ def _input_errors(where: str = "") -> Generator[None]:
         yield
     except (ValueError, ImportError, OSError) as error:
         raise InputError(f"{where}{error}") from None
-    except RuntimeError as error:
-        if "to be installed" not in str(error):  # transformers' words for a tracker
-            raise
-        raise InputError(f"{where}report_to: {error}") from None
 
 
 def _rewards(config: RunConfig, dataset: Any) -> list[Reward]:

@@ -214,8 +214,8 @@ def head_of(model: nn.Module, temperature: float) -> Head:
 
     Cohere multiplies by ``logit_scale``, Granite and MiniCPM divide by ``logits_scaling`` (HyperCLOVA X
     multiplies by it), Falcon-H1 has ``lm_head_multiplier``, Muse Glimmer ``output_multiplier``; Gemma 2 bends
-    by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered. Raises ``ValueError`` for a
-    head under an adapter.
+    by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered. Raises ``ValueError`` as
+    ``head_layer`` does.
 
     >>> from types import SimpleNamespace
     >>> model = nn.Module()
@@ -224,14 +224,7 @@ def head_of(model: nn.Module, temperature: float) -> Head:
     >>> head_of(model, temperature=1.0).scale
     0.25
     """
-    inner: Any = unwrapped(model)
-    layer: Any = inner.get_output_embeddings()
-    if hasattr(layer, "lora_A") or hasattr(layer, "modules_to_save"):
-        raise ValueError(
-            f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
-            "give the logits; leave it out of target_modules and modules_to_save"
-        )
-    config = text_config(inner.config)
+    layer, config = head_layer(model), text_config(cast(Any, unwrapped(model)).config)
     factors = [
         getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
     ]
@@ -248,6 +241,17 @@ def head_of(model: nn.Module, temperature: float) -> Head:
         softcap=None if softcap is None else float(softcap),
         temperature=temperature,
     )
+
+
+def head_layer(model: nn.Module) -> Any:
+    """The layer that gives the logits; ``ValueError`` under an adapter, whose part its weights do not show."""
+    layer: Any = cast(Any, unwrapped(model)).get_output_embeddings()
+    if hasattr(layer, "lora_A") or hasattr(layer, "modules_to_save"):
+        raise ValueError(
+            f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
+            "give the logits; leave it out of target_modules and modules_to_save"
+        )
+    return layer
 
 
 def _gathered(weight: Any) -> Tensor:

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 TeacherKind = Literal["live", "base", "ema", "sync"]
-"""``live``: the student's current weights. ``base``: those at the start of the run (under PEFT the adapter is
-disabled). ``ema``: a moving average. ``sync``: a copy renewed every few steps."""
+"""``live``: the student's current weights. ``base``: those at the start of the run. ``ema``: a moving average.
+``sync``: a copy renewed every few steps."""
 
 
 class Teacher:
@@ -54,8 +54,8 @@ class Teacher:
             copy.copy_(_sharded_as(copy, state[name]))
 
 
-class _AdapterFreeTeacher(Teacher):
-    """The base model under a PEFT adapter, by switching the adapter off: no copy, nothing to save."""
+class AdapterFreeTeacher(Teacher):
+    """The first weights where ``begins_as_nothing``, by switching the adapter off: no copy, nothing to save."""
 
     lends = True
 
@@ -103,7 +103,7 @@ class CopyTeacher(Teacher):
         if any(p.numel() == 0 for p in self._copy.values()):
             raise ValueError(
                 "teacher_model_kind: the parameters are partitioned away on this rank (DeepSpeed ZeRO-3), so "
-                "no copy can be kept; use 'live', or 'base' with a PEFT adapter"
+                "no copy can be kept; use 'live', or 'base' with a LoRA that begins as nothing"
             )
 
     @contextmanager
@@ -135,7 +135,7 @@ class CopyTeacher(Teacher):
 def make_teacher(
     kind: TeacherKind, model: nn.Module, update_rate: float = 0.05, sync_steps: int = 10
 ) -> Teacher:
-    """The teacher that ``kind`` names; ``ValueError`` for a name that is none.
+    """The teacher that ``kind`` names; ``ValueError`` for a name that is none. Made before the first step.
 
     >>> type(make_teacher("live", nn.Linear(1, 1))).__name__
     'Teacher'
@@ -143,8 +143,8 @@ def make_teacher(
     match kind:
         case "live":
             return Teacher()
-        case "base" if hasattr(model, "peft_config"):
-            return _AdapterFreeTeacher()
+        case "base" if begins_as_nothing(model):
+            return AdapterFreeTeacher()
         case "base":
             return CopyTeacher(model)
         case "ema":
@@ -152,6 +152,18 @@ def make_teacher(
         case "sync":
             return CopyTeacher(model, update_rate=1.0, sync_steps=sync_steps)
     raise ValueError(f"teacher_model_kind: {kind!r} is not one of {', '.join(get_args(TeacherKind))}")
+
+
+def begins_as_nothing(model: nn.Module) -> bool:
+    """Whether a PEFT model, before its first step, is its base model, and stays it with the adapter off.
+
+    So it is where the second factor of every LoRA is 0 and nothing else is trained but copies of modules. PiSSA,
+    OLoRA, random factors or an adapter that was trained before change the start; trained biases stay.
+    """
+    return hasattr(model, "peft_config") and all(
+        ".lora_A." in name or ".modules_to_save." in name or (".lora_B." in name and not parameter.any())
+        for name, parameter in trained_parameters(model).items()
+    )
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

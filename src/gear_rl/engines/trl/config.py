@@ -218,16 +218,21 @@ def check_loss(
     )
 
 
-def check_rows(rows: Any, args: GEARConfig) -> None:
+def check_rows(rows: Any, args: GEARConfig, *, has_template: bool = True) -> None:
     """``ValueError`` for fewer rows than a batch takes: TRL's sampler drops those, and nothing would train.
 
-    A stream has no length.
+    Also for prompts that are messages, where there is no chat template to write them. A stream has no length.
     """
     prompts = cast(int, args.generation_batch_size) // cast(int, args.num_generations)
     if isinstance(rows, Sized) and len(rows) < prompts:
         raise ValueError(
             f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
             "per_device_train_batch_size"
+        )
+    if not has_template and isinstance(rows, Sized) and not isinstance(cast(Any, rows)[0]["prompt"], str):
+        raise ValueError(
+            "train_dataset: its prompts are messages, and the model's tokenizer has no chat template, as that of "
+            "a base model; give text prompts (gear train --chat false), or set its chat_template"
         )
 
 
@@ -239,12 +244,13 @@ def check_setup(
     sharding: str = "NO",
     zero_stage: int = 0,
     fsdp_version: int = 2,
-    peft: bool = False,
+    adapter_free: bool = False,
     images: bool = False,
 ) -> None:
     """Refuse what is only known once TRL is set up, mostly what was never run; ``ValueError``.
 
-    ``sharding`` is accelerate's name for how the model is distributed.
+    ``sharding`` is accelerate's name for how the model is distributed; ``adapter_free`` says that the model
+    without its adapter is the first one.
     """
     name, kind, deepspeed = credit.name, args.teacher_model_kind, sharding == "DEEPSPEED"
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
@@ -273,14 +279,14 @@ def check_setup(
             "or leave it out",
         ),
         (
-            deepspeed and (kind in ("ema", "sync") or (kind == "base" and not peft)),
+            deepspeed and (kind in ("ema", "sync") or (kind == "base" and not adapter_free)),
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, {never}; use 'live', or 'base' with a "
-            "PEFT adapter",
+            "new LoRA whose init_lora_weights is true",
         ),
         (
-            deepspeed and not peft and "reference_logprob" in names_of(credit.needs),
+            deepspeed and not adapter_free and "reference_logprob" in names_of(credit.needs),
             f"credit: {name!r} needs reference_logprob, for which a copy of the first weights is kept, {never}; "
-            "train a PEFT adapter, or take one process or DDP",
+            "train a new LoRA whose init_lora_weights is true, or take one process or DDP",
         ),
         (
             args.sync_ref_model and sharding in SHARDED and args.save_strategy != "no",

@@ -20,7 +20,7 @@ from gear_rl.signals.engine import Tokenizer
 from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import KeptStates, ModelPasses
 from gear_rl.signals.signal import names_of, needs_context
-from gear_rl.signals.teacher import CopyTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
@@ -31,12 +31,11 @@ T = TypeVar("T")
 class HeldWeights(TrainerCallback):
     """The weights that passes use beside the student's own, each made on first use: before the first step.
 
-    ``continues_adapter``: the run goes on training an adapter, so the model without it is not the one that the
-    run began with.
+    ``adapter_free``: the model without its adapter is the one that the run began with (``begins_as_nothing``).
     """
 
-    def __init__(self, trainer: "GEARTrainer", *, continues_adapter: bool) -> None:
-        self._trainer, self._continues_adapter = trainer, continues_adapter
+    def __init__(self, trainer: "GEARTrainer", *, adapter_free: bool) -> None:
+        self._trainer, self._adapter_free = trainer, adapter_free
         self.teacher_model: nn.Module | None = None
         """The model that the setting ``teacher_model`` names."""
         for read in reward_models(trainer.credit):
@@ -55,21 +54,20 @@ class HeldWeights(TrainerCallback):
         if not needs_context(trainer.credit) or self.teacher_model is not None:
             return Teacher()  # a copy that no pass reads would only cost memory
         kind = cast(TeacherKind, args.teacher_model_kind)
-        if kind == "base" and self._continues_adapter and trainer.sharding not in SHARDED:
-            return CopyTeacher(trainer.model)
+        if kind == "base":
+            return self._first_weights()
         rate, steps = cast(float, args.teacher_update_rate), cast(int, args.teacher_sync_steps)
         return make_teacher(kind, trainer.model, rate, steps)
 
     @cached_property
     def reference(self) -> Teacher:
         """Those that the run began with, for a method that needs ``reference_logprob``."""
-        trainer = self._trainer
-        if "reference_logprob" not in names_of(trainer.credit.needs):
-            return Teacher()
-        if trainer.sharding in SHARDED:
-            return make_teacher("base", trainer.model)
-        # Under PEFT too: the model without its adapter is the first one only if that began as nothing.
-        return CopyTeacher(trainer.model)
+        needed = "reference_logprob" in names_of(self._trainer.credit.needs)
+        return self._first_weights() if needed else Teacher()
+
+    def _first_weights(self) -> Teacher:
+        # Not `make_teacher`: a run that is resumed has trained weights by now.
+        return AdapterFreeTeacher() if self._adapter_free else CopyTeacher(self._trainer.model)
 
     def by_file(self) -> dict[str, Any]:
         """What a checkpoint holds beside TRL's own files, by the file's name."""

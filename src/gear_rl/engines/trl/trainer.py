@@ -27,6 +27,7 @@ from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
+from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
 from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_rows, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
@@ -38,8 +39,9 @@ from gear_rl.engines.trl.rollouts import Rollouts, check_functions, parse_tool_c
 from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
-from gear_rl.signals.forwards import padding_moves_positions, unwrapped
+from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
 from gear_rl.signals.signal import needs_student, signals_of
+from gear_rl.signals.teacher import begins_as_nothing
 from gear_rl.traits import distillation_of, is_per_completion
 from gear_rl.types import CreditAssigner
 
@@ -66,6 +68,10 @@ class GEARTrainer(Evaluating):
     args: GEARConfig
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
     _tag_names = ["trl", "gear"]  # noqa: RUF012
+    model_name: str | None = None
+    """The model's name in the card, where no hub has it; None for its folder's."""
+    data_name: str | None = None
+    """That of the training rows."""
 
     def __init__(
         self,
@@ -81,8 +87,6 @@ class GEARTrainer(Evaluating):
         credit = method_of(credit) if isinstance(credit, str) else credit
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
-        self._name = f"GRPO with the credit method `{credit.name}` ({credit.source})"  # in the model card
-        continues_adapter = hasattr(model, "peft_config")
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
         self.late: LateCredit | None = None
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
@@ -105,9 +109,11 @@ class GEARTrainer(Evaluating):
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         check_functions(self)
         contiguous_head(self.model)
+        if needs_passes(credit):
+            head_layer(self.model)  # refused here, not after the first rollouts
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
-        plugins: Any = self.accelerator.state
+        adapter_free, plugins = begins_as_nothing(self.model), cast(Any, self.accelerator.state)
         check_setup(
             credit,
             self.args,
@@ -115,10 +121,10 @@ class GEARTrainer(Evaluating):
             sharding=self.sharding,
             zero_stage=int(getattr(getattr(plugins, "deepspeed_plugin", None), "zero_stage", 0)),
             fsdp_version=getattr(getattr(plugins, "fsdp_plugin", None), "fsdp_version", 2),
-            peft=hasattr(self.model, "peft_config"),
+            adapter_free=adapter_free,
             images=bool(getattr(self, "_is_vlm", False)),
         )
-        self.held_weights = HeldWeights(self, continues_adapter=continues_adapter)
+        self.held_weights = HeldWeights(self, adapter_free=adapter_free)
         self.add_callback(self.held_weights)
         self.add_callback(Health())
         for printer in [one for one in self.callback_handler.callbacks if type(one) in SHORT]:
@@ -351,7 +357,8 @@ class GEARTrainer(Evaluating):
         made with another configuration (``resume_anyway`` goes on as a new run). Raises ``FloatingPointError``
         before a step whose loss or gradient is not finite (``non_finite_step``).
         """
-        check_rows(self.train_dataset, self.args)
+        has_template = bool(self.rollout_func or getattr(self.processing_class, "chat_template", None))
+        check_rows(self.train_dataset, self.args, has_template=has_template)
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
             configuration = fingerprint(self.args, self.credit, *parts)
@@ -377,6 +384,15 @@ class GEARTrainer(Evaluating):
         )
         if self.args.push_to_hub:  # only what is whole
             super()._push_from_checkpoint(cast(str, self.checkpoints.last))
+
+    def create_model_card(self, model_name: str | None = None, *more: Any, **named: Any) -> None:
+        folder = Path(cast(str, self.args.output_dir))
+        super().create_model_card(model_name or folder.name, *more, **named)
+        if self.is_world_process_zero():
+            config, file = self.model.config, folder / "README.md"
+            model = self.model_name or Path(config._name_or_path).name or config.model_type
+            card, names = file.read_text(encoding="utf-8"), {"model": model, "folder": str(folder)}
+            file.write_text(complete_card(card, self.credit, data=self.data_name, **names), encoding="utf-8")
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)

@@ -80,6 +80,13 @@ def check(config: Any, settings: VerlSettings) -> None:
                     lambda value: int(value or 1) > 1,
                     "divides a sequence among ranks, which the signals were never run with; set it to 1",
                 )
+        if _taught_by_base(settings):
+            refuse(
+                "actor_rollout_ref.model.lora_adapter_path",
+                lambda value: value is not None,
+                "is trained on, so the model without it, which would be the teacher 'base', is not the first "
+                "one; merge it into the model, or set gear.teacher=live",
+            )
         if reference and settings.config.teacher_contrast != NO_CONTRAST:
             raise InputError(
                 "gear.teacher_contrast: a contrast with teacher=base was never run in verl without LoRA; use live"
@@ -161,8 +168,12 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
     model = config.actor_rollout_ref.model
     rank = select(model, "lora.rank") or model.get("lora_rank", 0) or 0
     has_adapter = int(rank) > 0 or model.get("lora_adapter_path") is not None
+    return _taught_by_base(settings) and not has_adapter
+
+
+def _taught_by_base(settings: VerlSettings) -> bool:
     base = settings.config.teacher_model_kind == "base" and settings.teacher_model is None
-    return base and needs_teacher(settings.method.needs) and not has_adapter
+    return base and needs_teacher(settings.method.needs)
 
 
 def select(config: Any, path: str) -> Any:

@@ -18,7 +18,7 @@ from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, re
 from gear_rl.signals.forwards import text_config, unwrapped
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import needs_teacher
-from gear_rl.signals.teacher import Teacher, make_teacher
+from gear_rl.signals.teacher import AdapterFreeTeacher, Teacher
 
 
 class CreditWorker(ActorRolloutRefWorker):
@@ -43,8 +43,9 @@ class CreditWorker(ActorRolloutRefWorker):
                 model=actor.module,
                 skip_first_tokens=order.config.teacher_skip_first_tokens,
                 pad_id=order.pad_id,
-                # With LoRA verl loads no reference: the teacher is the model without its adapter.
-                teacher=make_teacher("base", actor.module) if base and reference is None else Teacher(),
+                # With LoRA verl loads no reference: the teacher is the model without its adapter, which verl
+                # makes as PEFT's default, so it begins as nothing.
+                teacher=AdapterFreeTeacher() if base and reference is None else Teacher(),
                 teacher_model=other if reference is None else reference.module,
                 reference=Teacher(),  # reference_logprob is refused
                 temperature=order.temperature,
