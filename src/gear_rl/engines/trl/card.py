@@ -22,12 +22,12 @@ def complete_card(card: str, credit: CreditAssigner, *, model: str, data: str | 
     card = card.replace('model="None"', f'model="{folder}"')
     method = f"Token credit: `{credit.name}` of gear-rl (source: {credit.source})."
     card = re.sub(r"^This model was trained with .*", lambda line: f"{line[0]}\n\n{method}", card, flags=re.M)
-    paper = _ARXIV.search(credit.source)
-    if paper is None or paper[1] in card.partition("## Citations")[2]:  # TRL cites GRPO's own
+    cited = _ARXIV.search(credit.source)
+    if cited is None or cited[1] in card.partition("## Citations")[2]:  # TRL cites GRPO's own
         return card
     entry = (
         f"Cite the source of `{credit.name}` as:\n\n```bibtex\n@misc{{{credit.name},\n"
-        f"    eprint        = {{{paper[1]}}},\n    archivePrefix = {{arXiv}},\n"
-        f"    url           = {{https://arxiv.org/abs/{paper[1]}}},\n}}\n```\n\n"
+        f"    eprint        = {{{cited[1]}}},\n    archivePrefix = {{arXiv}},\n"
+        f"    url           = {{https://arxiv.org/abs/{cited[1]}}},\n}}\n```\n\n"
     )
     return card.replace("Cite TRL as:", f"{entry}Cite TRL as:")
