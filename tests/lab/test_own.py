@@ -117,6 +117,15 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert "success_reward: 0.5, but rewards reach 10; give full marks" in console.file.getvalue()
 
 
+def test_a_run_that_learns_nothing_has_a_level_curve(folder):
+    """The same problems throughout, and the same random numbers."""
+    [spec] = plan_with(max_steps=4, learning_rate=0.0).reported()
+    row = run_cell(spec, folder / "cells")
+    assert row["error"] is None, row["error"]
+    way = [point["accuracy"] for point in row["held_out"]]
+    assert way == [row["accuracy_before"]] * 3 == [row["accuracy_after"]] * 3
+
+
 def test_the_outcome_is_the_reward_where_rewards_are_graded():
     [rewards] = sampled_rewards(lambda rows, *, seed: [0.5, 0.49, None, 0.75], range(4), seed=0)
     ends = {"before": [[0.0] * 4], "after": [rewards]}
@@ -187,7 +196,7 @@ def test_fine_tuning_is_a_row_and_may_come_first(folder):
     rows = {spec.name: run_cell(spec, folder / "cells") for spec in plan.reported()}
     assert [row["error"] for row in rows.values()] == [None] * 3
     assert [len(rows[name]["curves"]["reward"]) for name in plan.methods] == [12, 0, 6]
-    assert [point["step"] for point in rows["uniform:sft=0.5"]["held_out"]] == [2, 4, 6, 8, 10]
+    assert [point["step"] for point in rows["uniform:sft=0.5"]["held_out"]] == [3, 6, 9]
     assert rows["sft"]["success_after"] > rows["sft"]["success_before"], rows["sft"]
 
 

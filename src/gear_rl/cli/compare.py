@@ -80,6 +80,7 @@ def compare(
     """
     from gear_rl.lab.compare import compared, plan_of, save
     from gear_rl.lab.lineup import split_methods
+    from gear_rl.lab.statistics import LEAST
     from gear_rl.runs.arena import task_of
 
     if jobs is not None and jobs < 1:
@@ -112,6 +113,8 @@ def compare(
         refuse_words(context)
         plan = plan_of(chosen, task=task, tier=tier or task_of(task).laboratory_tier, **options)
     jobs = jobs or os.cpu_count() or 1
+    if plan.seeds < LEAST:
+        say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
     rows, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
     comparison = compared(plan, rows, tuned, command=command_line())
     save(comparison, out)
@@ -135,6 +138,18 @@ def run_plan_with_bar(
     with progress_bar(console, "runs ") as progress:
         done = total = 0
 
+        def about(seconds: float) -> None:
+            left = timedelta(seconds=round(seconds * (total - done) / jobs))
+            console.print(f"a run takes about {seconds:.0f} s: {left} left", highlight=False)
+
+        told = False
+
+        def estimate(seconds: float) -> None:
+            nonlocal told
+            if not (done or told):
+                about(seconds)
+            told = True
+
         def expect(todo: int, whole: int) -> None:
             nonlocal total
             if not total:
@@ -146,15 +161,13 @@ def run_plan_with_bar(
             nonlocal done
             done += 1
             if done == 1 and cell["error"] is None:
-                left = timedelta(seconds=round(cell["seconds"] * (total - 1) / jobs))
-                about = f"a run takes about {cell['seconds']:.0f} s: {left} left"
-                console.print(about, highlight=False)
+                about(cell["seconds"])
             name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
             progress(name, done, total)
             if cell.get("error") is not None:
                 console.print(f"{name} FAILED: {cell['error']}", highlight=False, markup=False)
 
-        return run_plan(plan, folder, jobs=jobs, each=each, expect=expect)
+        return run_plan(plan, folder, jobs=jobs, each=each, estimate=estimate, expect=expect)
 
 
 def verdict_table(comparison: dict[str, Any]) -> Group:

@@ -78,7 +78,7 @@ class Plan:
     def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that find the method's best rate: on seeds and problems that are never reported."""
         problems = self.held_out[len(reported_part(self.held_out)) :]
-        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "n_between": 0}
+        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "between": False}
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
     def reported(self, rates: Mapping[str, float] = {}) -> list[Spec]:
@@ -86,8 +86,12 @@ class Plan:
 
         A method without an entry in ``rates`` takes the tier's own.
         """
-        settings = {"n_eval": self.n_eval, "first": self.held_out.start, "samples": self.samples}
-        settings["n_between"] = min(128, -(-self.n_eval // 4))
+        settings = {
+            "n_eval": self.n_eval,
+            "first": self.held_out.start,
+            "samples": self.samples,
+            "between": True,
+        }
         return [
             self._spec(method, rates.get(method, self.rate), seed, settings)
             for seed in range(self.seeds)
@@ -232,11 +236,12 @@ def run_plan(
     *,
     jobs: int,
     each: Callable[[dict[str, Any]], None] = lambda cell: None,
+    estimate: Callable[[float], None] = lambda seconds: None,
     expect: Callable[[int, int], None] = lambda todo, total: None,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The compared cells, and the search for every method's rate (`settings.rates` of the findings).
 
-    Runs that are finished in the folder are not repeated. ``each`` gets every cell that was run, as it ends;
+    Runs that are finished in the folder are not repeated. ``each`` and ``estimate`` are those of ``run_cells``;
     ``expect`` gets how many are still to run, and of how many.
     """
     first = grid(plan.rate, plan.rates)
@@ -246,7 +251,7 @@ def run_plan(
     def run(specs: list[Spec], later: int) -> list[dict[str, Any]]:
         todo = sum(finished(spec, folder) is None for spec in specs)
         expect(todo + later, len(specs) + later)
-        return run_cells(specs, folder, jobs=jobs, each=each)
+        return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
 
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
