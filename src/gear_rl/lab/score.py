@@ -37,8 +37,10 @@ UNINFORMED = "gear_uninformed"
 """GEAR with a teacher that sees the solution of another problem."""
 ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
-SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
-"""Signals by themselves, beside the methods that are made from them."""
+SIGNALS = {
+    "surprise": "student_logprob", "entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence",
+}  # fmt: skip
+"""Signals by themselves, beside the methods that are made from them; ``surprise`` is the student's -log p."""
 REPLAY: dict[str, Any] = {
     "num_generations": 2,
     "scale_rewards": "group",
@@ -130,7 +132,7 @@ def score(
     rows.append(_localised(UNINFORMED, *uninformed, role="control"))
     rows.append(_localised(ENTROPY_ONSETS, *entropy, role="control"))
     for name, signal in SIGNALS.items():
-        source = kept["rlsd" if signal == "log_ratio" else "gear"]
+        source = kept["gear" if name in ("entropy", "divergence") else "rlsd"]
         rows.append(_localised(name, *source, role="control", signal=signal))
     rows.append(_localised("oracle", *kept["uniform"], role="ceiling"))
     document = {
@@ -238,6 +240,8 @@ def _localised(
 def _signal(record: Record, name: str) -> list[float]:
     if not record.signals:
         return [0.0] * len(record.ids)
+    if name == "student_logprob":
+        return [-value for value in record.signals[name]]
     if name != "log_ratio":
         return record.signals[name]
     pairs = zip(record.signals["student_logprob"], record.signals["teacher_logprob"], strict=True)

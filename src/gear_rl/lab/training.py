@@ -158,20 +158,20 @@ def run_cells(
         finally:
             threads.shutdown(cancel_futures=True)
             for pool in pools:
-                pool.shutdown()  # a broken pool that is collected before it has ended hangs Python 3.12 at its exit
+                pool.shutdown()  # Python 3.12 hangs at its exit after a broken pool that is collected earlier
             ours.close()
             scratch.cleanup()
     return [row for row in rows if row is not None]
 
 
-_tell: Callable[[float], None] = lambda seconds: None
-"""Tells the process that started this one how long a run will take."""
+_parent: Any = None
+"""The pipe to the process that started this one."""
 
 
 def _begin(alive: Any, scratch: str) -> None:
     """A new process is silent, and ends with the one that started it, which removes its temporary files."""
-    global _tell
-    tempfile.tempdir, _tell = scratch, alive.send
+    global _parent
+    tempfile.tempdir, _parent = scratch, alive
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silent, stream)
@@ -298,7 +298,8 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
         def tell(pace: float) -> None:
             once = (ready - loaded) / spec.samples
             later = once * (spec.samples + (_POINTS - 1) * spec.between)
-            _tell(ready - start + pace * spec.steps + later)
+            if _parent is not None:
+                _parent.send(ready - start + pace * spec.steps + later)
 
         if spec.sft_steps:
             from gear_rl.lab.sft import fine_tune, prompts_of
