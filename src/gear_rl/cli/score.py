@@ -161,9 +161,9 @@ def verdict(document: dict[str, Any]) -> str:
     """What the table says, in a few sentences; the last one names the best control.
 
     >>> rows = {"gear": {"role": "method", "auc": 0.95, "auc_interval": [0.94, 0.97]},
-    ...         "surprise": {"role": "control", "auc": 0.88, "auc_interval": [0.84, 0.92]}}
+    ...         "entropy": {"role": "control", "auc": 0.88, "auc_interval": [0.84, 0.92]}}
     >>> print(verdict({"methods": rows}))
-    gear ranks the fault above 95% of the other tokens (chance is 50%). The best control, surprise, has 88%.
+    gear ranks the fault above 95% of the other tokens (chance is 50%). The best control, entropy, has 88%.
     """
     auc = {name: row["auc"] for name, row in document["methods"].items() if row["auc"] is not None}
     kinds = {name: row["role"] for name, row in document["methods"].items()}

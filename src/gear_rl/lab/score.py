@@ -38,8 +38,11 @@ UNINFORMED = "gear_uninformed"
 ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
 SIGNALS = {
-    "surprise": "student_logprob", "entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence",
-}  # fmt: skip
+    "surprise": "student_logprob",
+    "entropy": "student_entropy",
+    "log_ratio": "log_ratio",
+    "divergence": "divergence",
+}
 """Signals by themselves, beside the methods that are made from them; ``surprise`` is the student's -log p."""
 REPLAY: dict[str, Any] = {
     "num_generations": 2,
