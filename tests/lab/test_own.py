@@ -42,10 +42,10 @@ def folder(tmp_path):
         yield tmp_path
 
 
-def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, **more):
+def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, rates=4, **more):
     settings = {key: value for key, value in (RUN | more).items() if value is not None}
     words = [w for k, v in settings.items() for w in (f"--{k}", json.dumps(v).strip('"'))]
-    own = {"outcome": outcome, "perplexity": perplexity}
+    own = {"outcome": outcome, "perplexity": perplexity, "rates": rates}
     return plan_of_run(load_config(None, words), methods, seeds=seeds, samples=samples, **own)
 
 
@@ -62,6 +62,7 @@ def test_the_methods_share_all_but_themselves(folder):
     assert not {"seed", "max_steps", "learning_rate"} & set(specs["gear"].run["trainer"])
     tuned = plan.tuning("gear", [2e-5])[0]
     assert (tuned.first, tuned.n_eval) == (9, 3), "the last quarter tunes"
+    assert plan_with(rates=1).n_eval == 12, "nothing tunes"
 
 
 def test_other_data_code_or_weights_are_another_comparison(folder):
@@ -73,6 +74,14 @@ def test_other_data_code_or_weights_are_another_comparison(folder):
             file.write(more)
         files.append(plan_with(teacher_model="teacher").reported()[0].file)
     assert files[0] == files[1] and len(set(files)) == 4
+
+
+def test_a_method_in_the_folder_needs_no_package(folder):
+    (folder / "surprise.py").write_text("from gear_rl import Gear\nclass Surprise(Gear):\n    name = 'mine'\n")
+    plan = plan_with(["surprise:Surprise", "own=surprise:Surprise"])
+    assert plan.methods["surprise:Surprise"] == plan.methods["own"] == {"name": "surprise:Surprise"}
+    with pytest.raises(InputError, match=r"cannot import 'gaer' .* did you mean gear\?"):
+        plan_with(["gaer:tokens"])
 
 
 def test_a_changed_method_of_ones_own_is_another_run(folder):

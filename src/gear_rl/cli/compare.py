@@ -103,6 +103,8 @@ def compare(
         show_log(logging.WARNING)
         if outcome not in (None, "reward", "success"):
             raise InputError(f"--outcome: {outcome}; give reward or success")
+        if quick and n_eval is None:
+            options["n_usual"] = options.pop("n_eval")
         options |= {"outcome": outcome, "perplexity": perplexity}
         plan = plan_of_run(load_config(config, context.args), chosen, **options)
         jobs = jobs or 1
@@ -174,10 +176,11 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
     """The numbers as a table that fits 80 columns, and every verdict as a line under it."""
     one, settings = comparison["comparisons"][0], comparison["settings"]
     reward, rows = one["outcome"] == "reward", list[dict[str, str]]()
+    end = "reward" if reward else "after"
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
         cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
-        cells["reward" if reward else "after"] = number_or_dash(row["mean"])
+        cells[end] = number_or_dash(row["mean"])
         if reward:
             cells["right"] = number_or_dash(row["success"])
         cells["lost"] = str(len(row["lost_seeds"]))
@@ -189,6 +192,8 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
             words = f"{around[0]:.2f} to {around[1]:.2f}" if around else "too few seeds"
             cells["of the oracle's"] = "" if share is None else f"{share:.2f} ({words})"
         rows.append(cells)
+    before = {"method": "[dim]before[/dim]", end: number_or_dash(one["verdicts"][0]["before"])}
+    rows.insert(0, dict.fromkeys(rows[0], "") | before)
     title = (
         f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
         f"rollouts, {settings['n_eval']} held-out problems, {settings['samples']} sampled answers each"
@@ -196,6 +201,8 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
     table = table_of(title, rows, left=("method", f"{one['level']:.0%}", "of the oracle's"))
     table.box, table.pad_edge = box.SIMPLE, False
     verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
+    if one["advice"]:
+        verdicts.append(f"For a verdict {one['advice']}.")
     if reward and one["rewards"] and one["rewards"][1] > one["full_marks"]:
         reach = f"{one['full_marks']:g}, but rewards reach {one['rewards'][1]:g}"
         verdicts.append(f"success_reward: {reach}; give full marks, from which the column right counts")
