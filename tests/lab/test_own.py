@@ -77,7 +77,9 @@ def test_other_data_code_or_weights_are_another_comparison(folder):
 
 
 def test_a_method_in_the_folder_needs_no_package(folder):
-    (folder / "surprise.py").write_text("from gear_rl import Gear\nclass Surprise(Gear):\n    name = 'mine'\n")
+    (folder / "surprise.py").write_text(
+        "from gear_rl import Gear\nclass Surprise(Gear):\n    name = 'mine'\n"
+    )
     plan = plan_with(["surprise:Surprise", "own=surprise:Surprise"])
     assert plan.methods["surprise:Surprise"] == plan.methods["own"] == {"name": "surprise:Surprise"}
     with pytest.raises(InputError, match=r"cannot import 'gaer' .* did you mean gear\?"):
