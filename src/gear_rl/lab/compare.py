@@ -98,7 +98,7 @@ class Plan:
             for method in self.methods
         ]
 
-    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, int]) -> Spec:
+    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, Any]) -> Spec:
         built = build_method(self.methods[method])
         return Spec(
             name=method,
