@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gear_rl.lab import compare
 from support.commands import gear
 
 
@@ -31,6 +32,19 @@ def test_what_it_writes_trains(like, tmp_path):
     again = gear("init", "mine", "--like", like, cwd=tmp_path)
     assert again.returncode == 2 and "exists; name another folder" in again.stderr
     assert (mine / "run.yaml").read_text() == edited
+
+
+@pytest.mark.parametrize("like", ["maths", "tools"])
+def test_what_it_writes_can_be_compared(like, tmp_path, monkeypatch):
+    def asked(specs, *_, **__):
+        assert {(spec.n_eval, spec.run["held_out"]) for spec in specs} == {(24, 24)}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run_cells", asked)
+    gear("init", "mine", "--like", like, cwd=tmp_path)
+    done = gear("compare", "--config", "run.yaml", "--quick", cwd=tmp_path / "mine")
+    assert (done.returncode, done.stderr.count("6 runs to do")) == (130, 1), done.stderr
+    assert "held_out: missing; 24 of 96 rows judge" in done.stderr
 
 
 def test_a_kind_that_is_not_there(tmp_path):

@@ -194,6 +194,8 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
 # --- real runs -----------------------------------------------------------------------------------------------
 
 PLAN = plan_without_ceiling(["crpo:style=[9]"], samples=3)
+TOLD: list[float] = []
+"""What the first run said after its first steps."""
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +203,7 @@ def comparison(tmp_path_factory):
     """A run that finishes, and one that cannot in the same process; resumed after the first."""
     folder = tmp_path_factory.mktemp("compare")
     specs = PLAN.reported()
-    first = run_cells(specs[:1], folder / "cells", jobs=1)
+    first = run_cells(specs[:1], folder / "cells", jobs=1, estimate=TOLD.append)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
     rows = run_cells(specs, folder / "cells", jobs=1)
     assert (folder / "cells" / specs[0].file).stat().st_mtime_ns == stamp, "a finished run was run again"
@@ -224,6 +226,20 @@ def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
             assert finished(other, cells) is None
 
 
+def test_how_long_a_run_will_take_is_told_after_its_first_steps(comparison):
+    [seconds] = TOLD
+    assert seconds > 0
+
+
+def test_too_few_seeds_are_said_before_the_first_run(monkeypatch, tmp_path):
+    def asked(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run_cells", asked)
+    done = gear("compare", "--seeds", "2", "--out", str(tmp_path))
+    assert done.stderr.startswith("--seeds: 2; these runs will end without a verdict, which needs 3 or more")
+
+
 def test_a_damaged_evaluation_is_made_again(tmp_path):
     file = tmp_path / "before.json"
     file.write_text("{}")
@@ -241,8 +257,11 @@ def test_the_findings_depend_on_the_runs_alone(comparison):
 
 
 PARENT = """
-import json, signal, sys
+import json, signal, sys, time
 from pathlib import Path
+if __name__ == "__mp_main__" and sys.argv[3] == "importing":
+    Path(sys.argv[2], "before-importing.json").touch()
+    time.sleep(600)
 from gear_rl.lab.training import Spec, run_cells
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 if __name__ == "__main__":
@@ -250,20 +269,26 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_ends_with_the_process_that_started_it(tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [(signal.SIGKILL, "training"), (signal.SIGINT, "training"), (signal.SIGINT, "importing")],
+)
+def test_a_run_ends_with_the_process_that_started_it(tmp_path, how, when):
     [spec] = specs_of([], steps=1000)
     (tmp_path / "parent.py").write_text(PARENT)
     cells, scratch = tmp_path / "cells", tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, tmp_path / "parent.py", json.dumps(asdict(spec)), cells]
+    command = [sys.executable, tmp_path / "parent.py", json.dumps(asdict(spec)), cells, when]
     parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)})
     while parent.poll() is None and not [*cells.glob("before-*.json")]:
         time.sleep(0.1)  # it trains soon after
     children = psutil.Process(parent.pid).children()
     assert children
     parent.send_signal(how)
-    parent.wait(timeout=30)
+    try:
+        parent.wait(timeout=30)  # two or three seconds, more on a busy machine
+    finally:
+        parent.kill()
     alive = psutil.wait_procs(children, timeout=5)[1]
     assert all(child.status() == psutil.STATUS_ZOMBIE for child in alive), (
         "or ended, and nobody has asked yet"
@@ -285,7 +310,7 @@ def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatc
     first, second = specs_of([], seeds=2, n_eval=64, samples=2)
     with untouched(None):
         for spec, folder in ((first, "a"), (second, "a"), (first, "b")):
-            row = run_cell(replace(spec, n_between=0), tmp_path / folder)
+            row = run_cell(replace(spec, between=False), tmp_path / folder)
             assert row["error"] is None, row["error"]
     assert [seed for seed, _ in drawn[:4]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2
     before = [drawn[n][1] for n in (0, 1, 4, 5)]

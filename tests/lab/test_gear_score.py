@@ -9,7 +9,7 @@ import pytest
 from engines import tiny
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
-from gear_rl.cli.score import score_table
+from gear_rl.cli.score import score_table, verdict
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.material import arena_material, rollouts_of
 from gear_rl.lab.score import (
@@ -122,7 +122,7 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path, quiet
     assert by_role == {
         "method": {"gear", "by_entropy"},
         "floor": {"uniform", "shuffled", "random_onsets"},
-        "control": {UNINFORMED, ENTROPY_ONSETS, "entropy", "log_ratio", "divergence"},
+        "control": {UNINFORMED, ENTROPY_ONSETS, "surprise", "entropy", "log_ratio", "divergence"},
         "ceiling": {"oracle"},
     }
     # Of decisions the task alone knows. It draws the uninformed teacher's problem; a file has its next line.
@@ -138,6 +138,9 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path, quiet
     assert [rows["oracle"][measure] for measure in ("auc", "share", "rank")] == [1.0, 1.0, 1.0]
     # The shipped student is unsure where it errs, and its teacher is not.
     assert rows["entropy"]["auc"] > 0.8 and rows["log_ratio"]["auc"] > 0.8
+    assert rows["surprise"]["auc"] > 0.95, "it did not draw the fault"
+    said = "The faults are planted: the student did not draw them"
+    assert said in verdict(theirs) and said not in verdict(ours)
     assert score_table(theirs).row_count == len(rows) + 3  # the headings of floors, controls and ceiling
 
 

@@ -42,10 +42,10 @@ def folder(tmp_path):
         yield tmp_path
 
 
-def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, **more):
+def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, rates=4, **more):
     settings = {key: value for key, value in (RUN | more).items() if value is not None}
     words = [w for k, v in settings.items() for w in (f"--{k}", json.dumps(v).strip('"'))]
-    own = {"outcome": outcome, "perplexity": perplexity}
+    own = {"outcome": outcome, "perplexity": perplexity, "rates": rates}
     return plan_of_run(load_config(None, words), methods, seeds=seeds, samples=samples, **own)
 
 
@@ -62,6 +62,7 @@ def test_the_methods_share_all_but_themselves(folder):
     assert not {"seed", "max_steps", "learning_rate"} & set(specs["gear"].run["trainer"])
     tuned = plan.tuning("gear", [2e-5])[0]
     assert (tuned.first, tuned.n_eval) == (9, 3), "the last quarter tunes"
+    assert plan_with(rates=1).n_eval == 12, "nothing tunes"
 
 
 def test_other_data_code_or_weights_are_another_comparison(folder):
@@ -73,6 +74,16 @@ def test_other_data_code_or_weights_are_another_comparison(folder):
             file.write(more)
         files.append(plan_with(teacher_model="teacher").reported()[0].file)
     assert files[0] == files[1] and len(set(files)) == 4
+
+
+def test_a_method_in_the_folder_needs_no_package(folder):
+    (folder / "surprise.py").write_text(
+        "from gear_rl import Gear\nclass Surprise(Gear):\n    name = 'mine'\n"
+    )
+    plan = plan_with(["surprise:Surprise", "own=surprise:Surprise"])
+    assert plan.methods["surprise:Surprise"] == plan.methods["own"] == {"name": "surprise:Surprise"}
+    with pytest.raises(InputError, match=r"cannot import 'gaer' .* did you mean gear\?"):
+        plan_with(["gaer:tokens"])
 
 
 def test_a_changed_method_of_ones_own_is_another_run(folder):
@@ -115,6 +126,15 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     with Console(file=io.StringIO(), width=200) as console:
         console.print(verdict_table(beyond))
     assert "success_reward: 0.5, but rewards reach 10; give full marks" in console.file.getvalue()
+
+
+def test_a_run_that_learns_nothing_has_a_level_curve(folder):
+    """The same problems throughout, and the same random numbers."""
+    [spec] = plan_with(max_steps=4, learning_rate=0.0).reported()
+    row = run_cell(spec, folder / "cells")
+    assert row["error"] is None, row["error"]
+    way = [point["accuracy"] for point in row["held_out"]]
+    assert way == [row["accuracy_before"]] * 3 == [row["accuracy_after"]] * 3
 
 
 def test_the_outcome_is_the_reward_where_rewards_are_graded():
@@ -187,7 +207,7 @@ def test_fine_tuning_is_a_row_and_may_come_first(folder):
     rows = {spec.name: run_cell(spec, folder / "cells") for spec in plan.reported()}
     assert [row["error"] for row in rows.values()] == [None] * 3
     assert [len(rows[name]["curves"]["reward"]) for name in plan.methods] == [12, 0, 6]
-    assert [point["step"] for point in rows["uniform:sft=0.5"]["held_out"]] == [2, 4, 6, 8, 10]
+    assert [point["step"] for point in rows["uniform:sft=0.5"]["held_out"]] == [3, 6, 9]
     assert rows["sft"]["success_after"] > rows["sft"]["success_before"], rows["sft"]
 
 

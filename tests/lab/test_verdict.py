@@ -58,6 +58,7 @@ def test_a_comparison_by_hand():
     assert uniform["area"] == pytest.approx((0.375 + 0.375 + 0.4375) / 3)
     assert gear["area_difference"] == pytest.approx((0.3 + 0.175 - 0.2625) / 3)
     assert sum(gear["area_difference_interval"]) / 2 == pytest.approx(gear["area_difference"])
+    assert (uniform["before"], gear["before"]) == (0.0, 0.0)
     assert (uniform["verdict"], uniform["difference"], uniform["p"]) == ("baseline", None, None)
     json.dumps(found, allow_nan=False)
 
@@ -159,6 +160,15 @@ def test_no_verdict_where_the_baseline_never_moves(start, ends, moves, samples):
     found = gear_of({"uniform": ends, "gear": [0.9] * 3}, start=start, samples=samples)
     words = f"the baseline never moves ({start:.3f} before, {sum(ends) / 3:.3f} after, within noise)"
     assert found["words"] == ("better at 3 seeds" if moves else f"no verdict: {words}")
+
+
+@pytest.mark.parametrize(
+    ("ends", "advice"),
+    [([0.3] * 3, "(--n-eval)"), ([1.0] * 3, "harder problems"), ([0.6, 0.61, 0.62], None)],
+)
+def test_where_there_is_no_verdict_it_says_what_to_do(ends, advice):
+    found = compare(cells_of({"uniform": ends, "gear": [0.9] * 3}))["advice"]
+    assert found is None if advice is None else advice in found
 
 
 def shares(**ends: list[float]) -> dict:

@@ -58,7 +58,9 @@ def test_a_sum_weighs_advantages_and_what_is_distilled():
 
 
 def test_a_method_of_ones_own_has_no_name_in_python():
-    with pytest.raises(ValueError, match=r"no method 'mine.mod'; .* given as an object, such as Mine\(\)"):
+    with pytest.raises(
+        ValueError, match=r"no method 'mine.mod'; .* module:Mine in a command, Mine\(\) in Python"
+    ):
         method_of("mine.mod:Foo")
 
 

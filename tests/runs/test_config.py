@@ -62,6 +62,7 @@ def test_bad_keys_and_values_are_named(words, message):
         ("learning_rate: true", "learning_rate: True is not right: it is no number"),
         ("max_steps: 1:30", "max_steps: '1:30' is not right"),
         ("learning_rate: .nan", "learning_rate: '.nan' is not right"),
+        ("credit: gear\ncredit.alpha: 2", "credit.alpha: .* write credit: {name: gear, alpha: 2}"),
         ("run_name: 1.10", "run_name: 1.1 is not right: .*; write it in quotes"),
     ],
 )

@@ -80,6 +80,7 @@ def compare(
     """
     from gear_rl.lab.compare import compared, plan_of, save
     from gear_rl.lab.lineup import split_methods
+    from gear_rl.lab.statistics import LEAST
     from gear_rl.runs.arena import task_of
 
     if jobs is not None and jobs < 1:
@@ -102,6 +103,8 @@ def compare(
         show_log(logging.WARNING)
         if outcome not in (None, "reward", "success"):
             raise InputError(f"--outcome: {outcome}; give reward or success")
+        if quick and n_eval is None:
+            options["n_usual"] = options.pop("n_eval")
         options |= {"outcome": outcome, "perplexity": perplexity}
         plan = plan_of_run(load_config(config, context.args), chosen, **options)
         jobs = jobs or 1
@@ -112,6 +115,8 @@ def compare(
         refuse_words(context)
         plan = plan_of(chosen, task=task, tier=tier or task_of(task).laboratory_tier, **options)
     jobs = jobs or os.cpu_count() or 1
+    if plan.seeds < LEAST:
+        say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
     rows, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
     comparison = compared(plan, rows, tuned, command=command_line())
     save(comparison, out)
@@ -135,6 +140,18 @@ def run_plan_with_bar(
     with progress_bar(console, "runs ") as progress:
         done = total = 0
 
+        def about(seconds: float) -> None:
+            left = timedelta(seconds=round(seconds * (total - done) / jobs))
+            console.print(f"a run takes about {seconds:.0f} s: {left} left", highlight=False)
+
+        told = False
+
+        def estimate(seconds: float) -> None:
+            nonlocal told
+            if not (done or told):
+                about(seconds)
+            told = True
+
         def expect(todo: int, whole: int) -> None:
             nonlocal total
             if not total:
@@ -146,25 +163,24 @@ def run_plan_with_bar(
             nonlocal done
             done += 1
             if done == 1 and cell["error"] is None:
-                left = timedelta(seconds=round(cell["seconds"] * (total - 1) / jobs))
-                about = f"a run takes about {cell['seconds']:.0f} s: {left} left"
-                console.print(about, highlight=False)
+                about(cell["seconds"])
             name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
             progress(name, done, total)
             if cell.get("error") is not None:
                 console.print(f"{name} FAILED: {cell['error']}", highlight=False, markup=False)
 
-        return run_plan(plan, folder, jobs=jobs, each=each, expect=expect)
+        return run_plan(plan, folder, jobs=jobs, each=each, estimate=estimate, expect=expect)
 
 
 def verdict_table(comparison: dict[str, Any]) -> Group:
     """The numbers as a table that fits 80 columns, and every verdict as a line under it."""
     one, settings = comparison["comparisons"][0], comparison["settings"]
     reward, rows = one["outcome"] == "reward", list[dict[str, str]]()
+    end = "reward" if reward else "after"
     for row in one["verdicts"]:
         gap, ends = row["difference"], row["difference_interval"]
         cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
-        cells["reward" if reward else "after"] = number_or_dash(row["mean"])
+        cells[end] = number_or_dash(row["mean"])
         if reward:
             cells["right"] = number_or_dash(row["success"])
         cells["lost"] = str(len(row["lost_seeds"]))
@@ -176,6 +192,8 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
             words = f"{around[0]:.2f} to {around[1]:.2f}" if around else "too few seeds"
             cells["of the oracle's"] = "" if share is None else f"{share:.2f} ({words})"
         rows.append(cells)
+    before = {"method": "[dim]before[/dim]", end: number_or_dash(one["verdicts"][0]["before"])}
+    rows.insert(0, dict.fromkeys(rows[0], "") | before)
     title = (
         f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
         f"rollouts, {settings['n_eval']} held-out problems, {settings['samples']} sampled answers each"
@@ -183,6 +201,8 @@ def verdict_table(comparison: dict[str, Any]) -> Group:
     table = table_of(title, rows, left=("method", f"{one['level']:.0%}", "of the oracle's"))
     table.box, table.pad_edge = box.SIMPLE, False
     verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
+    if one["advice"]:
+        verdicts.append(f"For a verdict {one['advice']}.")
     if reward and one["rewards"] and one["rewards"][1] > one["full_marks"]:
         reach = f"{one['full_marks']:g}, but rewards reach {one['rewards'][1]:g}"
         verdicts.append(f"success_reward: {reach}; give full marks, from which the column right counts")

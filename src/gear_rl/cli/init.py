@@ -21,14 +21,14 @@ def init(
 ) -> None:
     """Write the files of a first run, which starts at once on a CPU.
 
-    They are a configuration, a reward or an environment, and ten rows.
+    They are a configuration, a reward or an environment, and 96 rows.
     Replace the model, the rows and the reward by yours, one after the other.
     """
     if like not in _STARTERS:
         raise InputError(f"--like: no starter {like!r}; {did_you_mean(like, _STARTERS)}")
     starter = files("gear_rl") / "cli" / "starters" / _STARTERS[like]
     texts = {file.name: file.read_text(encoding="utf-8") for file in starter.iterdir() if file.is_file()}
-    rows = map(_agent_row if like == "tools" else _row, range(FIRST_TRAIN_SEED, FIRST_TRAIN_SEED + 10))
+    rows = map(_agent_row if like == "tools" else _row, range(FIRST_TRAIN_SEED, FIRST_TRAIN_SEED + 96))
     texts["rows.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
     for name in texts:
         if (folder / name).exists():

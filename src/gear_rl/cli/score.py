@@ -160,12 +160,12 @@ def score_table(document: dict[str, Any]) -> Table:
 
 
 def verdict(document: dict[str, Any]) -> str:
-    """What the table says, in two sentences.
+    """What the table says, in a few sentences; the last one names the best control.
 
     >>> rows = {"gear": {"role": "method", "auc": 0.95, "auc_interval": [0.94, 0.97]},
     ...         "entropy": {"role": "control", "auc": 0.88, "auc_interval": [0.84, 0.92]}}
     >>> print(verdict({"methods": rows}))
-    gear ranks the fault above 95% of the other tokens (chance is 50%). No control comes near: entropy has 88%.
+    gear ranks the fault above 95% of the other tokens (chance is 50%). The best control, entropy, has 88%.
     """
     auc = {name: row["auc"] for name, row in document["methods"].items() if row["auc"] is not None}
     kinds = {name: row["role"] for name, row in document["methods"].items()}
@@ -177,9 +177,13 @@ def verdict(document: dict[str, Any]) -> str:
     if not controls:
         return text
     control, ends = max(controls, key=auc.__getitem__), document["methods"][best]["auc_interval"]
+    text += f" The best control, {control}, has {auc[control]:.0%}"
     near = auc[control] >= (auc[best] if ends is None else ends[0])
-    reads = f"{control} does as well with {auc[control]:.0%}: finding the fault here does not need the method"
-    return f"{text} {reads if near else f'No control comes near: {control} has {auc[control]:.0%}'}."
+    text += ": finding the fault here does not need the method." if near else "."
+    if "data" in document or control != "surprise":
+        return text
+    why = "The faults are planted: the student did not draw them, so its -log p alone finds them"
+    return f"{text} {why}. Mistakes of its own need not surprise it."
 
 
 def _title(document: dict[str, Any]) -> str:

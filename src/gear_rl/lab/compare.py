@@ -31,13 +31,13 @@ MOST_STEPS = 3
 """Steps by which the grid is widened on either side before the best rate is left at its edge."""
 
 
-def reported_part(held_out: range) -> range:
-    """The held-out problems that reports are made on, the first three quarters; the others tune rates.
+def reported_part(held_out: range, rates: int) -> range:
+    """The held-out problems that reports are made on: the first three quarters where the others tune rates.
 
-    >>> reported_part(range(1024))
-    range(0, 768)
+    >>> reported_part(range(1024), 4), reported_part(range(1024), 1)
+    (range(0, 768), range(0, 1024))
     """
-    return held_out[: 3 * len(held_out) // 4]
+    return held_out[: 3 * len(held_out) // 4] if rates > 1 else held_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ class Plan:
 
     def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that find the method's best rate: on seeds and problems that are never reported."""
-        problems = self.held_out[len(reported_part(self.held_out)) :]
-        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "n_between": 0}
+        problems = self.held_out[len(reported_part(self.held_out, 2)) :]
+        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "between": False}
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
     def reported(self, rates: Mapping[str, float] = {}) -> list[Spec]:
@@ -86,15 +86,19 @@ class Plan:
 
         A method without an entry in ``rates`` takes the tier's own.
         """
-        settings = {"n_eval": self.n_eval, "first": self.held_out.start, "samples": self.samples}
-        settings["n_between"] = min(128, -(-self.n_eval // 4))
+        settings = {
+            "n_eval": self.n_eval,
+            "first": self.held_out.start,
+            "samples": self.samples,
+            "between": True,
+        }
         return [
             self._spec(method, rates.get(method, self.rate), seed, settings)
             for seed in range(self.seeds)
             for method in self.methods
         ]
 
-    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, int]) -> Spec:
+    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, Any]) -> Spec:
         built = build_method(self.methods[method])
         return Spec(
             name=method,
@@ -142,7 +146,7 @@ def plan_of(
     """
     chosen = task_of(task, tier)
     budget = chosen.budgets[tier]
-    check_counts(chosen.held_out, n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
+    check_counts(chosen.held_out, n_eval, rates, seeds=seeds, steps=steps, samples=samples)
     if rollouts is not None and (rollouts < 1 or rollouts % budget.num_generations):
         raise InputError(
             f"--rollouts: {rollouts} per step; give a multiple of the {budget.num_generations} of a group"
@@ -169,14 +173,15 @@ def plan_of(
     )
 
 
-def check_counts(held_out: range, n_eval: int, **counts: int | None) -> None:
+def check_counts(held_out: range, n_eval: int, rates: int, **counts: int | None) -> None:
     """``InputError`` for an option below 1, and for more held-out problems than can be reported on."""
-    for name, value in counts.items():
+    for name, value in {"rates": rates, **counts}.items():
         if value is not None and value < 1:
             raise InputError(f"--{name}: {value}; give 1 or more")
-    most = len(reported_part(held_out))
+    most = len(reported_part(held_out, rates))
     if not 1 <= n_eval <= most:
-        raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on")
+        beside = f" beside the {len(held_out) - most} that tune rates" if rates > 1 else ""
+        raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on{beside}")
 
 
 def grid(rate: float, count: int) -> list[float]:
@@ -232,11 +237,12 @@ def run_plan(
     *,
     jobs: int,
     each: Callable[[dict[str, Any]], None] = lambda cell: None,
+    estimate: Callable[[float], None] = lambda seconds: None,
     expect: Callable[[int, int], None] = lambda todo, total: None,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The compared cells, and the search for every method's rate (`settings.rates` of the findings).
 
-    Runs that are finished in the folder are not repeated. ``each`` gets every cell that was run, as it ends;
+    Runs that are finished in the folder are not repeated. ``each`` and ``estimate`` are those of ``run_cells``;
     ``expect`` gets how many are still to run, and of how many.
     """
     first = grid(plan.rate, plan.rates)
@@ -246,7 +252,7 @@ def run_plan(
     def run(specs: list[Spec], later: int) -> list[dict[str, Any]]:
         todo = sum(finished(spec, folder) is None for spec in specs)
         expect(todo + later, len(specs) + later)
-        return run_cells(specs, folder, jobs=jobs, each=each)
+        return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
 
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):

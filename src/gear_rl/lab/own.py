@@ -8,6 +8,7 @@ and judged on the run's held-out rows by the run's own reward.
 # pyright: reportMissingTypeStubs=false
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from hashlib import file_digest, sha256
@@ -22,8 +23,12 @@ from gear_rl.lab.lineup import CEILING, line_up
 from gear_rl.lab.training import QUIET, held_out_tiers, run_config
 from gear_rl.runs.config import RunConfig
 
+log = logging.getLogger(__name__)
+
 LEAST_ROWS = 8
 """Held-out rows below which none are left to tune on."""
+USUAL_ROWS = 256
+"""Held-out problems, if there are so many."""
 _OURS = ("output_dir", "seed", "learning_rate", "max_steps", "num_train_epochs", "resume_from_checkpoint")
 _WHOLE_VOCABULARY = {
     "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": None,
@@ -39,15 +44,18 @@ def plan_of_run(
     steps: int | None = None,
     rates: int = 4,
     n_eval: int | None = None,
+    n_usual: int = USUAL_ROWS,
     samples: int = 1,
     outcome: Outcome | None = None,
     perplexity: Path | None = None,
 ) -> Plan:
     """The checked plan of a comparison on the user's own run; reads its data, loads no model.
 
-    The methods are those of the comparison, not ``config.credit``. The last quarter of the held-out rows tunes
-    the rates and is never reported. There is a ceiling if ``oracle`` is among the methods. ``InputError`` for a
-    run that cannot be compared, and for settings that ``gear train`` refuses.
+    The methods are those of the comparison, not ``config.credit``. A run without held-out rows gives up a quarter
+    of its own. The last quarter of the held-out rows tunes the rates, if several are tried, and is never
+    reported. Without ``n_eval`` the others are reported, ``n_usual`` at most. There is a ceiling if ``oracle`` is
+    among the methods. ``InputError`` for a run that cannot be compared, and for settings that ``gear train``
+    refuses.
     """
     from gear_rl.engines.trl.config import GEARConfig
     from gear_rl.runs.trainer import check_run, load_data
@@ -61,14 +69,19 @@ def plan_of_run(
     if given.get("resume_from_checkpoint"):
         raise InputError("resume_from_checkpoint: a comparison begins every run anew; leave it out")
     train, held_out = load_data(config)
+    if held_out is None:
+        count = min(len(train) // 4, 4 * USUAL_ROWS // 3)
+        log.warning("held_out: missing; %d of %d rows judge, and no method trains on them", count, len(train))
+        config = config.model_copy(update={"held_out": count or None})
+        train, held_out = load_data(config)
     rows, _ = held_out_tiers(held_out)
     if len(rows) < LEAST_ROWS:
         raise InputError(
             f"held_out: {len(rows)} rows; a comparison needs {LEAST_ROWS} at least, as held_out (a count or a "
             "share) or eval_dataset"
         )
-    n_eval = min(256, len(reported_part(range(len(rows))))) if n_eval is None else n_eval
-    check_counts(range(len(rows)), n_eval, seeds=seeds, rates=rates, steps=steps, samples=samples)
+    n_eval = min(n_usual, len(reported_part(range(len(rows)), rates))) if n_eval is None else n_eval
+    check_counts(range(len(rows)), n_eval, rates, seeds=seeds, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
     agent = bool(config.environment or config.tools)
     default, accumulation = GEARConfig.__dataclass_fields__, int(given.get("gradient_accumulation_steps", 1))

@@ -37,8 +37,13 @@ UNINFORMED = "gear_uninformed"
 """GEAR with a teacher that sees the solution of another problem."""
 ENTROPY_ONSETS = "entropy_onsets"
 """GEAR whose onsets are sought in the student's entropy alone."""
-SIGNALS = {"entropy": "student_entropy", "log_ratio": "log_ratio", "divergence": "divergence"}
-"""Signals by themselves, beside the methods that are made from them."""
+SIGNALS = {
+    "surprise": "student_logprob",
+    "entropy": "student_entropy",
+    "log_ratio": "log_ratio",
+    "divergence": "divergence",
+}
+"""Signals by themselves, beside the methods that are made from them; ``surprise`` is the student's -log p."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,7 @@ def score(
     ]
     rows += [_localised(name, kept[name], role="control") for name in controls]
     for name, signal in SIGNALS.items():
-        source = kept["rlsd" if signal == "log_ratio" else "gear"]
+        source = kept["gear" if name in ("entropy", "divergence") else "rlsd"]
         rows.append(_localised(name, source, role="control", signal=signal))
     rows.append(_localised("oracle", kept["uniform"], role="ceiling"))
     document = {
@@ -229,6 +234,8 @@ def _localised(name: str, found: list[Found], *, role: Role, signal: str | None 
 def _signal(one: Found, name: str) -> list[float]:
     if not one.signals:
         return [0.0] * len(one.trained)
+    if name == "student_logprob":
+        return [-value for value in one.signals[name]]
     if name != "log_ratio":
         return list(one.signals[name])
     pairs = zip(one.signals["student_logprob"], one.signals["teacher_logprob"], strict=True)

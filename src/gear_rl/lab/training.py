@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ QUIET: dict[str, Any] = {
 """Settings of a user's run that a comparison replaces."""
 _CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
 """The curves of a cell, and their keys in the trainer's log."""
-_POINTS = 6
+_POINTS = 4
 """Evaluations at most, the one after the last step among them."""
 
 
@@ -62,8 +62,8 @@ class Spec:
     """Seed of the first of its held-out problems."""
     samples: int
     """Answers to every held-out problem, before and after."""
-    n_between: int
-    """Held-out problems of the evaluations in between."""
+    between: bool
+    """Whether they are also answered in between, once each."""
     engine: dict[str, Any]
     """Settings of the engine beside those of the tier or the user's run."""
     resolved: str
@@ -110,18 +110,21 @@ def run_cells(
     *,
     jobs: int,
     each: Callable[[dict[str, Any]], None] = lambda row: None,
+    estimate: Callable[[float], None] = lambda seconds: None,
 ) -> list[dict[str, Any]]:
     """The numbers of every run, in the order of the specs; runs that are finished in the folder are not repeated.
 
-    ``jobs`` processes run them; ``each`` gets every run as it ends. A process that dies fails its own run alone
-    and is replaced. When this is interrupted, or killed, the runs under way end too.
+    ``jobs`` processes run them; ``each`` gets every run as it ends, ``estimate`` the seconds that one will take,
+    after its first steps. A process that dies fails its own run alone and is replaced. When this is interrupted,
+    or killed, the runs under way end too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes: more threads only wait for each other
     rows = [finished(spec, folder) for spec in specs]
+    others = {*multiprocessing.active_children()}
     context = multiprocessing.get_context("spawn")
-    # The sending end is open here alone: once it is closed, or we die, every process ends.
-    alive, ours = context.Pipe(duplex=False)
+    # Our end is open here alone: once it is closed, or we die, every process ends.
+    ours, alive = context.Pipe()
     scratch = tempfile.TemporaryDirectory(prefix="gear-cells-", ignore_cleanup_errors=True)
     thread, pools = threading.local(), list[ProcessPoolExecutor]()
 
@@ -138,21 +141,37 @@ def run_cells(
     with ThreadPoolExecutor(jobs) as threads:
         try:
             futures = {threads.submit(one, specs[i]): i for i, row in enumerate(rows) if row is None}
-            for future in as_completed(futures):
-                rows[futures[future]] = future.result()
-                each(future.result())
-            for pool in pools:
-                pool.shutdown()  # not by the pipe, which leaves their semaphores behind with a warning
+            left = set(futures)
+            while left:
+                # A wait without an end may miss the signal that comes just before it.
+                done, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
+                while ours.poll():
+                    estimate(ours.recv())
+                for future in done:
+                    rows[futures[future]] = future.result()
+                    each(future.result())
+        except BaseException:
+            ours.close()
+            for process in {*multiprocessing.active_children()} - others:
+                process.kill()  # one that is still importing does not watch our end
+            raise
         finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(cancel_futures=True)
+            for pool in pools:
+                pool.shutdown()  # Python 3.12 hangs at its exit after a broken pool that is collected earlier
             ours.close()
             scratch.cleanup()
     return [row for row in rows if row is not None]
 
 
+_parent: Any = None
+"""The pipe to the process that started this one."""
+
+
 def _begin(alive: Any, scratch: str) -> None:
     """A new process is silent, and ends with the one that started it, which removes its temporary files."""
-    tempfile.tempdir = scratch
+    global _parent
+    tempfile.tempdir, _parent = scratch, alive
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silent, stream)
@@ -236,6 +255,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
 
 def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
     """Rewards before, in between and after, and curves of the training."""
+    start = time.perf_counter()
     quiet_libraries()
     if spec.run is None:
         use_few_threads()
@@ -255,21 +275,32 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
             return sampled_rewards(solve, rows, seed=spec.seed, samples=samples)
 
         def measured() -> dict[str, Any]:
-            n = spec.n_eval if spec.n_between else 0  # nothing beside while a rate is sought
+            n = spec.n_eval if spec.between else 0  # nothing beside while a rate is sought
             beside = {name: fmean(solved(rows[:n])[0]) for name, rows in others.items() if n}
-            if spec.run is not None and spec.run.get("perplexity") and spec.n_between:
+            if spec.run is not None and spec.run.get("perplexity") and spec.between:
                 beside["perplexity"] = perplexity(trainer, Path(spec.run["perplexity"]))
             return {"rewards": solved(problems, spec.samples), "beside": beside}
 
         right = 1.0 if spec.run is None else float(spec.run["right"])
         between = Between(
-            lambda count: _in_numbers(solved(problems[:count]), right), steps=spec.steps, count=spec.n_between
+            lambda count: _in_numbers(solved(problems[:count]), right),
+            steps=spec.steps,
+            count=len(problems) if spec.between else 0,
         )
         shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
         held_out = sha256("\n".join(shown).encode()).hexdigest()
         own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
         stem = f"before-{held_out[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
+        loaded = time.perf_counter()
         before = _once(folder / f"{stem}.json", measured)
+        ready = time.perf_counter()
+
+        def tell(pace: float) -> None:
+            once = (ready - loaded) / spec.samples
+            later = once * (spec.samples + (_POINTS - 1) * spec.between)
+            if _parent is not None:
+                _parent.send(ready - start + pace * spec.steps + later)
+
         if spec.sft_steps:
             from gear_rl.lab.sft import fine_tune, prompts_of
 
@@ -279,6 +310,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
             fine_tune(trainer, rows, spec.sft_steps, between)
             between.first = spec.sft_steps
         if spec.sft_steps < spec.steps:
+            trainer.add_callback(_Pace(tell))
             trainer.add_callback(between)
             trainer.train()
         after = measured()
@@ -350,6 +382,20 @@ def perplexity(trainer: Any, file: Path) -> float:
             count += ids.shape[1] - 1
     trainer.model.train(training)
     return math.exp(losses / count)
+
+
+class _Pace(TrainerCallback):
+    """Tells the mean seconds of the first two steps."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell, self._begin = tell, 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == min(2, state.max_steps):
+            self._tell((time.perf_counter() - self._begin) / state.global_step)
 
 
 class Between(TrainerCallback):

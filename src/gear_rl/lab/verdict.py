@@ -39,6 +39,14 @@ _CELL: dict[str, Any] = {
 """The keys of a cell, and their values where the file has none."""
 
 
+_ADVICE = {
+    "the baseline saturates": "take harder problems, or fewer steps",
+    "the baseline never moves": "take more held-out problems (--n-eval) or seeds for less noise, or more steps",
+    "this task cannot tell": "take more seeds, or another task",
+}
+"""What to do where there is no verdict on any method, by how the reason begins."""
+
+
 def cell_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """A run's numbers as the findings hold them."""
     cell = {name: usual if row.get(name) is None else row[name] for name, usual in _CELL.items()}
@@ -103,8 +111,10 @@ def compare(
     }
     gain = None if ceiling is None else _paired(curves[ceiling], curves[baseline], _end, found)
     problem = _baseline_problem([cell for cell in finished if cell["method"] == baseline])
+    problem = problem or _ceiling_problem(gain)
     found |= {
-        "baseline_problem": problem or _ceiling_problem(gain),
+        "baseline_problem": problem,
+        "advice": next((do for why, do in _ADVICE.items() if (problem or "").startswith(why)), None),
         "ceiling": ceiling,
         "ceiling_gain": gain and gain._asdict(),
     }
@@ -231,6 +241,7 @@ def _verdict(
         "paired_seeds": pairs,
         "failed_seeds": sorted(seed for seed in cells if seed not in ours),
         "lost_seeds": sorted(seed for seed, curve in ours.items() if _end(curve) < curve[0][1]),
+        "before": _mean([curve[0][1] for curve in ours.values()]),
         "mean": _mean(ends),
         "interval": interval and _within(interval, found["outcome"]),
         "success": _mean([cell["success_after"] for cell in done if cell["success_after"] is not None]),

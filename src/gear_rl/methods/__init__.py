@@ -118,7 +118,9 @@ def settings_in(text: str) -> dict[str, Any]:
             continue
         if not equals and name.strip() not in METHODS:
             why = f"no method {name.strip()!r}; {did_you_mean(name, METHODS)}"
-            raise ValueError(f"credit: {why} A method of your own is given as an object, such as Mine()")
+            raise ValueError(
+                f"credit: {why} A method of your own is module:Mine in a command, Mine() in Python"
+            )
         if not equals:
             known = f", or {', '.join(f'{name}:{preset}' for preset in presets)}" if presets else ""
             raise ValueError(f"{part!r} in {text!r} is no setting; write {name}:SETTING=VALUE{known}")

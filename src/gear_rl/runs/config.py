@@ -122,6 +122,11 @@ def load_config(
         values["resume_from_checkpoint"] = "latest"
     own, trainer = dict[str, Any](), dict[str, Any]()
     for name, value in values.items():
+        if "." in name:
+            first, nested = name.partition(".")[0], dict(values)
+            put(nested, name, value)
+            shown = yaml.safe_dump({first: nested[first]}, default_flow_style=True, sort_keys=False)
+            raise InputError(f"{name}: a file nests its settings; write {shown.strip()[1:-1]}")
         if name in fields and name != "trainer":
             own[name] = checked(name, value, fields[name].annotation)
         elif name in trainer_types:
@@ -218,12 +223,22 @@ def credit_settings(credit: Any, where: str = "credit") -> Mapping[str, Any]:
     name = settings.get("name")
     if not isinstance(name, str):
         return settings
-    if not ("=" in name or name.partition(":")[0] in METHODS or COMBINED.search(name)):
-        return settings  # a plain name, or package.module:object
+    if is_object(name):
+        return settings
     try:
         return {**settings_in(name), **{key: value for key, value in settings.items() if key != "name"}}
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
+
+
+def is_object(name: str) -> bool:
+    """Whether a method's name is ``module:object``, not one of the catalogue with a preset or settings.
+
+    >>> is_object("mine:Mine"), is_object("gear:tokens"), is_object("gear"), is_object("gaer:alpha=2")
+    (True, False, False, False)
+    """
+    known = name.partition(":")[0] in METHODS or COMBINED.search(name)
+    return ":" in name and "=" not in name and not known
 
 
 def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
@@ -239,7 +254,11 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
         raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
     if ":" not in name and name not in METHODS:
         raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
-    method: Any = import_object(name, where) if ":" in name else METHODS[name]
+    try:
+        method: Any = import_object(name, where) if ":" in name else METHODS[name]
+    except InputError as error:
+        near = did_you_mean(name.partition(":")[0], METHODS)
+        raise InputError(f"{error}; {near}" if near.endswith("?") else str(error)) from error
     if dataclasses.is_dataclass(method) and isinstance(method, type):
         method = _built(method, settings, where)
     elif len(settings) > 1:
