@@ -14,6 +14,9 @@ CHAT = [
 ]
 
 
+SAID = {"role": "assistant", "content": "cold", "tool_calls": None}
+CALL = {"name": "find", "arguments": {"city": "Rom", "days": None}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]}
 BLOCKS = [{"type": "image"}, {"type": "text", "text": "q"}]
 
 
@@ -46,6 +49,22 @@ def test_one_message_takes_the_context_and_nothing_else_changes(chat, place, con
             {"solution": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
             ("solution", "x\ny"),
         ),
+        # null hides nothing, blocks are their text, calls are shown
+        ({"solution": [{"role": "assistant", "content": None}], "answer": 4}, ("answer", "4")),
+        ({"solution": [{"role": "assistant", "content": [{"type": "image"}]}], "answer": 4}, ("answer", "4")),
+        (
+            {"solution": [CALLING, {"role": "tool", "content": [{"type": "text", "text": "12 C"}]}, SAID]},
+            ("solution", '{"name": "find", "arguments": {"city": "Rom"}}\n12 C\ncold'),
+        ),
+        (
+            {
+                "solution": [
+                    {"role": "assistant", "tool_calls": ["find(x)", {"name": "f", "arguments": "{}"}]}
+                ]
+            },
+            ("solution", 'find(x)\n{"name": "f", "arguments": "{}"}'),
+        ),
+        ({"solution": [{"content": 5}, {"content": ""}, {"content": {"x": 1}}]}, ("solution", '5\n{"x": 1}')),
         ({"reward_model": {"ground_truth": "v"}}, ("reward_model.ground_truth", "v")),
         ({}, None),
     ],

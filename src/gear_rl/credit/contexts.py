@@ -18,7 +18,7 @@ from gear_rl.credit.config import (
     CreditConfig,
     check_sources,
 )
-from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
+from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
 from gear_rl.files import without_null
 from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded, succeeds
 from gear_rl.signals.control_tokens import control_pattern, defused
@@ -279,8 +279,8 @@ def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tup
 def context_text(value: Any) -> str | None:
     """A privileged context as text; None for a missing value, blank text and NaN.
 
-    A list of messages becomes their contents, any value but a number or text its JSON without the keys that hold
-    null: a dataset adds them where another row has them.
+    A list of messages becomes their texts and tool calls. Any value but a number or text becomes its JSON without
+    the keys that hold null: a dataset adds them where another row has them.
 
     >>> context_text([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), context_text(" ")
     ('a\\nb', None)
@@ -291,12 +291,21 @@ def context_text(value: Any) -> str | None:
         text = str(value) if value == value else ""  # NaN alone is not itself
     else:
         items: list[Any] = [*value] if isinstance(value, list) else []
-        if items and all(isinstance(item, Mapping) and "content" in item for item in items):
-            text = "\n".join(str(message["content"]) for message in items)
+        if items and all(isinstance(item, Mapping) and {"content", "tool_calls"} & {*item} for item in items):
+            text = "\n".join(filter(None, map(_message_text, items)))
         else:
             given = value is not None and value not in ("", [], {})
             text = json.dumps(without_null(value), ensure_ascii=False, default=str) if given else ""
     return text if text.strip() else None
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts: list[Any] = ["".join(texts_of(content)) if is_blocks(content) else content]
+    for call in cast(list[Any], calls if isinstance(calls, list) else [calls]):
+        given: dict[str, Any] = {**call} if isinstance(call, Mapping) else {}
+        parts.append(given.get("function") or call)
+    return "\n".join(filter(None, map(context_text, parts)))
 
 
 def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:
@@ -379,8 +388,7 @@ def _tool_answers(completion: Any) -> str | None:
     if isinstance(completion, str):
         return None
     messages = cast(Sequence[Mapping[str, Any]], completion)
-    answers = [str(message.get("content") or "") for message in messages if message.get("role") == "tool"]
-    return "\n".join(answers) or None
+    return context_text([message for message in messages if message.get("role") == "tool"])
 
 
 def _sibling(everyone: Sequence[Rollout], place: int, wanted: Callable[[float], bool]) -> str | None:
