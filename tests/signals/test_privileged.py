@@ -4,7 +4,11 @@ import copy
 
 import pytest
 
-from gear_rl.credit.contexts import privileged_context, render
+from engines import tiny
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import privileged_context, render, teacher_prompts, warn_of_several
+from support import batches
+from support.batches import PlainEngine
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -38,6 +42,31 @@ def test_one_message_takes_the_context_and_nothing_else_changes(chat, place, con
     shown = render(chat, "the {prompt} answer", "{prompt} | {privileged_context} | \\boxed{}")
     assert shown[place] == {**chat[place], "content": content} and chat == given
     assert [*shown[:place], *shown[place + 1 :]] == [*chat[:place], *chat[place + 1 :]]
+
+
+def test_the_last_user_message_takes_the_context_where_it_is_asked():
+    shown = render(CHAT, "4", "{prompt} | {privileged_context}", "last")
+    assert shown == [*CHAT[:3], {"role": "user", "content": "second | 4"}]
+    assert render(CHAT[:1], "4", "{prompt} | {privileged_context}", "last")[0]["content"] == "be brief | 4"
+
+
+@pytest.mark.parametrize(("setting", "warned", "held"), [(None, 1, "a"), ("first", 0, "a"), ("last", 0, "c")])
+def test_several_user_messages_are_told_once(setting, warned, held, caplog):
+    fast = tiny.tokenizer()
+    prompt = [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant", "user"), "abc", strict=True)
+    ]
+    config = CreditConfig(
+        teacher_context_message=setting, teacher_prompt_template="{prompt}={privileged_context}"
+    )
+    warn_of_several.cache_clear()
+    for prompts in ([prompt] * 2, [prompt[:1], prompt]):
+        batch = batches.written(fast, ["1", "2"], prompts=prompts)
+        shown, _ = teacher_prompts(batch, PlainEngine(fast), config, ["4", "4"])
+    assert caplog.text.count("teacher_context_message") == warned
+    text = fast.decode(shown.ids_BP[1][shown.attention_BP[1].bool()])
+    assert f"{held}=4<|im_end|>" in text and text.count("=4") == 1
 
 
 @pytest.mark.parametrize(

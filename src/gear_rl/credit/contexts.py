@@ -220,9 +220,15 @@ def teacher_prompts(
         prompts = [(*plain_ids(engine.tokenizer, hint), *own_ids(b)) for b, hint in enumerate(hints)]
     else:
         shown = [
-            render(prompt, text, template) if text else prompt
+            render(prompt, text, template, config.teacher_context_message or "first") if text else prompt
             for prompt, text in zip(batch.prompts, contexts, strict=True)
         ]
+        if config.teacher_context_message is None and any(
+            sum(message.get("role") == "user" for message in prompt) > 1
+            for prompt, text in zip(batch.prompts, contexts, strict=True)
+            if text and not isinstance(prompt, str)
+        ):
+            warn_of_several()
         template_kwargs = cast(Mapping[str, Any] | None, config.teacher_chat_template_kwargs)
         prompts = [tuple(ids) for ids in engine.render(shown, template_kwargs)]
     places = engine.max_positions
@@ -256,6 +262,16 @@ def warn_of_long(limit: int | None, places: int | None) -> None:
         "gear/fallback/long_context counts them",
         limit,
         "unknown" if places is None else places,
+    )
+
+
+@lru_cache(maxsize=1)
+def warn_of_several() -> None:
+    """Once: the message that the context belongs to may be another."""
+    logger.warning(
+        "a prompt has several user messages, and the teacher reads the privileged context in the first; set "
+        "teacher_context_message to last where the problem stands there (few-shot examples, a conversation), or "
+        "to first"
     )
 
 
@@ -308,9 +324,10 @@ def _message_text(message: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, map(context_text, parts)))
 
 
-def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:
+def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE, message: str = "first") -> Prompt:
     """The prompt with the template's text in place of its first user message (else its first system message).
 
+    With ``message="last"`` it is the last such message.
     ``{prompt}`` and ``{privileged_context}`` stand for the message's own text and the context; other braces are
     kept. The given prompt is not changed. Raises ``ValueError`` if no message has a text.
 
@@ -320,12 +337,13 @@ def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Pr
     if isinstance(prompt, str):
         return fill(template, prompt=prompt, privileged_context=context)
     roles = [message.get("role") for message in prompt]
-    place = next((roles.index(role) for role in ("user", "system") if role in roles), None)
-    if place is None:
+    role = next((role for role in ("user", "system") if role in roles), None)
+    if role is None:
         raise ValueError(
             f"prompt: no user or system message to hold the privileged context, only {roles}; add one, or use "
             "teacher_prompt='splice'"
         )
+    place = roles.index(role) if message == "first" else len(roles) - 1 - roles[::-1].index(role)
     content: Any = prompt[place].get("content")
     if isinstance(content, str):
         filled = fill(template, prompt=content, privileged_context=context)

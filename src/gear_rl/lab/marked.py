@@ -276,10 +276,11 @@ def _case(one: Marked, trainer: Any, max_tokens: int) -> Case:
 
     wrong, other = ids(one.completion), ids(one.other)
     prompt, context = one.row["prompt"], one.row["privileged_context"]
-    rendered = trainer.args.teacher_prompt == "render"
+    args, rendered = trainer.args, trainer.args.teacher_prompt == "render"
+    message = args.teacher_context_message or "first"
     try:
         [shown] = trainer._tokenize_prompts(
-            [render(prompt, context, trainer.args.template) if rendered else prompt]
+            [render(prompt, context, args.template, message) if rendered else prompt]
         )[0]
     except Exception as error:  # a chat template may raise what it likes
         raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
