@@ -76,6 +76,25 @@ def test_what_would_give_another_credit_is_refused(method, given, message):
         credited(method, **given)
 
 
+def test_a_prompt_that_is_templated_or_refused_is_named():
+    """The context would stand behind the assistant's header; the template's error would be a traceback."""
+    _, tokenizer = arena.load()
+    templated = tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
+    config = CreditConfig(teacher_model_kind="live")
+    with pytest.raises(
+        ValueError, match=r"prompt: prompt 2, '<\|im_start\|>.* went through the chat template"
+    ):
+        credited(Gear(), prompts=[PROMPT, templated], config=config)
+    assert credited(Uniform(), prompts=[templated] * 2).shape == credited(Uniform()).shape
+    model, _ = arena.load()
+    tokenizer.chat_template = "{% if messages[1] %}{{ raise_exception('one message') }}{% endif %}" + "1"
+    prompts, ids, contexts = [PROMPT, PROMPT * 2], [[5], [6]], ["4", "4"]
+    with pytest.raises(
+        ValueError, match=r"template refuses prompt 2, user, user: '12 \+5 x2' \(one message\)"
+    ):
+        token_advantages(model, tokenizer, prompts, ids, contexts, torch.ones(2), Uniform())
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_has_another_type_or_shape_is_named():
     with pytest.raises(ValueError, match=r"method: 'gear' is no method; give an object such as Gear\(\)"):

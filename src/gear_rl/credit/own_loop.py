@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig, check_teacher
+from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step as credit_step
 from gear_rl.signals.batch import ForwardRequest, RolloutBatch, left_padded, right_padded
 from gear_rl.signals.engine import OneProcess
@@ -197,12 +198,14 @@ class LocalEngine(OneProcess):
     ) -> list[list[int]]:
         more = self.chat_template_kwargs if chat_template_kwargs is None else chat_template_kwargs
         options = {"add_generation_prompt": True, "return_dict": False, **more}
-        return [
-            list(self.tokenizer(prompt)["input_ids"])
-            if isinstance(prompt, str)
-            else self.tokenizer.apply_chat_template(prompt, **options)
-            for prompt in prompts
-        ]
+
+        def ids_of(prompt: Any) -> list[int]:
+            if isinstance(prompt, str):
+                return list(self.tokenizer(prompt)["input_ids"])
+            return self.tokenizer.apply_chat_template(prompt, **options)
+
+        with naming_refused(prompts, ids_of):
+            return [ids_of(prompt) for prompt in prompts]
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
         return self.passes.run(request)
