@@ -29,7 +29,8 @@ def naming_refused(
                 rule = str(error).partition("\n")[0]
                 raise ValueError(
                     f"prompt: the model's chat template refuses {name} {number}, {_shown(prompt)} ({rule}); give "
-                    "messages that it takes: where it has no system role, put that text before the first user's"
+                    "messages that it takes: the system's text before the user's where it has no system role, "
+                    "neighbours of one role joined where roles must alternate"
                 ) from None
         raise
 
