@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engines.probing import Probe
 from gear_rl import Gear, token_advantages
 from gear_rl.arena import model as arena
 from gear_rl.credit.config import CreditConfig
@@ -76,6 +77,25 @@ def test_what_would_give_another_credit_is_refused(method, given, message):
         credited(method, **given)
 
 
+def test_a_prompt_that_is_templated_or_refused_is_named():
+    """The context would stand behind the assistant's header; the template's error would be a traceback."""
+    _, tokenizer = arena.load()
+    templated = tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
+    config = CreditConfig(teacher_model_kind="live")
+    with pytest.raises(
+        ValueError, match=r"prompt: prompt 2, '<\|im_start\|>.* went through the chat template"
+    ):
+        credited(Gear(), prompts=[PROMPT, templated], config=config)
+    assert credited(Uniform(), prompts=[templated] * 2).shape == credited(Uniform()).shape
+    model, _ = arena.load()
+    tokenizer.chat_template = "{% if messages[1] %}{{ raise_exception('one message') }}{% endif %}" + "1"
+    prompts, ids, contexts = [PROMPT, PROMPT * 2], [[5], [6]], ["4", "4"]
+    with pytest.raises(
+        ValueError, match=r"template refuses prompt 2, user, user: '12 \+5 x2' \(one message\)"
+    ):
+        token_advantages(model, tokenizer, prompts, ids, contexts, torch.ones(2), Uniform())
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_has_another_type_or_shape_is_named():
     with pytest.raises(ValueError, match=r"method: 'gear' is no method; give an object such as Gear\(\)"):
@@ -87,18 +107,35 @@ def test_what_has_another_type_or_shape_is_named():
 LIVE = CreditConfig(teacher_model_kind="live")
 
 
+def test_a_method_that_reads_the_first_weights_needs_them():
+    method = Probe(needs=("reference_logprob",))
+    with pytest.raises(ValueError, match=r"reference: 'probe' reads .* make_teacher\('base', model\)"):
+        credited(method)
+    model, _ = arena.load()
+    assert credited(method, reference=make_teacher("base", model)).shape == (2, 10)
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"sampled": []}, "sampled: 0 entries for 2 completions; give one for each"),
         ({"sampled": [[True] * 10]}, "sampled: 1 entries for 2 completions"),
-        ({"sampled": [[True] * 10, [True] * 9]}, "sampled: 9 entries for the 10 tokens of completion 1"),
-        ({"contexts": None}, "contexts: 0 entries for 2 completions"),
+        ({"sampled": [[True] * 10, [True] * 9]}, "sampled: 9 entries for 10 tokens of completion 1"),
+        ({"contexts": None}, "contexts: None is no list; give one with an entry for each of 2 completions"),
         ({"contexts": ["12 +5 = 17"]}, "contexts: 1 entries for 2 completions"),
-        ({"contexts": "17"}, "contexts: 1 entries for 2 completions"),
+        ({"contexts": "17"}, "contexts: '17' is no list"),
+        ({"contexts": {"a": 1, "b": 2}}, "contexts: {'a': 1, 'b': 2} is no list"),
         ({"prompts": [PROMPT]}, "prompts: 1 entries for 2 completions"),
+        ({"prompts": "12 +5 x2"}, r"prompts: '12 \+5 x2' is no list"),
+        ({"prompts": PROMPT * 2}, "prompts: {'role': .* is neither text nor a list of messages"),
         ({"advantages": [1.0]}, "advantages: 1 entries for 2 completions"),
+        ({"advantages": [None, 1.0]}, r"advantages: \[None, 1.0\] is no list of numbers"),
+        ({"rewards": ["a", "b"], "group": [0, 0]}, r"rewards: \['a', 'b'\] is no list of numbers"),
+        ({"group": 0}, "group: 0 is no list"),
+        ({"teacher": "base"}, "teacher: 'base' is no Teacher; give one, or leave it out"),
+        ({"completions": []}, "completions: there are none"),
+        ({"completions": [5, 6]}, "completions: '5' in completion 0 is no token .* give lists of ids"),
         ({"completions": [*TEXTS]}, "completions: '12 .*' in completion 0 is no token of the model's"),
         (
             {"completions": [[5, -100], [5]]},
@@ -111,7 +148,7 @@ LIVE = CreditConfig(teacher_model_kind="live")
 )
 def test_a_list_of_another_length_and_an_id_that_is_none_are_named(given, message):
     with pytest.raises(ValueError, match=message) as raised:
-        credited(Gear(), config=LIVE, **given)
+        credited(Gear(), **{"config": LIVE, **given})
     assert "\n" not in str(raised.value)
 
 
@@ -122,9 +159,11 @@ def test_a_tokenizer_without_padding_is_named():
         token_advantages(model, tokenizer, [PROMPT], [[5]], ["17"], torch.ones(1), Gear(), config=LIVE)
 
 
-def test_advantages_may_be_a_list_and_a_completion_without_context_keeps_its_own():
+def test_advantages_and_marks_may_be_lists_or_tensors_and_a_completion_without_context_keeps_its_own():
     tensor = credited(Gear(), config=LIVE)
     assert torch.equal(tensor, credited(Gear(), config=LIVE, advantages=[-1.0, 1.0]))
+    marks = torch.ones(2, 10, dtype=torch.bool)
+    assert torch.equal(tensor, credited(Gear(), config=LIVE, sampled=marks))
     kept = credited(Gear(), config=LIVE, contexts=["12 +5 = 17", None])
     assert torch.allclose(kept[0], tensor[0]) and torch.equal(kept[1], torch.ones_like(kept[1]))
 

@@ -40,7 +40,7 @@ class Record:
     prompt: str
     """The student's prompt, decoded."""
     tokens: list[str]
-    """Each token decoded alone."""
+    """The text of each token."""
     ids: list[int]
     mask: list[int]
     """1 on tokens that were trained, 0 on tool output; a token that verl rejected has 1, and no credit."""

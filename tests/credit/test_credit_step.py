@@ -154,6 +154,7 @@ def test_a_users_signal_is_an_object_in_needs(tokenizer):
     ("settings", "message"),
     [
         ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout' is not one of render, splice"),
+        ({"teacher_context_message": "2"}, "teacher_context_message: '2' is not one of first, last"),
         ({"teacher_prompt": "splice", "teacher_prompt_template": "x"}, "'x' lacks {privileged_context}"),
         ({"credit_batch_size": 0}, "credit_batch_size: 0; give 1 or more"),
         ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5 is not a share; give 0 to 1"),

@@ -79,6 +79,42 @@ def test_a_method_without_teacher_needs_no_context(tmp_path):
         )
 
 
+def roles(*names):
+    return [{"role": name, "content": f"{i} plus {i}"} for i, name in enumerate(names)]
+
+
+TEMPLATED = tiny.tokenizer().apply_chat_template(roles("user"), tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (
+            [roles("user"), roles("system", "user")],
+            "template refuses row 2, system, user: '0 plus 0' (no system",
+        ),
+        ([roles("user"), [{"role": "user", "content": TEMPLATED}]], "row 2, user: '<|im_start|>user"),
+        ([TEMPLATED] * 2, "prompt: row 1, '<|im_start|>user"),
+    ],
+)
+def test_prompts_that_are_refused_or_templated_are_named_before_the_first_rollout(tmp_path, prompts, message):
+    def reward(completions, **_):
+        raise AssertionError("a rollout was made")
+
+    fast = tiny.tokenizer()
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    fast.chat_template = refusal + fast.chat_template
+    rows = tiny.rows().from_list([{"prompt": prompt, "answer": "4"} for prompt in prompts])
+    args = GEARConfig(**tiny.settings(tmp_path, teacher_model_kind="live"))
+    trainer = GEARTrainer(tiny.model(len(fast)), reward, args, rows, processing_class=fast, credit=Gear())
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        trainer.train()
+    assert "\n" not in str(caught.value)
+    if "refuses" in message:
+        with pytest.raises(ValueError, match="template refuses prompt 2, system, user"):
+            trainer.credit_engine().render(prompts, None)
+
+
 TORN = {"per_device_train_batch_size": 3, "steps_per_generation": 2}
 READS = Probe(needs=("reference_logprob",))
 SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}

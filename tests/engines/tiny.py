@@ -1,12 +1,13 @@
 """A Qwen3 of a few thousand random weights, a byte tokenizer with TRL's chat template, and a reward."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import trl
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -28,6 +29,41 @@ def tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
     )
     fast.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    return fast
+
+
+def llama2_tokenizer() -> PreTrainedTokenizerFast:
+    """As that of Llama 2: words with the space before them, bytes for the rest, ``[INST]`` in plain text."""
+    bpe = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    bpe.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=360, special_tokens=specials, show_progress=False)
+    bpe.train_from_iterator(["It is 42 . The answer is 42 . So user assistant INST"] * 9, trainer)
+    state = json.loads(bpe.to_str())
+    state["pre_tokenizer"] = None
+    state["added_tokens"] = state["added_tokens"][:3]  # the bytes are in the vocabulary alone
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<unk>",
+    )
+    fast.chat_template = (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+        "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+        "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+    )
     return fast
 
 

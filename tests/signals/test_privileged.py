@@ -4,7 +4,11 @@ import copy
 
 import pytest
 
-from gear_rl.credit.contexts import privileged_context, render
+from engines import tiny
+from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import privileged_context, render, teacher_prompts, warn_of_several
+from support import batches
+from support.batches import PlainEngine
 
 CHAT = [
     {"role": "system", "content": "be brief"},
@@ -14,6 +18,9 @@ CHAT = [
 ]
 
 
+SAID = {"role": "assistant", "content": "cold", "tool_calls": None}
+CALL = {"name": "find", "arguments": {"city": "Rom", "days": None}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]}
 BLOCKS = [{"type": "image"}, {"type": "text", "text": "q"}]
 
 
@@ -37,6 +44,31 @@ def test_one_message_takes_the_context_and_nothing_else_changes(chat, place, con
     assert [*shown[:place], *shown[place + 1 :]] == [*chat[:place], *chat[place + 1 :]]
 
 
+def test_the_last_user_message_takes_the_context_where_it_is_asked():
+    shown = render(CHAT, "4", "{prompt} | {privileged_context}", "last")
+    assert shown == [*CHAT[:3], {"role": "user", "content": "second | 4"}]
+    assert render(CHAT[:1], "4", "{prompt} | {privileged_context}", "last")[0]["content"] == "be brief | 4"
+
+
+@pytest.mark.parametrize(("setting", "warned", "held"), [(None, 1, "a"), ("first", 0, "a"), ("last", 0, "c")])
+def test_several_user_messages_are_told_once(setting, warned, held, caplog):
+    fast = tiny.tokenizer()
+    prompt = [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant", "user"), "abc", strict=True)
+    ]
+    config = CreditConfig(
+        teacher_context_message=setting, teacher_prompt_template="{prompt}={privileged_context}"
+    )
+    warn_of_several.cache_clear()
+    for prompts in ([prompt] * 2, [prompt[:1], prompt]):
+        batch = batches.written(fast, ["1", "2"], prompts=prompts)
+        shown, _ = teacher_prompts(batch, PlainEngine(fast), config, ["4", "4"])
+    assert caplog.text.count("teacher_context_message") == warned
+    text = fast.decode(shown.ids_BP[1][shown.attention_BP[1].bool()])
+    assert f"{held}=4<|im_end|>" in text and text.count("=4") == 1
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -46,6 +78,22 @@ def test_one_message_takes_the_context_and_nothing_else_changes(chat, place, con
             {"solution": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
             ("solution", "x\ny"),
         ),
+        # null hides nothing, blocks are their text, calls are shown
+        ({"solution": [{"role": "assistant", "content": None}], "answer": 4}, ("answer", "4")),
+        ({"solution": [{"role": "assistant", "content": [{"type": "image"}]}], "answer": 4}, ("answer", "4")),
+        (
+            {"solution": [CALLING, {"role": "tool", "content": [{"type": "text", "text": "12 C"}]}, SAID]},
+            ("solution", '{"name": "find", "arguments": {"city": "Rom"}}\n12 C\ncold'),
+        ),
+        (
+            {
+                "solution": [
+                    {"role": "assistant", "tool_calls": ["find(x)", {"name": "f", "arguments": "{}"}]}
+                ]
+            },
+            ("solution", 'find(x)\n{"name": "f", "arguments": "{}"}'),
+        ),
+        ({"solution": [{"content": 5}, {"content": ""}, {"content": {"x": 1}}]}, ("solution", '5\n{"x": 1}')),
         ({"reward_model": {"ground_truth": "v"}}, ("reward_model.ground_truth", "v")),
         ({}, None),
     ],

@@ -81,12 +81,17 @@ class CreditConfig:
     )
     teacher_prompt: str = _setting(
         "render",
-        "How the teacher sees the privileged context: 'render' (the template in the first user or "
-        "system message, through the chat template) or 'splice' (its ids before the verbatim prompt ids).",
+        "How the teacher sees the privileged context: 'render' (the template in a user message, else a system "
+        "message, through the chat template) or 'splice' (its ids before the verbatim prompt ids).",
     )
     teacher_prompt_template: str | None = _setting(
         None,
         "Text with {privileged_context}, and with {prompt} for 'render'; None for the built-in one.",
+    )
+    teacher_context_message: str | None = _setting(
+        None,
+        "Which of several user messages of a prompt holds the privileged context with 'render': 'first' or "
+        "'last'. None for the first, with a warning.",
     )
     teacher_chat_template_kwargs: dict[str, Any] | str | None = _setting(
         None,
@@ -157,6 +162,10 @@ class CreditConfig:
         self._check_method_settings()
         if self.teacher_prompt not in ("render", "splice"):
             raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
+        if self.teacher_context_message not in (None, "first", "last"):
+            raise ValueError(
+                f"teacher_context_message: {self.teacher_context_message!r} is not one of first, last"
+            )
         for name in ("{prompt}", "{privileged_context}"):
             needed = self.teacher_prompt == "render" or name == "{privileged_context}"
             if needed and name not in self.template:

@@ -18,7 +18,7 @@ from gear_rl.credit.config import (
     CreditConfig,
     check_sources,
 )
-from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
+from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
 from gear_rl.files import without_null
 from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded, succeeds
 from gear_rl.signals.control_tokens import control_pattern, defused
@@ -220,9 +220,15 @@ def teacher_prompts(
         prompts = [(*plain_ids(engine.tokenizer, hint), *own_ids(b)) for b, hint in enumerate(hints)]
     else:
         shown = [
-            render(prompt, text, template) if text else prompt
+            render(prompt, text, template, config.teacher_context_message or "first") if text else prompt
             for prompt, text in zip(batch.prompts, contexts, strict=True)
         ]
+        if config.teacher_context_message is None and any(
+            sum(message.get("role") == "user" for message in prompt) > 1
+            for prompt, text in zip(batch.prompts, contexts, strict=True)
+            if text and not isinstance(prompt, str)
+        ):
+            warn_of_several()
         template_kwargs = cast(Mapping[str, Any] | None, config.teacher_chat_template_kwargs)
         prompts = [tuple(ids) for ids in engine.render(shown, template_kwargs)]
     places = engine.max_positions
@@ -259,6 +265,16 @@ def warn_of_long(limit: int | None, places: int | None) -> None:
     )
 
 
+@lru_cache(maxsize=1)
+def warn_of_several() -> None:
+    """Once: the message that the context belongs to may be another."""
+    logger.warning(
+        "a prompt has several user messages, and the teacher reads the privileged context in the first; set "
+        "teacher_context_message to last where the problem stands there (few-shot examples, a conversation), or "
+        "to first"
+    )
+
+
 def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tuple[str, str] | None:
     """The column of the row's privileged context and the context; None if the row has none.
 
@@ -279,8 +295,8 @@ def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tup
 def context_text(value: Any) -> str | None:
     """A privileged context as text; None for a missing value, blank text and NaN.
 
-    A list of messages becomes their contents, any value but a number or text its JSON without the keys that hold
-    null: a dataset adds them where another row has them.
+    A list of messages becomes their texts and tool calls. Any value but a number or text becomes its JSON without
+    the keys that hold null: a dataset adds them where another row has them.
 
     >>> context_text([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]), context_text(" ")
     ('a\\nb', None)
@@ -291,17 +307,27 @@ def context_text(value: Any) -> str | None:
         text = str(value) if value == value else ""  # NaN alone is not itself
     else:
         items: list[Any] = [*value] if isinstance(value, list) else []
-        if items and all(isinstance(item, Mapping) and "content" in item for item in items):
-            text = "\n".join(str(message["content"]) for message in items)
+        if items and all(isinstance(item, Mapping) and {"content", "tool_calls"} & {*item} for item in items):
+            text = "\n".join(filter(None, map(_message_text, items)))
         else:
             given = value is not None and value not in ("", [], {})
             text = json.dumps(without_null(value), ensure_ascii=False, default=str) if given else ""
     return text if text.strip() else None
 
 
-def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Prompt:
+def _message_text(message: Mapping[str, Any]) -> str:
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts: list[Any] = ["".join(texts_of(content)) if is_blocks(content) else content]
+    for call in cast(list[Any], calls if isinstance(calls, list) else [calls]):
+        given: dict[str, Any] = {**call} if isinstance(call, Mapping) else {}
+        parts.append(given.get("function") or call)
+    return "\n".join(filter(None, map(context_text, parts)))
+
+
+def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE, message: str = "first") -> Prompt:
     """The prompt with the template's text in place of its first user message (else its first system message).
 
+    With ``message="last"`` it is the last such message.
     ``{prompt}`` and ``{privileged_context}`` stand for the message's own text and the context; other braces are
     kept. The given prompt is not changed. Raises ``ValueError`` if no message has a text.
 
@@ -311,12 +337,13 @@ def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE) -> Pr
     if isinstance(prompt, str):
         return fill(template, prompt=prompt, privileged_context=context)
     roles = [message.get("role") for message in prompt]
-    place = next((roles.index(role) for role in ("user", "system") if role in roles), None)
-    if place is None:
+    role = next((role for role in ("user", "system") if role in roles), None)
+    if role is None:
         raise ValueError(
             f"prompt: no user or system message to hold the privileged context, only {roles}; add one, or use "
             "teacher_prompt='splice'"
         )
+    place = roles.index(role) if message == "first" else len(roles) - 1 - roles[::-1].index(role)
     content: Any = prompt[place].get("content")
     if isinstance(content, str):
         filled = fill(template, prompt=content, privileged_context=context)
@@ -379,8 +406,7 @@ def _tool_answers(completion: Any) -> str | None:
     if isinstance(completion, str):
         return None
     messages = cast(Sequence[Mapping[str, Any]], completion)
-    answers = [str(message.get("content") or "") for message in messages if message.get("role") == "tool"]
-    return "\n".join(answers) or None
+    return context_text([message for message in messages if message.get("role") == "tool"])
 
 
 def _sibling(everyone: Sequence[Rollout], place: int, wanted: Callable[[float], bool]) -> str | None:

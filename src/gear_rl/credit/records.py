@@ -8,7 +8,7 @@ from gear_rl.credit.metrics import weights
 from gear_rl.credit.plan import FALLBACKS, CreditPlan, CreditResult
 from gear_rl.records import Record
 from gear_rl.signals.batch import Prompts
-from gear_rl.signals.engine import Tokenizer
+from gear_rl.signals.engine import Tokenizer, token_texts
 from gear_rl.signals.signal import names_of
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import is_per_row
@@ -28,7 +28,8 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     shown = {name: signals.get(name) for name in names}
     records: list[Record] = []
     for b, kept in enumerate(batch.completions.attention.bool() | signals.mask):
-        ids = _values(batch.completions.ids[b][kept])
+        own = batch.completions.ids[b][kept]
+        [tokens] = token_texts(tokenizer, own[None])
         has_teacher = plan.teachers and plan.sources[b] is not None
         records.append(
             Record(
@@ -36,8 +37,8 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 group=batch.group[b],
                 method=plan.method.name,
                 prompt=_text(batch.student, b, tokenizer),
-                tokens=[tokenizer.decode([token]) for token in ids],
-                ids=ids,
+                tokens=tokens,
+                ids=_values(own),
                 mask=[int(trained) for trained in _values(signals.mask[b][kept])],
                 turn=_values(turn_id[b][kept]),
                 segment=_values(credit.segment_id[b][kept]),

@@ -22,6 +22,7 @@ from gear_rl.credit.contexts import (
 )
 from gear_rl.credit.metrics import finished, measured
 from gear_rl.credit.plan import CreditPlan, CreditResult
+from gear_rl.credit.prompts import check_untemplated
 from gear_rl.credit.records import records_of
 from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, mean_over, without
 from gear_rl.environments import TOOL_FAILURES
@@ -69,6 +70,8 @@ def prepare(
     method = at_step(method, batch.step)
     mask, advantage_B = batch.completions.mask, batch.advantage_B
     trained_B, reads_context = mask.any(-1), needs_context(method)
+    rendered = reads_context and config.teacher_prompt == "render"
+    check_untemplated(batch.prompts, engine.tokenizer, reads_context=rendered)
     missing_B, long_B = torch.zeros_like(trained_B), torch.zeros_like(trained_B)
     sources = contexts = list[str | None]([None] * len(mask))
     teachers = list[Prompts]()

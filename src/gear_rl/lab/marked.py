@@ -316,8 +316,10 @@ def _case(one: Marked, engine: LocalEngine, config: CreditConfig, max_tokens: in
     wrong, other = ids(one.completion), ids(one.other)
     prompt, context = one.row["prompt"], one.row["privileged_context"]
     rendered = config.teacher_prompt == "render"
+    message = config.teacher_context_message or "first"
     try:
-        [shown] = engine.render([render(prompt, context, config.template) if rendered else prompt], None)
+        shown_prompt = render(prompt, context, config.template, message) if rendered else prompt
+        [shown] = engine.render([shown_prompt], None)
     except Exception as error:  # a chat template may raise what it likes
         raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
     beside = len(shown) if rendered else len(shown) + len(ids(context))

@@ -44,7 +44,7 @@ def answer_regions(
 ) -> Int[Tensor, "B T"]:
     r"""0 before the completion's final answer, 1 on its content, 2 on its delimiters and all after; -1 outside.
 
-    ``texts[b][t]`` is token ``t`` decoded alone. Each turn is searched by itself; the last turn with a match
+    ``texts[b][t]`` is the text of token ``t``. Each turn is searched by itself; the last turn with a match
     wins, and in it the last match. Without a pattern the answer is the last ``\boxed{...}`` with balanced braces,
     else the last ``<answer>...</answer>``, else the rest of the line after the last ``####``. A pattern's
     first group is the answer, or the whole match, within a turn's last ``SEARCHED_CHARACTERS``. A token that

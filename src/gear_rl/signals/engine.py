@@ -132,9 +132,17 @@ def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def token_texts(
     tokenizer: Tokenizer, ids: Int[Tensor, "B T"], *, skip_special_tokens: bool = False
 ) -> list[list[str]]:
-    """Every token of every row, decoded alone."""
-    known = {
-        token: tokenizer.decode([token], skip_special_tokens=skip_special_tokens)
-        for token in {*int_list(ids.flatten())}
-    }
-    return [[known[token] for token in int_list(row)] for row in ids]
+    """The text of every token of every row: the first of a row decoded alone, any other behind another token.
+
+    Tokenizers with SentencePiece's decoder drop the space before what they decode.
+    """
+    first: dict[int, str] = {}
+    behind: dict[int, str] = {}
+    for token in {*int_list(ids.flatten())}:
+        alone, twice = (
+            tokenizer.decode([token] * times, skip_special_tokens=skip_special_tokens) for times in (1, 2)
+        )
+        dropped = twice.removeprefix(alone).removesuffix(alone)
+        first[token] = alone
+        behind[token] = dropped + alone if dropped.isspace() else alone
+    return [[(behind if place else first)[token] for place, token in enumerate(int_list(row))] for row in ids]

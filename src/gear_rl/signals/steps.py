@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
-from gear_rl.signals.engine import Engine, Tokenizer
+from gear_rl.signals.engine import Engine, Tokenizer, token_texts
 from gear_rl.signals.forwards import positions, takes_positions
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
@@ -238,12 +238,12 @@ def _own_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
 def token_places(tokenizer: Tokenizer, ids: Sequence[int]) -> list[range]:
     """The characters of each token in the text without special tokens, which is what rewards see.
 
-    Tokens that make one character share it. Where those decoded alone are not the text, each is decoded behind
-    the one before it, since some tokenizers drop the space before what they decode.
+    Tokens that make one character share it. Where the texts of the tokens are not the text, each is decoded
+    behind the one before it.
     """
-    alone = {token: tokenizer.decode([token], skip_special_tokens=True) for token in {*ids}}
-    if "".join(alone[token] for token in ids) == tokenizer.decode(ids, skip_special_tokens=True):
-        ends = [*itertools.accumulate((len(alone[token]) for token in ids), initial=0)]
+    [texts] = token_texts(tokenizer, torch.tensor([ids], dtype=torch.int64), skip_special_tokens=True)
+    if "".join(texts) == tokenizer.decode(ids, skip_special_tokens=True):
+        ends = [*itertools.accumulate(map(len, texts), initial=0)]
         return [range(*pair) for pair in itertools.pairwise(ends)]
     places, length, before, read = list[range](), 0, 0, 0
     for t in range(1, len(ids) + 1):

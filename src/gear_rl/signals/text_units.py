@@ -61,7 +61,7 @@ def unit_ids(
 ) -> Int[Tensor, "B T"]:
     """Number the sentences or the lines of each completion from 0; -1 outside the mask.
 
-    ``texts[b][t]`` is token t decoded alone. A token belongs where its first character that is not white space
+    ``texts[b][t]`` is the text of token t. A token belongs where its first character that is not white space
     does; one without text to the unit of the token before. With ``lines`` the next unit begins behind the last
     line break of ``end``, else behind its group.
 

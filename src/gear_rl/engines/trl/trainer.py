@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -23,6 +24,7 @@ from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditPlan
+from gear_rl.credit.prompts import check_untemplated, naming_refused
 from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
@@ -40,12 +42,15 @@ from gear_rl.methods import method_of
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
-from gear_rl.signals.signal import needs_student, signals_of
+from gear_rl.signals.signal import needs_context, needs_student, signals_of
 from gear_rl.signals.teacher import begins_as_nothing
 from gear_rl.traits import distillation_of, is_per_completion
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
+
+CHECKED_ROWS = 1000
+"""Rows of the dataset whose prompts are shown to the chat template before the training."""
 
 
 class GEARTrainer(Evaluating):
@@ -143,6 +148,29 @@ class GEARTrainer(Evaluating):
             output = super()._generate(prompts, *more, **options)
         self.rollouts.prompt_ends = [str(self._tokenizer.decode(ids[-16:])) for ids in output[0]]
         return output
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        with naming_refused(prompts, self._rendered):
+            return super()._tokenize_prompts(prompts)
+
+    def _rendered(self, prompt: Any) -> object:
+        shown: Any = self.processing_class
+        options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
+        options |= {"tools": self.tools or None, "chat_template": self.chat_template}
+        options |= cast(dict[str, Any], self.chat_template_kwargs)
+        return isinstance(prompt, str) or shown.apply_chat_template(prompt, **options)
+
+    def _check_prompts(self) -> None:
+        """Those of the first rows, as the model will see them; a stream is not read."""
+        rows = self.train_dataset
+        if not isinstance(rows, Dataset) or self.rollout_func is not None or getattr(self, "_is_vlm", False):
+            return
+        prompts: list[Any] = rows.select_columns(["prompt"])[:CHECKED_ROWS]["prompt"]
+        reads_context = needs_context(self.credit) and self.args.teacher_prompt == "render"
+        check_untemplated(prompts, self._tokenizer, reads_context=reads_context, name="row")
+        with naming_refused(prompts, self._rendered, "row"):
+            for prompt in prompts:
+                self._rendered(prompt)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         shown = inputs
@@ -359,6 +387,7 @@ class GEARTrainer(Evaluating):
         """
         has_template = bool(self.rollout_func or getattr(self.processing_class, "chat_template", None))
         check_rows(self.train_dataset, self.args, has_template=has_template)
+        self._check_prompts()
         with self.checkpoints.writing():
             parts = self.train_dataset, self.reward_func_names, self.model
             configuration = fingerprint(self.args, self.credit, *parts)
