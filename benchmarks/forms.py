@@ -29,7 +29,9 @@ PARTS = {"warm": (0.0, 0.3), "train": (0.3, 0.75), "test": (0.75, 1.0)}
 """The share of a family's shuffled items that each part draws from."""
 FALSE_SHARE = 0.25
 """Share of the fields that are false in the column ``quarter_false``."""
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+)
 _ONES += "seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _CAPITALS = """France Paris, Italy Rome, Spain Madrid, Germany Berlin, Japan Tokyo, China Beijing, Russia Moscow,
@@ -195,6 +197,7 @@ class FieldTruth:
     """
 
     name: ClassVar[str] = "field_truth"
+    source: ClassVar[str] = "control (ours)"
     needs: ClassVar[tuple[Any, ...]] = (StepId("spans"), StepScore("spans"))
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
@@ -218,6 +221,7 @@ class LowLogprob:
     """
 
     name: ClassVar[str] = "low_logprob"
+    source: ClassVar[str] = "placebo (ours)"
     needs: ClassVar[tuple[str, ...]] = ("student_logprob",)
 
     share: float = 0.2
@@ -227,10 +231,16 @@ class LowLogprob:
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask
-        order = torch.where(mask, signals.get("student_logprob"), torch.inf).argsort(dim=-1, stable=True).argsort(-1)
+        order = (
+            torch.where(mask, signals.get("student_logprob"), torch.inf)
+            .argsort(dim=-1, stable=True)
+            .argsort(-1)
+        )
         low = order < (self.share * mask.sum(-1, keepdim=True)).round()
         weight = 1 + self.extra * low.to(advantage_B.dtype)
-        return Credit.from_weights(advantage_B, weight / masked_mean(weight, mask).clamp(min=1), masked_rank(mask))
+        return Credit.from_weights(
+            advantage_B, weight / masked_mean(weight, mask).clamp(min=1), masked_rank(mask)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +259,7 @@ class ExcessSurprisal:
     """
 
     name: ClassVar[str] = "excess_surprisal"
+    source: ClassVar[str] = "ours"
 
     strength: float = 4.0
     """Weight added for each nat, up to ``most_nats``."""

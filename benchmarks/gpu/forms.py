@@ -4,6 +4,10 @@
     python -m benchmarks.gpu.forms gate RUNS --jobs 16
     python -m benchmarks.gpu.forms rows RUNS --jobs 16 --rates 2e-4,4e-4 --seconds 480
 
+The gate, fixed before any run: three seeds at three rates; the task counts only if the interval of the lead of
+perfect credit over GRPO, each at its best rate, lies above 0. Rows then run at two rates. Nothing is tuned on
+other seeds, so a table shows both rates.
+
 Runs that are finished in the folder are not repeated; ``cells.jsonl`` has a line for each. ``--steps``,
 ``--rollouts`` and ``--n`` cut the sizes down, to try it on a CPU.
 """
@@ -42,7 +46,7 @@ ROWS = (
 )  # fmt: skip
 CONTEXTS = (
     "quarter_false=gear:privileged_column=quarter_false", "sentences=gear:privileged_column=sentences",
-    "sibling=gear:privileged_sources=sibling", "sft_quarter_false=sft:privileged_column=quarter_false",
+    "sibling=gear:privileged_sources=[sibling]", "sft_quarter_false=sft:privileged_column=quarter_false",
     "sft_sentences=sft:privileged_column=sentences",
 )  # fmt: skip
 """What the teacher is shown, and what is imitated, in place of the solution."""
@@ -61,7 +65,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rollouts", type=int, default=32)
     parser.add_argument("--n", type=int, default=192, help="held-out prompts")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="runs that are not done by then are left")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
+    )
     given = parser.parse_args()
     write_rows(given.runs)
     if given.part == "warm":
@@ -111,7 +117,9 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
             "max_steps": given.steps,
         },
     )
-    plan = plan_of_run(run, methods, seeds=1 + max(seeds), steps=given.steps, rates=1, n_eval=given.n, samples=1)
+    plan = plan_of_run(
+        run, methods, seeds=1 + max(seeds), steps=given.steps, rates=1, n_eval=given.n, samples=1
+    )
     return [
         replace(spec, between=False)
         for rate in rates
@@ -122,7 +130,17 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
 
 def collect_cells(runs: Path) -> None:
     """``cells.jsonl``: a line for each run, sorted by its file's name."""
-    kept = ("method", "credit", "rate", "seed", "steps", "error", "accuracy_before", "accuracy_after", "curves")
+    kept = (
+        "method",
+        "credit",
+        "rate",
+        "seed",
+        "steps",
+        "error",
+        "accuracy_before",
+        "accuracy_after",
+        "curves",
+    )
     kept += ("success_after", "fallbacks", "seconds", "versions")
     lines = list[str]()
     for path in sorted((runs / "cells").glob("*.json")):
@@ -166,7 +184,9 @@ def warm_up(runs: Path, model: str, steps: int) -> None:
 
     cuda = torch.cuda.is_available()
     folder = resolve_model(model)
-    lines = {part: (runs / f"{part}.jsonl").read_text(encoding="utf-8").splitlines() for part in ("warm", "train")}
+    lines = {
+        part: (runs / f"{part}.jsonl").read_text(encoding="utf-8").splitlines() for part in ("warm", "train")
+    }
     rows = [json.loads(line) for line in lines["warm"]]
     asked = [json.loads(line) for line in random.Random(0).sample(lines["train"], 64)]
     for row in (*rows, *asked):
@@ -202,8 +222,13 @@ def warm_up(runs: Path, model: str, steps: int) -> None:
 @torch.no_grad()
 def sampled_share(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> float:
     """The share of fields that one sampled answer to each row has right."""
-    texts = [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False) for row in rows]
-    inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    texts = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        for row in rows
+    ]
+    inputs = tokenizer(
+        texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
+    )
     model.eval()
     out = model.generate(**inputs.to(model.device), max_new_tokens=176, do_sample=True, top_k=0)
     model.train()

@@ -45,11 +45,21 @@ def main(out: Path, tokenizer: str, small: bool, engines: Sequence[str] = ("vllm
     weights = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).to(torch.bfloat16)
     weights.save_pretrained(model)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(model)
-    question = "Find the sum of all whole numbers below one hundred that seven divides. " * (1 if small else 6)
-    row = {"prompt": [{"role": "user", "content": question}], "solution": "The sum is 735. " * (1 if small else 12)}
+    question = "Find the sum of all whole numbers below one hundred that seven divides. " * (
+        1 if small else 6
+    )
+    row = {
+        "prompt": [{"role": "user", "content": question}],
+        "solution": "The sum is 735. " * (1 if small else 12),
+    }
     (out / "rows.jsonl").write_text((json.dumps(row) + "\n") * 64, encoding="utf-8")
     result: dict[str, Any] = {"device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"}
-    result |= {"shape": shape, "rollouts": rollouts, "tokens": tokens, "versions": {"torch": torch.__version__}}
+    result |= {
+        "shape": shape,
+        "rollouts": rollouts,
+        "tokens": tokens,
+        "versions": {"torch": torch.__version__},
+    }
     with torch.no_grad():
         weights = weights.to(DEVICE)
         ids = torch.randint(5, 40000, (rollouts, 100), device=DEVICE)
