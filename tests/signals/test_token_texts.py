@@ -88,6 +88,6 @@ def test_records_show_the_text_of_the_completion():
         rows=[{"answer": "42"}] * 2,
     )
     config = CreditConfig(teacher_model_kind="live").resolved(Gear())
-    engine = PlainEngine(LLAMA, net, config)
+    engine = PlainEngine(LLAMA, net)
     step(batch, Gear(), engine, config)
     assert "".join(engine.records[0].tokens) == "It is 42. So \ufffd\ufffd"

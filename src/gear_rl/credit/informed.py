@@ -62,6 +62,7 @@ def context_logprob(
         student=batch.student,
         teachers=() if contexts is None else [teacher_prompts(batch, engine, config, contexts)[0]],
         scored_B=scored_B,
+        skip_first_tokens=config.teacher_skip_first_tokens,
     )
     mask = batch.completions.mask & scored_B[:, None]
     return torch.where(mask, engine.forward(request)[name], 0.0)

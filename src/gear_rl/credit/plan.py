@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
+from gear_rl.credit.config import CreditConfig
 from gear_rl.signals.batch import ForwardRequest, Prompts, RolloutBatch
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
@@ -30,6 +31,8 @@ class CreditPlan:
     """True on the completions whose signals will be read."""
     fallback_B: Mapping[str, Bool[Tensor, " B"]]
     """For each of ``FALLBACKS`` the completions that keep their GRPO advantage for that reason."""
+    config: CreditConfig
+    """``resolved`` for the method."""
     source_names: Sequence[str]
     """The sources of privileged contexts that are tried, in order; empty if the method never reads one."""
 
@@ -44,6 +47,7 @@ class CreditPlan:
             student=self.batch.student,
             teachers=self.teachers,
             scored_B=self.scored_B,
+            skip_first_tokens=self.config.teacher_skip_first_tokens,
             inputs=inputs or {},
         )
 

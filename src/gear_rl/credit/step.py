@@ -117,6 +117,7 @@ def prepare(
         teachers=teachers,
         scored_B=scored_B,
         fallback_B=fallback_B,
+        config=config,
         source_names=sources_of(config, privileged) if reads_context else [],
     )
 

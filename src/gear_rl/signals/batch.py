@@ -239,5 +239,7 @@ class ForwardRequest:
     """The teacher's prompts, and with a contrast those with the wrong context; empty without a teacher."""
     scored_B: Bool[Tensor, " B"]
     """True on the completions whose signals will be read; the others hold 0."""
+    skip_first_tokens: int = 0
+    """Tokens at the start of every turn where the teacher is taken to agree."""
     inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """What the signals read besides (``PassSignal.reads``), by name; one entry per completion."""

@@ -90,8 +90,6 @@ class ModelPasses:
     """Completions in a forward pass."""
     seed: int = 0
     """Of the noise on embeddings, with the step added."""
-    skip_first_tokens: int = 0
-    """Tokens at the start of every turn where the teacher is taken to agree."""
     largest: Callable[[int], int] = int
     """Returns the maximum over all processes: with sharded weights every process must run equally many
     forwards."""
@@ -194,7 +192,7 @@ class ModelPasses:
         # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
         num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
-        if TEACHER_LOGPROB in signals and (self.skip_first_tokens or len(request.teachers) > 1):
+        if TEACHER_LOGPROB in signals and (request.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
         shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
         if teacher is not None:
@@ -207,7 +205,7 @@ class ModelPasses:
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
-        return dict(skipping_first(right, self.skip_first_tokens, divergences).values)
+        return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
 
     def _batches(
         self, request: ForwardRequest, prompts: Prompts, num_batches: int
@@ -315,10 +313,9 @@ class ReferenceLogprob(PassSignal):
 
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
         # The reference is a teacher that sees what the student sees.
-        plain = {"teacher_model": None, "share_prompts": False, "skip_first_tokens": 0}
-        own = replace(passes, teacher=passes.reference, **plain)
-        own_request = replace(request, needs=(TEACHER_LOGPROB,), teachers=[request.student])
-        return own.run(own_request)["teacher_logprob"]
+        own = replace(passes, teacher=passes.reference, teacher_model=None, share_prompts=False)
+        changes = {"needs": (TEACHER_LOGPROB,), "teachers": [request.student], "skip_first_tokens": 0}
+        return own.run(replace(request, **changes))["teacher_logprob"]
 
 
 def shares_prompts(request: ForwardRequest) -> bool:

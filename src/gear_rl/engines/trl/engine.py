@@ -128,7 +128,6 @@ class TRLEngine:
         trainer, args, held = self.trainer, self.trainer.args, self.trainer.held_weights
         return ModelPasses(
             model=trainer.model,
-            skip_first_tokens=args.teacher_skip_first_tokens,
             pad_id=cast(int, self.tokenizer.pad_token_id),
             teacher=held.teacher,
             reference=held.reference,

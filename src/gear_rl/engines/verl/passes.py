@@ -106,6 +106,7 @@ def request_of_rows(
         student=left(prompts),
         teachers=[left(shown) for shown in zip(*(row.teachers for row in rows), strict=True)],
         scored_B=torch.tensor([row.scored for row in rows], device=device),
+        skip_first_tokens=order.config.teacher_skip_first_tokens,
         inputs={name: given([row.inputs[name] for row in rows]) for name in rows[0].inputs},
     )
 

@@ -41,7 +41,6 @@ class CreditWorker(ActorRolloutRefWorker):
         with actor.eval_mode(), nullcontext() if reference is None else reference.eval_mode():
             passes = ModelPasses(
                 model=actor.module,
-                skip_first_tokens=order.config.teacher_skip_first_tokens,
                 pad_id=order.pad_id,
                 # With LoRA verl loads no reference: the teacher is the model without its adapter, which verl
                 # makes as PEFT's default, so it begins as nothing.
