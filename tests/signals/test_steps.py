@@ -33,9 +33,10 @@ def engine():
     return PlainEngine(fast, tiny.model(len(fast)))
 
 
-def written(engine, *texts, **changes):
+def written(engine, *texts, **logged):
     """Rollouts with these completions; ``|`` is an end of turn, which is no text."""
-    return batches.written(engine.tokenizer, [text.replace("|", "<|im_end|>") for text in texts], **changes)
+    texts = [text.replace("|", "<|im_end|>") for text in texts]
+    return batches.written(engine.tokenizer, texts, logged=logged)
 
 
 def pieces(engine, batch, values, b=0):

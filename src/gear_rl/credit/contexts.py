@@ -369,7 +369,7 @@ def fill(template: str, **values: str) -> str:
 
 def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
     """The batch's rollouts; control tokens in what the model and tools wrote become plain text."""
-    feedback, messages = batch.feedback, batch.messages
+    feedback, messages = batch.logged.get("feedback"), batch.messages
     # A control token would end the turn in the teacher's prompt.
     control = control_pattern(engine.tokenizer, markup=False)
     environments = batch.environments if reads_environments else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -86,13 +86,11 @@ class LocalEngine(OneProcess):
         ids = _ids_of(completions, self.model)
         count, pad_id = len(ids), int(self.tokenizer.pad_token_id)
         rows = _list_of("rows", rows, count)
-        wrong = next(
-            (row for row in rows if not (isinstance(row, Mapping) and _is_prompt(row.get("prompt")))), None
-        )
-        if wrong is not None:
-            raise ValueError(
-                f"rows: {wrong!r:.50} has no prompt; give it text or a list of messages as `prompt`"
-            )
+        for row in rows:
+            if not (isinstance(row, Mapping) and _is_prompt(cast(Mapping[str, Any], row).get("prompt"))):
+                raise ValueError(
+                    f"rows: {row!r:.50} has no prompt; give it text or a list of messages as `prompt`"
+                )
         prompts = [row["prompt"] for row in rows]
         marks = None if sampled is None else _list_of("sampled", sampled, count)
         for b, own in enumerate(marks or ()):
@@ -122,7 +120,7 @@ class LocalEngine(OneProcess):
             group=[number[name] for name in groups],
             first=0,
             num_rollouts=count,
-            **{name: _list_of(name, values, count) for name, values in (logged or {}).items()},
+            logged={name: _list_of(name, values, count) for name, values in (logged or {}).items()},
         )
 
     @property

@@ -9,7 +9,7 @@ Tools, rewards, signals and credit are those of a training step. No weight chang
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -49,7 +49,7 @@ def sampled_engine(trainer: GEARTrainer) -> LocalEngine:
     return LocalEngine(
         passes.model,
         tokenizer,
-        chat_template_kwargs=trainer.chat_template_kwargs,
+        chat_template_kwargs=cast(dict[str, Any], trainer.chat_template_kwargs),
         temperature=passes.temperature,
         batch_size=passes.batch_size,
         teacher_model=passes.teacher_model,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from gear_rl.tensor.lists import int_list
 from gear_rl.types import Signal
+
+LOGGED = ("feedback", "turn_rewards", "step_scores")
+"""What the credit step reads of what reward functions log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +159,8 @@ class RolloutBatch:
     environments: Sequence[Any] | None = None
     """The environment that each rollout ran in: their ``privileged_context()``, ``turn_rewards()`` and
     ``anchor_states()`` are called where a method needs them. None where there are none."""
-    feedback: Sequence[Any] | None = None
-    """What a reward function logged as "feedback"; None where none did, and the tools' answers serve."""
-    turn_rewards: Sequence[Any] | None = None
-    """What a reward function logged as "turn_rewards"; None where none did."""
-    step_scores: Sequence[Any] | None = None
-    """What a reward function logged as "step_scores"; None where none did."""
+    logged: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """What reward functions logged for each rollout, by name; of ``LOGGED`` the credit step reads."""
     failure_of: Callable[[int, Mapping[str, Any]], str | None] = lambda rollout, message: None
     """As which of ``TOOL_FAILURES`` the call of rollout ``b`` that a tool message answers failed; None if it did
     not."""
@@ -181,10 +180,12 @@ class RolloutBatch:
 
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
-        given = ("student", "prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
-        for name in (*given, "feedback", "turn_rewards", "step_scores"):
-            value: Any = getattr(self, name)
-            entries = count if value is None else len(value.ids_BP if name == "student" else value)
+        names = ("prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given |= {"student": self.student.ids_BP}
+        given |= {name: values for name, values in self.logged.items() if name in LOGGED}
+        for name, value in given.items():
+            entries = len(value)
             if entries != count:
                 raise ValueError(f"{name}: {entries} entries for {count} completions; give one for each")
         if self.group and not 0 <= min(self.group) <= max(self.group) < self.num_rollouts:
@@ -206,6 +207,8 @@ class RolloutBatch:
                 return value[rows]
             if isinstance(value, Prompts | Completions):
                 return value.take(rows)
+            if isinstance(value, Mapping):
+                return {name: part(values) for name, values in cast(Mapping[str, Any], value).items()}
             entries: Any = value
             is_list = isinstance(value, Sequence) and not isinstance(value, str)
             return [entries[b] for b in numbers] if is_list and entries else entries

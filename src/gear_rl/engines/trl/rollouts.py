@@ -109,9 +109,7 @@ class Rollouts:
             first=first,
             num_rollouts=len(self.rewards),
             environments=getattr(trainer, "environments", None) or None,
-            feedback=self.logged.get("feedback"),
-            turn_rewards=self.logged.get("turn_rewards"),
-            step_scores=self.logged.get("step_scores"),
+            logged=self.logged,
             truncated=[not ids or ids[-1] not in ends for ids in self.ids],
             **self._tool_facts(trainer, completions),
         )
