@@ -14,8 +14,8 @@ from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import warn_of_long
 from gear_rl.credit.step import for_loss, prepare, step
-from gear_rl.signals.batch import Completions, left_padded
-from gear_rl.signals.engine import Engine
+from gear_rl.engine import Engine
+from gear_rl.rollouts import Completions, left_padded
 from gear_rl.signals.signal import BatchSignal, names_of
 from gear_rl.types import Signal
 from support.batches import PlainEngine, written

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from engines import tiny
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
+from gear_rl.engine import token_texts
 from gear_rl.methods import Gear
 from gear_rl.signals.answers import AnswerRegion
-from gear_rl.signals.engine import token_texts
 from gear_rl.signals.steps import StepId, token_places
 from gear_rl.signals.text_units import SentenceId
 from support import batches

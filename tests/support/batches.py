@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
-from gear_rl.signals.engine import OneProcess
+from gear_rl.engine import ForwardRequest, OneProcess
+from gear_rl.model.teacher import CopyTeacher, Teacher
+from gear_rl.rollouts import Completions, Prompts, RolloutBatch
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import names_of
-from gear_rl.signals.teacher import CopyTeacher, Teacher
 
 
 def batch_of(ids: torch.Tensor, mask: torch.Tensor | None = None, **changes: Any) -> RolloutBatch:

@@ -12,12 +12,13 @@ from gear_rl.credit.config import CreditConfig, check_teacher
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch, left_padded, right_padded
-from gear_rl.signals.engine import OneProcess
-from gear_rl.signals.forwards import max_positions, unwrapped
+from gear_rl.engine import ForwardRequest, OneProcess
+from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import RolloutBatch, left_padded, right_padded
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.signal import names_of, needs_teacher
-from gear_rl.signals.teacher import Teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_teacher
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 

@@ -7,7 +7,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
-from gear_rl.signals.batch import ForwardRequest, Prompts, RolloutBatch
+from gear_rl.engine import ForwardRequest
+from gear_rl.rollouts import Prompts, RolloutBatch
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
 FALLBACKS = ("no_context", "long_context", "non_finite", "no_token")
@@ -21,6 +22,8 @@ class CreditPlan:
 
     method: CreditAssigner
     """As it is at the batch's step."""
+    signals: Sequence[Signal]
+    """Those that the method needs."""
     batch: RolloutBatch
     """With the privileged contexts that were found."""
     sources: Sequence[str | None]
@@ -36,9 +39,7 @@ class CreditPlan:
     source_names: Sequence[str]
     """The sources of privileged contexts that are tried, in order; empty if the method never reads one."""
 
-    def request(
-        self, needs: Sequence[str | Signal], inputs: Mapping[str, Tensor] | None = None
-    ) -> ForwardRequest:
+    def request(self, needs: Sequence[Signal], inputs: Mapping[str, Tensor] | None = None) -> ForwardRequest:
         """The passes that compute these signals; ``inputs`` are the other signals that they read, by name."""
         return ForwardRequest(
             needs=needs,

@@ -22,11 +22,11 @@ from gear_rl.data.sources import read_text
 from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tokenizer
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.lab.material import Material, Pair
+from gear_rl.model.forwards import max_positions
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.trainer import is_arena
-from gear_rl.signals.forwards import max_positions
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '

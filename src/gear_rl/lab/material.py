@@ -24,9 +24,9 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.environments import RESERVED_METHODS
 from gear_rl.errors import InputError
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.runs.arena import rewards_for, task_of
 from gear_rl.runs.machine import use_few_threads
-from gear_rl.signals.batch import RolloutBatch
 from gear_rl.tensor.advantage import group_relative_advantage
 from gear_rl.tensor.lists import float_list
 

@@ -17,7 +17,7 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.engines.trl.rollouts import functions_of
-from gear_rl.signals.batch import RolloutBatch
+from gear_rl.rollouts import RolloutBatch
 
 Sampler = Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
 """The next turns of some rollouts of a batch, from their indices and all ids of each so far."""

@@ -18,11 +18,11 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
+from gear_rl.rollouts import RolloutBatch, succeeds
 from gear_rl.runs.config import RunConfig, build_method, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
-from gear_rl.signals.batch import RolloutBatch, succeeds
-from gear_rl.signals.signal import needs_context
+from gear_rl.signals.table import needs_context
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import engine_settings_of
 

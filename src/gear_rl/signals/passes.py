@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, Prompts, trained_width
-from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states
-from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.forwards import evaluating, head_is_trained, head_of, hidden_states
+from gear_rl.model.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import Prompts, trained_width
 from gear_rl.signals.signal import (
     DIVERGENCES,
     STUDENT_LOGPROB,
@@ -27,9 +29,7 @@ from gear_rl.signals.signal import (
     Fold,
     FoldSignal,
     States,
-    signals_of,
 )
-from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
@@ -99,15 +99,14 @@ class ModelPasses:
         ``student_states`` are those of a student's pass that has been run already. Raises ``ValueError`` for a
         signal that no forward pass makes.
         """
-        signals = signals_of(request.needs)
-        folded = [signal for signal in signals if isinstance(signal, FoldSignal)]
+        folded = [signal for signal in request.needs if isinstance(signal, FoldSignal)]
         values = self._folded(request, folded, student_states) if folded else {}
-        for signal in signals:
+        for signal in request.needs:
             if isinstance(signal, PassSignal):
                 values[signal.name] = signal.compute(self, request)
             elif isinstance(signal, BatchSignal):
                 raise ValueError(f"needs: {signal.name!r} is not made by a forward pass")
-        return {signal.name: values[signal.name] for signal in signals}
+        return {signal.name: values[signal.name] for signal in request.needs}
 
     @torch.no_grad()
     def teacher_states(self, request: ForwardRequest, teacher: Prompts, num_batches: int = 0) -> KeptStates:

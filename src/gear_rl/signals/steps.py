@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
-from gear_rl.signals.engine import Engine, Tokenizer, token_texts
-from gear_rl.signals.forwards import positions, takes_positions
+from gear_rl.engine import Engine, ForwardRequest, Tokenizer, token_texts
+from gear_rl.model.forwards import positions, takes_positions
+from gear_rl.rollouts import RolloutBatch, trained_width
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.signals.text_units import unit_ids

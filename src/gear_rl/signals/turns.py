@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.engine import Engine
 from gear_rl.environments import ANCHOR_STATES, NEVER_RUN, TURN_REWARDS, texts_of, value_of
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.engine import Engine
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.lists import int_list

@@ -12,7 +12,7 @@ from torch import Tensor
 from trl.chat_template_utils import add_response_schema
 
 from gear_rl.files import without_null
-from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
+from gear_rl.rollouts import Completions, Prompts, RolloutBatch
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 

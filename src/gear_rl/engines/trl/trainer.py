@@ -20,10 +20,11 @@ from torch.distributed.tensor import DTensor
 
 from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.credit.contexts import PrivilegedFunction
+from gear_rl.credit.control_tokens import control_pattern, defused_message
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.prompts import check_untemplated, naming_refused
-from gear_rl.credit.step import for_loss, needs_passes, step
+from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
@@ -37,11 +38,10 @@ from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts, check_functions, parse_tool_calls
 from gear_rl.methods import method_of
+from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrapped
+from gear_rl.model.teacher import begins_as_nothing
 from gear_rl.records import Record, RecordWriter
-from gear_rl.signals.control_tokens import control_pattern, defused_message
-from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
-from gear_rl.signals.signal import needs_context, needs_student
-from gear_rl.signals.teacher import begins_as_nothing
+from gear_rl.signals.table import needs_context, needs_passes, needs_student
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 

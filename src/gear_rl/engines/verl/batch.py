@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gear_rl.engine import Tokenizer
 from gear_rl.engines.verl.passes import padded
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
-from gear_rl.signals.batch import LOGGED, Completions, RolloutBatch, left_padded
-from gear_rl.signals.engine import Tokenizer
+from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.signals.batch import LOGGED
+from gear_rl.rollouts import LOGGED
 
 
 def scorer(

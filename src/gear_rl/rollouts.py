@@ -1,4 +1,4 @@
-"""A batch of rollouts as the credit step sees it, and what it requests of an engine. Knows no trainer."""
+"""A batch of rollouts as the credit step sees it. Knows no trainer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-from gear_rl.types import Signal
 
 LOGGED = ("feedback", "turn_rewards", "step_scores")
 """What the credit step reads of what reward functions log."""
@@ -199,22 +197,3 @@ def succeeds(reward: float, success_reward: float) -> bool:
     (True, False)
     """
     return reward >= success_reward or math.isclose(reward, success_reward, rel_tol=1e-6)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardRequest:
-    """Which signals an engine should compute by forward passes, and from what."""
-
-    needs: Sequence[str | Signal]
-    """Signals that need a forward pass."""
-    step: int
-    completions: Completions
-    student: Prompts
-    teachers: Sequence[Prompts]
-    """The teacher's prompts, and with a contrast those with the wrong context; empty without a teacher."""
-    scored_B: Bool[Tensor, " B"]
-    """True on the completions whose signals will be read; the others hold 0."""
-    skip_first_tokens: int = 0
-    """Tokens at the start of every turn where the teacher is taken to agree."""
-    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What the signals read besides (``PassSignal.reads``), by name; one entry per completion."""
