@@ -10,8 +10,8 @@ import gear_rl
 
 ROOT = Path(gear_rl.__file__).parent
 GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "health", "versions"}
-GROUND |= {"answer_text"}
-BELOW_RUNS = GROUND | {"methods", "signals", "credit", "engines", "arena", "data"}
+GROUND |= {"answer_text", "rollouts", "engine"}
+BELOW_RUNS = GROUND | {"methods", "signals", "model", "credit", "engines", "arena", "data"}
 EVERYTHING = BELOW_RUNS | {"view", "lab", "runs"}
 ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where it differs from a first guess
     "types": set[str](),
@@ -24,18 +24,21 @@ ALLOWED = {  # package: what it may import; docs/decisions/0002 says why where i
     "records": {"files"},
     "health": set[str](),
     "versions": set[str](),
+    "rollouts": {"types", "tensor"},
+    "engine": {"types", "tensor", "rollouts", "records"},
     "methods": GROUND | {"signals"},
-    "signals": GROUND,
+    "model": GROUND,
+    "signals": GROUND | {"model"},
     "view": GROUND,
-    "credit": GROUND | {"signals"},
-    "engines": GROUND | {"signals", "credit", "methods"},
+    "credit": GROUND | {"signals", "model"},
+    "engines": GROUND | {"signals", "model", "credit", "methods"},
     "arena": GROUND | {"signals"},
     "data": GROUND | {"arena"},
     "runs": BELOW_RUNS,
     "lab": BELOW_RUNS | {"runs", "view"},
     "cli": EVERYTHING,
 }
-TORCH_ONLY = {"types", "traits", "tensor", "methods", "signals", "credit"}
+TORCH_ONLY = {"types", "traits", "rollouts", "engine", "tensor", "methods", "model", "signals", "credit"}
 ON_REQUEST = {"signals/transport.py": {"ot"}, "signals/steps.py": {"transformers"}}
 """Libraries that one file of those packages may import, inside a function: POT solves transport, transformers
 loads a process reward model."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
 from gear_rl.errors import check_types
+from gear_rl.model.teacher import TeacherKind
 from gear_rl.signals.answers import check_pattern
-from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of
 from gear_rl.types import CreditAssigner
 

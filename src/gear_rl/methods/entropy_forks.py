@@ -55,10 +55,6 @@ class EntropyForks:
             raise ValueError(f"top_share: {self.top_share} is not a share; give more than 0 and at most 1")
 
     @property
-    def per_completion(self) -> bool:
-        return self.scope == "completion"
-
-    @property
     def needs(self) -> tuple[str, ...]:
         return ("student_entropy",) if self.top_share < 1 else ()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.stare import Stare
-from gear_rl.signals.signal import needs_context, needs_teacher, signals_of
+from gear_rl.signals.table import needs_context, needs_teacher, signals_of
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
@@ -22,7 +22,6 @@ from gear_rl.traits import (
     engine_settings_of,
     gate_of,
     is_additive,
-    is_per_completion,
     is_whole_batch,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
@@ -90,10 +89,6 @@ class Mixed:
     @property
     def needs(self) -> tuple[str | Signal, ...]:
         return tuple(dict.fromkeys((*self.first.needs, *self.second.needs)))
-
-    @property
-    def per_completion(self) -> bool:
-        return is_per_completion(self.first) and is_per_completion(self.second)
 
     @property
     def whole_batch(self) -> bool:

@@ -64,10 +64,6 @@ class Rlcsd:
             raise ValueError(f"strength: {self.strength} must be 0 to 2, the released code's bound")
 
     @property
-    def per_completion(self) -> bool:
-        return self.paths != "batch"
-
-    @property
     def needs(self) -> tuple[str, ...]:
         return ("student_logprob", "teacher_logprob") if self.strength > 0 else ()
 

@@ -19,9 +19,9 @@ from gear_rl.credit.config import (
     check_teacher,
 )
 from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
-from gear_rl.credit.step import needs_passes
 from gear_rl.environments import has_privileged_context
-from gear_rl.signals.signal import names_of, needs_context, signals_of
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, signals_of
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -81,13 +81,6 @@ class GEARConfig(CreditConfig, GRPOConfig):
         "Steps between two checks that the teacher reads its own privileged context (gear/teacher/informed, "
         "likelier): a few completions are scored with two others' too. 0 for none.",
     )
-    student_pass: str = _setting(
-        "auto",
-        "Where the student's signals come from: 'auto' (forwards that TRL runs anyway, its old "
-        "log-probabilities' or its loss's, wherever that gives the same: not with dropout, nor with absolute "
-        "positions (GPT-2), which TRL counts from the padding on; "
-        "else a pass of their own) or 'own' (always a pass of their own).",
-    )
     resume_anyway: bool = _setting(
         False, "Resume from a checkpoint of another configuration; the run goes on as a new one."
     )
@@ -121,9 +114,8 @@ class GEARConfig(CreditConfig, GRPOConfig):
             raise ValueError(f"teacher_check_steps: {self.teacher_check_steps}; give 0 or more")
         if self.temperature <= 0:
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
-        for name, known in (("student_pass", ("auto", "own")), ("non_finite_step", ("stop", "skip"))):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
+        if self.non_finite_step not in ("stop", "skip"):
+            raise ValueError(f"non_finite_step: {self.non_finite_step!r} is not one of stop, skip")
 
 
 def checked_arguments(

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.step import needs_passes
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import check_reward_model, check_vocabulary, reward_models, tokenizer_of
 from gear_rl.errors import InputError
-from gear_rl.signals.signal import names_of, needs_context, needs_teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
