@@ -63,7 +63,7 @@ def token_advantages(
     """
     if isinstance(method, type) or not isinstance(method, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            f"method: {method!r} is no method; give an object such as Gear() or method_of('gear')"
+            f"method: {method!r} is no method; give an object such as Gear() or build_method('gear')"
         )
     objects: dict[str, Any] = {"config": config, "teacher": teacher, "reference": reference}
     for name, value in objects.items():

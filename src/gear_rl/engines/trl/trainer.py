@@ -38,7 +38,7 @@ from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_determ
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts, check_functions, parse_tool_calls
-from gear_rl.methods import method_of
+from gear_rl.method_builder import build_method
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
@@ -89,7 +89,7 @@ class GEARTrainer(Evaluating):
         privileged: PrivilegedFunction | None = None,
         **options: Any,
     ) -> None:
-        credit = method_of(credit) if isinstance(credit, str) else credit
+        credit = build_method(credit)
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
