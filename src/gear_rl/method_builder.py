@@ -44,7 +44,7 @@ def credit_settings(credit: Any, where: str = "credit") -> dict[str, Any]:
     if isinstance(credit, str):
         return _settings_in(credit.strip(), where)
     if not isinstance(credit, Mapping):
-        why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
+        why = "is no method; give a name, {name: METHOD, SETTING: VALUE}, or in Python an object"
         raise InputError(f"{where}: {credit!r:.200} {why}")
     settings = cast(Mapping[str, Any], credit)
     if not isinstance(settings.get("name"), str):
@@ -91,7 +91,7 @@ def put_setting(values: dict[str, Any], key: str, value: Any, where: str) -> Non
     if not rest:
         values[first] = value
         return
-    inner = values.get(first) or {}
+    inner: Any = values.get(first) or {}
     inner = {"name": inner} if isinstance(inner, str) else inner
     if not isinstance(inner, Mapping):
         raise InputError(f"{where}: {first} is {inner!r} and has no settings of its own")

@@ -45,13 +45,13 @@ AroundOne = Annotated[tuple[PositiveShare, Annotated[float, Field(ge=1)]], Field
 T = TypeVar("T")
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 """True is no number, text is neither, and 8.0 is no whole number."""
+_DECLARED: ConfigDict = {**STRICT, "extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def settings_class(cls: type[T]) -> type[T]:
     """A frozen dataclass whose values are checked when it is made: ``ValueError`` with one line for the first."""
-    config = ConfigDict(**STRICT, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-    made: Any = dataclass(frozen=True, slots=True, kw_only=True, config=config)(cls)
+    made: Any = dataclass(frozen=True, slots=True, kw_only=True, config=_DECLARED)(cls)
     make = made.__init__
 
     def __init__(self: Any, **given: Any) -> None:  # noqa: N807

@@ -80,9 +80,9 @@ class EnvironmentLoop(ToolAgentLoop):
     async def _answer(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         if inspect.iscoroutinefunction(method):
             return str(await method(**arguments))
+        limit = self.settings.config.tool_time_limit
         try:
             # A tool that waits delays no other rollout; one that never returns stays in its thread.
-            limit = self.settings.config.tool_time_limit
             return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), limit))
         except TimeoutError:
             text = f"the tool took more than {limit:g} seconds"
