@@ -109,9 +109,6 @@ class Traits:
     additive: bool = False
     """Credit may be nonzero where the completion's advantage is 0, or of the other sign: an engine computes the
     signals of every completion."""
-    per_completion: bool = False
-    """The credit of a completion does not depend on the others in the call: an engine may request it for some
-    completions at a time. False for a method that draws at random by the last bits of a signal."""
     whole_batch: bool = False
     """The credit depends on the completions of other processes, too. So it does wherever a signal with one entry
     per completion is read."""
@@ -152,11 +149,6 @@ def is_additive(method: CreditAssigner) -> bool:
     ['gigpo', 'opsd']
     """
     return bool(getattr(method, "additive", False)) or distillation_of(method) is not None
-
-
-def is_per_completion(method: CreditAssigner) -> bool:
-    """``Traits.per_completion`` of the method."""
-    return bool(getattr(method, "per_completion", False))
 
 
 def is_whole_batch(method: CreditAssigner) -> bool:

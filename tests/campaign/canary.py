@@ -54,7 +54,7 @@ class Knowing:
 
 _SET_UPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "splice": ({"teacher_prompt": "splice"}, {}),
-    "a student's pass of its own": ({"student_pass": "own"}, {}),
+    "TRL's old pass": ({"num_iterations": 2}, {}),
     "live teacher": ({"teacher_model_kind": "live"}, {}),
     "ema teacher": ({"teacher_model_kind": "ema"}, {}),
     "sync teacher": ({"teacher_model_kind": "sync", "teacher_sync_steps": 1}, {}),

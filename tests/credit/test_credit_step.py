@@ -14,7 +14,7 @@ from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import warn_of_long
 from gear_rl.credit.step import for_loss, prepare, step
-from gear_rl.signals.batch import left_padded
+from gear_rl.signals.batch import Completions, left_padded
 from gear_rl.signals.engine import Engine
 from gear_rl.signals.signal import BatchSignal, names_of
 from gear_rl.types import Signal
@@ -74,7 +74,9 @@ def test_gears_credit_is_the_methods_own_of_the_signals_that_score_gives(model, 
     rows = torch.tensor([2, 3])  # the others have no advantage, and are not scored
     signals = score(
         model,
-        rollouts.completions.take(rows),
+        Completions(
+            **{name: getattr(rollouts.completions, name)[rows] for name in ("ids", "attention", "mask")}
+        ),
         rollouts.student.take(rows),
         teacher.take(rows),
         needs=method.needs,

@@ -42,13 +42,13 @@ def checkpoints_of(folder):
     ("changes", "steps"),
     [
         ({"num_iterations": 2}, (1, 3)),
-        ({"steps_per_generation": 4, "student_pass": "own"}, (1,)),
-        ({"teacher_model_kind": "live"}, (3,)),  # credit in the loss; the third step ends an epoch
+        ({"steps_per_generation": 4}, (1,)),
+        ({"teacher_model_kind": "live"}, (3,)),  # the third step ends an epoch
         ({"sync_ref_model": True, "beta": 0.5, "ref_model_sync_steps": 2}, (2,)),
         ({"teacher_model_kind": "ema", "teacher_update_rate": 0.5}, (2,)),
         ({"teacher_model_kind": "sync", "teacher_sync_steps": 2}, (3,)),
     ],
-    ids=["iterations", "generations", "late", "synced-reference", "ema", "sync"],
+    ids=["iterations", "generations", "epoch", "synced-reference", "ema", "sync"],
 )
 def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_model, tmp_path, changes, steps):
     whole = weights(trained(tmp_path / "whole", tiny_model, **changes))

@@ -35,16 +35,8 @@ def passed(
 
 
 def score(model, completions, student, shown=None, *, needs, **options):
-    """The signals of the shared passes; ``shown`` to the teacher: prompts, or states of an earlier pass."""
+    """The signals of the shared passes; ``shown`` are the teacher's prompts."""
     states = {"student_states": options.pop("student_states", None)}
-    teachers = [shown] if hasattr(shown, "ids_BP") else []
-    if shown is not None and not teachers:
-        states["teacher_states"] = shown
+    teachers = [] if shown is None else [shown]
     values = passed(model, needs, completions, student, teachers=teachers, states=states, **options)
     return TokenSignals(mask=completions.mask, values=values)
-
-
-def states_ahead(model, completions, shown, row_B=None, **settings):
-    """The teacher's pass, run by itself."""
-    request = request_of((), completions, shown, [shown], row_B)
-    return ModelPasses(model=model, **(GIVEN | settings)).teacher_states(request, shown)

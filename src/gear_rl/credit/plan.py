@@ -55,6 +55,8 @@ class CreditResult:
     credit: Credit
     signals: TokenSignals
     """What the method read; 0 in rows with a non-finite signal."""
+    teachers: Sequence[Prompts]
+    """As in the plan."""
     scored_B: Bool[Tensor, " B"]
     fallback_B: Mapping[str, Bool[Tensor, " B"]]
     """As in the plan, with the signals that are not finite."""

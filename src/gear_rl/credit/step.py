@@ -1,7 +1,6 @@
 """The credit step: contexts, signals, the method, fallbacks, metrics, records, in this order.
 
-``step`` runs ``prepare``, ``assign`` and ``report``. An engine that takes the student's signals from its loss
-calls them itself, ``assign`` for some completions at a time. Knows no trainer and no method.
+Knows no trainer and no method.
 """
 
 import logging
@@ -20,6 +19,7 @@ from gear_rl.credit.contexts import (
     teacher_prompts,
     warn_of_long,
 )
+from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import finished, measured
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.prompts import check_untemplated
@@ -45,16 +45,21 @@ def step(
     config: CreditConfig,
     *,
     privileged: PrivilegedFunction | None = None,
+    teacher_check: TeacherCheck | None = None,
 ) -> CreditResult:
     """The credit of a batch of rollouts, logged and recorded; every process must call this.
 
     ``config`` is ``resolved`` for the method. ``privileged`` is the user's function for the source "function".
+    ``teacher_check`` is shown every batch.
+
     A completion keeps its GRPO advantage for each of ``FALLBACKS``. Raises ``ValueError`` for a signal that the
     engine cannot compute, and for a method that gives ``distill_weight`` without a ``distillation``.
     """
     begin = time.perf_counter()
     plan = prepare(batch, method, engine, config, privileged)
-    result = assign(plan, engine, config)
+    if teacher_check is not None:
+        teacher_check(plan, engine, config)
+    result = credit_from(plan, collect(plan, engine), engine, config)
     report(plan, result, engine, time.perf_counter() - begin)
     return result
 
@@ -121,15 +126,13 @@ def prepare(
     )
 
 
-def assign(plan: CreditPlan, engine: Engine, config: CreditConfig) -> CreditResult:
-    """The method's credit where the signals can be trusted, the completion's own advantage elsewhere."""
-    return credit_from(plan, collect(plan, engine), engine, config)
-
-
 def credit_from(
     plan: CreditPlan, signals: TokenSignals, engine: Engine, config: CreditConfig
 ) -> CreditResult:
-    """The same from signals that were collected already, all that the method needs among them."""
+    """The method's credit where the signals can be trusted, the completion's own advantage elsewhere.
+
+    ``signals`` has all that the method needs.
+    """
     method, batch, scored_B = plan.method, plan.batch, plan.scored_B
     advantage_B, mask = batch.advantage_B, batch.completions.mask
     reads_signals = _reads_signals(method)
@@ -178,6 +181,7 @@ def credit_from(
     return CreditResult(
         credit=credit,
         signals=signals,
+        teachers=plan.teachers,
         scored_B=scored_B,
         fallback_B=fallback_B,
         trusted_B=scored_B & ~falls_B,

@@ -34,7 +34,6 @@ class DistilledRl:
 
     name: ClassVar[str] = "distilled_rl"
     source: ClassVar[str] = "arXiv:2607.17247"
-    per_completion: ClassVar[bool] = True
 
     clip_ratio: Annotated[float, Field(ge=1)] = 3.0
     """The ratio is kept between 1 / clip_ratio and clip_ratio; 1 gives GRPO."""

@@ -49,10 +49,6 @@ class EntropyForks:
     code)."""
 
     @property
-    def per_completion(self) -> bool:
-        return self.scope == "completion"
-
-    @property
     def needs(self) -> tuple[str, ...]:
         return ("student_entropy",) if self.top_share < 1 else ()
 

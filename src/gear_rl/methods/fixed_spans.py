@@ -36,7 +36,6 @@ class FixedSpans:
 
     name: ClassVar[str] = "fixed_spans"
     source: ClassVar[str] = "control of gear (ours)"
-    per_completion: ClassVar[bool] = True
 
     unit: Unit = "tokens"
     """A span is ``span_tokens`` ``tokens``, a ``sentence``, a ``line`` or a whole ``turn``."""

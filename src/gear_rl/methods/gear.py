@@ -63,7 +63,6 @@ class Gear:
 
     name: ClassVar[str] = "gear"
     source: ClassVar[str] = "arXiv:2605.11853 (variant of a reconstruction)"
-    per_completion: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"departures": "all", "aftermath": 0.0, "end_threshold": 0.5, "alpha": 1.0},

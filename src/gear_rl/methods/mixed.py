@@ -22,7 +22,6 @@ from gear_rl.traits import (
     engine_settings_of,
     gate_of,
     is_additive,
-    is_per_completion,
     is_whole_batch,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
@@ -89,10 +88,6 @@ class Mixed:
     @property
     def needs(self) -> tuple[str | Signal, ...]:
         return tuple(dict.fromkeys((*self.first.needs, *self.second.needs)))
-
-    @property
-    def per_completion(self) -> bool:
-        return is_per_completion(self.first) and is_per_completion(self.second)
 
     @property
     def whole_batch(self) -> bool:

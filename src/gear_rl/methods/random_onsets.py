@@ -34,7 +34,6 @@ class RandomOnsets:
 
     name: ClassVar[str] = "random_onsets"
     source: ClassVar[str] = "placebo (ours)"
-    per_completion: ClassVar[bool] = True
 
     of: Gear = Gear()
     """The GEAR whose onsets are moved."""

@@ -59,10 +59,6 @@ class Rlcsd:
     share ``one``."""
 
     @property
-    def per_completion(self) -> bool:
-        return self.paths != "batch"
-
-    @property
     def needs(self) -> tuple[str, ...]:
         return ("student_logprob", "teacher_logprob") if self.strength > 0 else ()
 

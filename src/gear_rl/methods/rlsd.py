@@ -39,7 +39,6 @@ class Rlsd:
 
     name: ClassVar[str] = "rlsd"
     source: ClassVar[str] = "arXiv:2604.03128"
-    per_completion: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     strength: Share = 0.5

@@ -32,7 +32,6 @@ class ScGrpo:
 
     name: ClassVar[str] = "sc_grpo"
     source: ClassVar[str] = "arXiv:2606.18810 (inferred)"
-    per_completion: ClassVar[bool] = True
 
     of: Gear = Gear(onset_rule="never")
     """The GEAR that weights the tokens."""

@@ -39,7 +39,6 @@ class Serl:
 
     name: ClassVar[str] = "serl"
     source: ClassVar[str] = "arXiv:2605.19447"
-    per_completion: ClassVar[bool] = True
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
     of: Rlsd = Rlsd()

@@ -19,7 +19,6 @@ from gear_rl.traits import (
     engine_settings_of,
     gate_of,
     is_additive,
-    is_per_completion,
     is_whole_batch,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
@@ -57,11 +56,6 @@ class Shuffled:
     @property
     def needs(self) -> tuple[str | Signal, ...]:
         return tuple(dict.fromkeys((*self.of.needs, "token_id")))
-
-    @property
-    def per_completion(self) -> bool:
-        """As the method that is shuffled."""
-        return is_per_completion(self.of)
 
     @property
     def whole_batch(self) -> bool:

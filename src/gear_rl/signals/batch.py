@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.tensor.lists import int_list
 from gear_rl.types import Signal
 
 
@@ -41,8 +40,9 @@ class Completions:
     """A padded batch of completions, padded on the right.
 
     >>> ids = torch.tensor([[7, 8], [9, 0]])
-    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).take(torch.tensor([1])).mask
-    tensor([[ True, False]])
+    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).mask
+    tensor([[ True,  True],
+            [ True, False]])
     """
 
     ids: Int[Tensor, "B T"]
@@ -52,13 +52,6 @@ class Completions:
     """True on tokens that are trained."""
     target_ids: Int[Tensor, "B T"] | None = None
     """Token id to score at each position; None for the sampled one."""
-
-    def take(self, rows: Int[Tensor, " N"]) -> "Completions":
-        """The same of some rows."""
-        target_ids = None if self.target_ids is None else self.target_ids[rows]
-        return Completions(
-            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], target_ids=target_ids
-        )
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
@@ -127,8 +120,8 @@ class RolloutBatch:
     ...     rewards=rewards_B.tolist(), rewards_BR=rewards_B[:, None], advantage_B=rewards_B - 0.5,
     ...     first=0, num_rollouts=2,
     ... )
-    >>> batch.take(torch.tensor([1])).messages
-    ['3']
+    >>> batch.judged()
+    tensor([True, True])
     """
 
     step: int
@@ -196,25 +189,6 @@ class RolloutBatch:
     def judged(self) -> Bool[Tensor, " B"]:
         """True on the completions to which any reward function gave a reward."""
         return torch.tensor([reward is not None for reward in self.rewards], device=self.advantage_B.device)
-
-    def take(self, rows: Int[Tensor, " N"]) -> "RolloutBatch":
-        """The same of some rollouts, in the given order; ``first`` and ``num_rollouts`` stay as they are."""
-        numbers = int_list(rows)
-
-        def part(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value[rows]
-            if isinstance(value, Prompts | Completions):
-                return value.take(rows)
-            entries: Any = value
-            is_list = isinstance(value, Sequence) and not isinstance(value, str)
-            return [entries[b] for b in numbers] if is_list and entries else entries
-
-        def failure_of(b: int, message: Mapping[str, Any]) -> str | None:
-            return self.failure_of(numbers[b], message)
-
-        parts = {one.name: part(getattr(self, one.name)) for one in fields(self)}
-        return replace(self, **parts | {"failure_of": failure_of})
 
 
 def succeeds(reward: float, success_reward: float) -> bool:

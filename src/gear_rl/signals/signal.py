@@ -69,7 +69,6 @@ class FoldSignal(Signal):
     fold: Fold
     student: bool = False
     teacher: bool = False
-    late = True
 
     @property
     def is_divergence(self) -> bool:
@@ -189,7 +188,6 @@ class TokenId(BatchSignal):
     placebos draw their places from it."""
 
     name = "token_id"
-    late = True
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         return torch.where(batch.completions.mask, batch.completions.ids.long(), -1)

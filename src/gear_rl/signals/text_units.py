@@ -33,7 +33,6 @@ class SentenceId(BatchSignal):
     """
 
     name = "sentence_id"
-    late = True
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         texts = token_texts(engine.tokenizer, batch.completions.ids)
@@ -48,7 +47,6 @@ class LineId(BatchSignal):
     """
 
     name = "line_id"
-    late = True
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         return unit_ids(

@@ -69,13 +69,6 @@ class GEARConfig(EngineConfig, GRPOConfig):
         "Steps between two checks that the teacher reads its own privileged context (gear/teacher/informed, "
         "likelier): a few completions are scored with two others' too. 0 for none.",
     )
-    student_pass: Literal["auto", "own"] = setting_field(
-        "auto",
-        "Where the student's signals come from: 'auto' (forwards that TRL runs anyway, its old "
-        "log-probabilities' or its loss's, wherever that gives the same: not with dropout, nor with absolute "
-        "positions (GPT-2), which TRL counts from the padding on; "
-        "else a pass of their own) or 'own' (always a pass of their own).",
-    )
     resume_anyway: bool = setting_field(
         False, "Resume from a checkpoint of another configuration; the run goes on as a new one."
     )

@@ -93,17 +93,13 @@ SYNCED_REFERENCE = "synced_reference.safetensors"
 
 
 class TRLEngine:
-    """``trainer`` as an engine. Hidden states of passes that have been run already are not computed again.
-
-    ``in_loss``: this process computes for itself, for a micro-batch in its loss. Other processes may have another
-    number of forwards there (weights are not sharded then).
-    """
+    """``trainer`` as an engine."""
 
     student_states: KeptStates | None = None
-    teacher_states: KeptStates | None = None
+    """Of the student's pass, where TRL has run it already."""
 
-    def __init__(self, trainer: "GEARTrainer", *, in_loss: bool = False) -> None:
-        self.trainer, self.in_loss = trainer, in_loss
+    def __init__(self, trainer: "GEARTrainer") -> None:
+        self.trainer = trainer
         self.tokenizer = cast(Tokenizer, trainer._tokenizer)
         self.max_positions = max_positions(unwrapped(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
@@ -135,7 +131,7 @@ class TRLEngine:
             temperature=trainer.temperature,
             batch_size=args.credit_batch_size or args.per_device_train_batch_size,
             seed=args.seed,
-            largest=int if self.in_loss else self._largest,
+            largest=self._largest,
             teacher_model=held.teacher_model,
             # Under DeepSpeed ZeRO-3 the head's weights are only whole inside TRL's gathering context.
             head_context=_gathered_head if trainer.sharding == "DEEPSPEED" else None,
@@ -143,9 +139,7 @@ class TRLEngine:
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        return self.passes.run(
-            request, student_states=self.student_states, teacher_states=self.teacher_states
-        )
+        return self.passes.run(request, student_states=self.student_states)
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))

@@ -8,7 +8,6 @@ collects what TRL's hooks show of the rollouts, calls the credit step, and repla
 import copy
 import logging
 import math
-import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -23,28 +22,27 @@ from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
-from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.prompts import check_untemplated, naming_refused
-from gear_rl.credit.step import assign, for_loss, needs_passes, prepare, report
+from gear_rl.credit.step import for_loss, needs_passes, step
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epochs
-from gear_rl.engines.trl.config import SHARDED, GEARConfig, check_rows, check_setup, checked_arguments
+from gear_rl.engines.trl.config import GEARConfig, check_rows, check_setup, checked_arguments
 from gear_rl.engines.trl.engine import SYNCED_REFERENCE, HeldWeights, TRLEngine
 from gear_rl.engines.trl.evaluation import Evaluating
-from gear_rl.engines.trl.late import ROW, LateCredit, StudentForwards, is_deterministic
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
+from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts, check_functions, parse_tool_calls
 from gear_rl.method_builder import build_method
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.control_tokens import control_pattern, defused_message
 from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
-from gear_rl.signals.signal import needs_context, needs_student, signals_of
+from gear_rl.signals.signal import needs_context, needs_student
 from gear_rl.signals.teacher import begins_as_nothing
-from gear_rl.traits import distillation_of, is_per_completion
+from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
@@ -92,8 +90,9 @@ class GEARTrainer(Evaluating):
         credit = build_method(credit)
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
-        self.rollouts, self.student_forwards = Rollouts(), StudentForwards()
-        self.late: LateCredit | None = None
+        self.rollouts = Rollouts()
+        self.old_pass: OldPass | None = None
+        """While TRL makes rollouts to train on, where the student needs no pass of our own."""
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.segment_check = SegmentCheck()
         self.signal_means = list[float]()
@@ -106,7 +105,7 @@ class GEARTrainer(Evaluating):
             self.record_subscribers.append(self._write_records)
         self._record_writer: RecordWriter | None = None
         self._step_losses = list[Tensor]()
-        self._fetches, self._warned_of = False, set[str]()
+        self._warned_of = set[str]()
         self._sampler: Any = None
         processing = options.get("processing_class", more[1] if len(more) > 1 else None)
         if processing is not None and (options.get("tools") or options.get("environment_factory")):
@@ -180,38 +179,27 @@ class GEARTrainer(Evaluating):
             shown = [{name: value for name, value in row.items() if name not in hidden} for row in inputs]
         self.rollouts.rows, self.rollouts.logged = inputs, {}
         self.tool_guard.answers.clear()
-        keep_old = (
-            self.model.training
-            and needs_student(self.credit.needs)
-            and self._makes_old_pass
-            and self.shares_passes
-        )
-        with self.student_forwards.going_to(self.student_forwards.keep if keep_old else None):
-            output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
-            if None in self.rollouts.rewards:  # TRL counts a group without a reward as one that differs
-                mode, size = (
-                    ("train", self.num_generations)
-                    if self.model.training
-                    else ("eval", self.num_generations_eval)
-                )
-                self._metrics[mode]["frac_reward_zero_std"][-1] = self.rollouts.even_share(size)
-            if self.model.training:
-                output["advantages"] = self._spread(output)
+        if self.model.training:
+            keeps = needs_student(self.credit.needs) and shares_old_pass(self)
+            self.old_pass = OldPass() if keeps else None
+        output = cast(dict[str, Any], super()._generate_and_score_completions(shown))
+        if None in self.rollouts.rewards:  # TRL counts a group without a reward as one that differs
+            mode, size = (
+                ("train", self.num_generations)
+                if self.model.training
+                else ("eval", self.num_generations_eval)
+            )
+            self._metrics[mode]["frac_reward_zero_std"][-1] = self.rollouts.even_share(size)
+        if self.model.training:
+            output["advantages"] = self._spread(output)
+            self.old_pass = None
         return output
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        # Only what TRL itself fetches to train on surely goes through its loss.
-        self._fetches = True
-        try:
-            return super()._prepare_inputs(generation_batch)
-        finally:
-            self._fetches = False
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
         call = super()._get_per_token_logps_and_entropies
-        if unwrapped(model) is not unwrapped(self.model):
+        if self.old_pass is None or unwrapped(model) is not unwrapped(self.model):
             return call(model, *args, **options)
-        return self.student_forwards.run(call, model, args, options)
+        return self.old_pass.run(call, model, *args, **options)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> Any:
         # TRL renders an answer and tokenises the whole: `<|im_end|>` in it would become a real end of turn.
@@ -253,56 +241,30 @@ class GEARTrainer(Evaluating):
 
     # --- the credit step ------------------------------------------------------------------------------------
 
-    def credit_engine(self, *, in_loss: bool = False) -> TRLEngine:
+    def credit_engine(self) -> TRLEngine:
         """The engine of the next credit step; override it for passes or signals of your own."""
-        return TRLEngine(self, in_loss=in_loss)
+        return TRLEngine(self)
 
     def _spread(self, output: dict[str, Any]) -> Tensor:
-        """The advantages for TRL: of every token, (B, T), or its own where the credit is computed in the loss."""
-        begin = time.perf_counter()
+        """The advantages for TRL: of every token, (B, T), or of every completion, (B,)."""
         if needs_passes(self.credit):
             self._warn_of_positions(output["prompt_mask"])
-        engine = self.credit_engine()
-        batch = self.rollouts.batch(self, output)
-        plan = prepare(batch, self.credit, engine, self.args, self.privileged)
-        self.teacher_check(plan, engine, self.args)
-        if self._may_wait(plan):
-            self.late = LateCredit(plan, output, self.args, self.credit_engine, begin)
-            return output["advantages"]
-        old = self.student_forwards.old
-        if old is not None and old.logprob is output.get("old_per_token_logps"):
-            engine.student_states = old.states
-        result = assign(plan, engine, self.args)
-        if result.credit.distill_weight is not None:
-            attach(output, result.credit, result.signals, plan.teachers[0], result.trusted_B)
-        report(plan, result, engine, time.perf_counter() - begin)
-        return for_loss(plan.batch, result.credit)
-
-    def _may_wait(self, plan: CreditPlan) -> bool:
-        """Whether the credit can be computed in the loss, out of the student's forward there.
-
-        TRL has to train on each of these rollouts once, before the next update, by a loss that we know; the
-        method has to judge every completion by signals of its own.
-        """
-        method, ours = plan.method, ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss")
-        return (
-            self._fetches
-            and all(getattr(type(self), name) is getattr(GEARTrainer, name) for name in ours)
-            and self.args.num_iterations == 1
-            and not self._makes_old_pass
-            and is_per_completion(method)
-            and distillation_of(method) is None
-            and needs_student(method.needs)
-            and all(signal.late for signal in signals_of(method.needs))
-            and len(plan.teachers) <= 1
-            and self.shares_passes
+        engine, batch = self.credit_engine(), self.rollouts.batch(self, output)
+        if self.old_pass is not None:
+            engine.student_states = self.old_pass.states_of(output.get("old_per_token_logps"))
+        result = step(
+            batch,
+            self.credit,
+            engine,
+            self.args,
+            privileged=self.privileged,
+            teacher_check=self.teacher_check,
         )
+        if result.credit.distill_weight is not None:
+            attach(output, result.credit, result.signals, result.teachers[0], result.trusted_B)
+        return for_loss(batch, result.credit)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if self.late is not None and ROW in inputs:
-            inputs, receive = self.late.waiting(inputs)
-            with self.student_forwards.going_to(receive):
-                return super()._compute_loss(model, inputs)
         distillation = distillation_of(self.credit) if WEIGHT in inputs else None
         if distillation is None:
             return super()._compute_loss(model, inputs)
@@ -320,33 +282,6 @@ class GEARTrainer(Evaluating):
     def padding_moves(self) -> bool:
         """Whether left padding moves the positions of the model's own forward (as in GPT-2)."""
         return padding_moves_positions(self.model, self.accelerator.device)
-
-    @cached_property
-    def shares_passes(self) -> bool:
-        """Whether TRL's forwards give the hidden states of a pass of our own; found once a training.
-
-        They do not with dropout, noise or batch statistics, nor where TRL counts positions from the padding on.
-        What was never run counts as no.
-        """
-        args = self.args
-        return (
-            args.student_pass == "auto"
-            and self.sharding not in SHARDED
-            and not args.use_liger_kernel
-            and not args.torch_compile
-            and not args.neftune_noise_alpha
-            and not getattr(self, "_is_vlm", False)
-            and is_deterministic(self.model)
-            and not self.padding_moves
-        )
-
-    @property
-    def _makes_old_pass(self) -> bool:
-        """Whether TRL computes the log-probabilities of its rollouts before it trains on them."""
-        if self.use_vllm and self.args.vllm_importance_sampling_correction:
-            return True
-        trainings = cast(int, self.args.steps_per_generation) * self.args.num_iterations
-        return self.args.gradient_accumulation_steps % trainings > 0  # the weights change in between
 
     @property
     def sharding(self) -> str:
@@ -394,7 +329,6 @@ class GEARTrainer(Evaluating):
             checkpoint = self.checkpoints.begin(resume_from_checkpoint, configuration)
             self._record_writer = None  # what it continues is read again
             self.signal_means = []
-            vars(self).pop("shares_passes", None)
             return super().train(checkpoint, *more, **options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
