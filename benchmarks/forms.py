@@ -32,40 +32,43 @@ FALSE_SHARE = 0.25
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
 )
-_ONES += "seventeen eighteen nineteen"
+
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_CAPITALS = """France Paris, Italy Rome, Spain Madrid, Germany Berlin, Japan Tokyo, China Beijing, Russia Moscow,
-Egypt Cairo, Greece Athens, Portugal Lisbon, Austria Vienna, Poland Warsaw, Hungary Budapest, Norway Oslo,
-Sweden Stockholm, Finland Helsinki, Denmark Copenhagen, Ireland Dublin, Belgium Brussels, Canada Ottawa,
+_CAPITALS = """France Paris, Italy Rome, Spain Madrid, Germany Berlin, Japan Tokyo, China Beijing, Russia
+Moscow, Egypt Cairo, Greece Athens, Portugal Lisbon, Austria Vienna, Poland Warsaw, Hungary Budapest, Norway
+Oslo, Sweden Stockholm, Finland Helsinki, Denmark Copenhagen, Ireland Dublin, Belgium Brussels, Canada Ottawa,
 Cuba Havana, Peru Lima, Chile Santiago, Kenya Nairobi, India Delhi, Iran Tehran, Iraq Baghdad, Turkey Ankara,
-Thailand Bangkok, Vietnam Hanoi, Australia Canberra, Ukraine Kyiv, Romania Bucharest, Bulgaria Sofia,
-Serbia Belgrade, Croatia Zagreb, Lebanon Beirut, Syria Damascus, Jordan Amman, Nepal Kathmandu, Cambodia Phnom,
-Indonesia Jakarta, Philippines Manila, Afghanistan Kabul, Ghana Accra, Senegal Dakar, Uganda Kampala,
-Zimbabwe Harare, Libya Tripoli, Tunisia Tunis, Morocco Rabat, Ethiopia Addis, Colombia Bogota, Venezuela Caracas,
+Thailand Bangkok, Vietnam Hanoi, Australia Canberra, Ukraine Kyiv, Romania Bucharest, Bulgaria Sofia, Serbia
+Belgrade, Croatia Zagreb, Lebanon Beirut, Syria Damascus, Jordan Amman, Nepal Kathmandu, Cambodia Phnom,
+Indonesia Jakarta, Philippines Manila, Afghanistan Kabul, Ghana Accra, Senegal Dakar, Uganda Kampala, Zimbabwe
+Harare, Libya Tripoli, Tunisia Tunis, Morocco Rabat, Ethiopia Addis, Colombia Bogota, Venezuela Caracas,
 Ecuador Quito, Jamaica Kingston, Iceland Reykjavik, Latvia Riga, Estonia Tallinn, Lithuania Vilnius"""
-_SYMBOLS = """hydrogen H, helium He, lithium Li, carbon C, nitrogen N, oxygen O, fluorine F, neon Ne, sodium Na,
-magnesium Mg, aluminum Al, silicon Si, phosphorus P, sulfur S, chlorine Cl, argon Ar, potassium K, calcium Ca,
-titanium Ti, chromium Cr, manganese Mn, iron Fe, cobalt Co, nickel Ni, copper Cu, zinc Zn, arsenic As, selenium Se,
-bromine Br, krypton Kr, silver Ag, tin Sn, iodine I, xenon Xe, barium Ba, tungsten W, platinum Pt, gold Au,
-mercury Hg, lead Pb, uranium U, radium Ra, boron B, beryllium Be, bismuth Bi, radon Rn, cesium Cs, plutonium Pu"""
-_OPPOSITES = """hot cold, big small, up down, left right, open closed, day night, black white, good bad, happy sad,
-fast slow, high low, old new, rich poor, hard soft, full empty, light dark, long short, wet dry, early late,
-loud quiet, strong weak, thick thin, clean dirty, near far, first last, true false, love hate, war peace,
-win lose, buy sell, push pull, give take, begin end, inside outside, above below, more less, always never,
-young old, wide narrow, deep shallow, sweet sour, sharp dull, rough smooth, heavy light, brave afraid,
+_SYMBOLS = """hydrogen H, helium He, lithium Li, carbon C, nitrogen N, oxygen O, fluorine F, neon Ne, sodium
+Na, magnesium Mg, aluminum Al, silicon Si, phosphorus P, sulfur S, chlorine Cl, argon Ar, potassium K, calcium
+Ca, titanium Ti, chromium Cr, manganese Mn, iron Fe, cobalt Co, nickel Ni, copper Cu, zinc Zn, arsenic As,
+selenium Se, bromine Br, krypton Kr, silver Ag, tin Sn, iodine I, xenon Xe, barium Ba, tungsten W, platinum
+Pt, gold Au, mercury Hg, lead Pb, uranium U, radium Ra, boron B, beryllium Be, bismuth Bi, radon Rn, cesium
+Cs, plutonium Pu"""
+_OPPOSITES = """hot cold, big small, up down, left right, open closed, day night, black white, good bad, happy
+sad, fast slow, high low, old new, rich poor, hard soft, full empty, light dark, long short, wet dry, early
+late, loud quiet, strong weak, thick thin, clean dirty, near far, first last, true false, love hate, war
+peace, win lose, buy sell, push pull, give take, begin end, inside outside, above below, more less, always
+never, young old, wide narrow, deep shallow, sweet sour, sharp dull, rough smooth, heavy light, brave afraid,
 alive dead, tall short, east west, north south, before after, accept reject, arrive depart, ask answer"""
 _PASTS = """go went, see saw, eat ate, run ran, give gave, take took, come came, know knew, think thought,
 write wrote, sing sang, drink drank, swim swam, begin began, break broke, speak spoke, drive drove, ride rode,
 fall fell, feel felt, keep kept, sleep slept, leave left, meet met, buy bought, bring brought, catch caught,
-teach taught, fight fought, find found, stand stood, hold held, tell told, sell sold, make made, say said,
-pay paid, lose lost, shoot shot, win won, hear heard, build built, send sent, spend spent, fly flew, grow grew,
-draw drew, throw threw, blow blew, wear wore, choose chose, freeze froze, steal stole, forget forgot, rise rose"""
-_PLURALS = """mouse mice, man men, woman women, child children, foot feet, tooth teeth, goose geese, person people,
-ox oxen, leaf leaves, knife knives, wife wives, life lives, wolf wolves, half halves, shelf shelves, thief thieves,
-loaf loaves, city cities, baby babies, lady ladies, story stories, party parties, box boxes, bus buses,
-dish dishes, watch watches, fox foxes, church churches, potato potatoes, hero heroes, cat cats, dog dogs, book books,
-car cars, day days, boy boys, key keys, country countries, family families, brush brushes, glass glasses,
-class classes, peach peaches, tomato tomatoes, army armies, fly flies, berry berries, calf calves, elf elves"""
+teach taught, fight fought, find found, stand stood, hold held, tell told, sell sold, make made, say said, pay
+paid, lose lost, shoot shot, win won, hear heard, build built, send sent, spend spent, fly flew, grow grew,
+draw drew, throw threw, blow blew, wear wore, choose chose, freeze froze, steal stole, forget forgot, rise
+rose"""
+_PLURALS = """mouse mice, man men, woman women, child children, foot feet, tooth teeth, goose geese, person
+people, ox oxen, leaf leaves, knife knives, wife wives, life lives, wolf wolves, half halves, shelf shelves,
+thief thieves, loaf loaves, city cities, baby babies, lady ladies, story stories, party parties, box boxes,
+bus buses, dish dishes, watch watches, fox foxes, church churches, potato potatoes, hero heroes, cat cats, dog
+dogs, book books, car cars, day days, boy boys, key keys, country countries, family families, brush brushes,
+glass glasses, class classes, peach peaches, tomato tomatoes, army armies, fly flies, berry berries, calf
+calves, elf elves"""
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

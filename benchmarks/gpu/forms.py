@@ -12,22 +12,24 @@ Runs that are finished in the folder are not repeated; ``cells.jsonl`` has a lin
 ``--rollouts`` and ``--n`` cut the sizes down, to try it on a CPU.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false, reportUnknownLambdaType=false
+
 import argparse
 import json
 import math
 import os
-import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.forms import reward, write_rows
+from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.statistics import mean_interval
@@ -35,12 +37,11 @@ from gear_rl.lab.training import Spec, run_cells
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.models import resolve_model
 
-ENOUGH = 0.42
-"""Share right, sampled on prompts of training items, from which on the warm-up ends."""
 GATE = ("truth=benchmarks.forms:FieldTruth",)
 GATE_RATES = (2e-4, 4e-4, 8e-4)
 ROWS = (
-    "gear", "tokens=gear:tokens", "plain=gear:plain", "rlsd", "shuffled", "low_logprob=benchmarks.forms:LowLogprob",
+    "gear", "tokens=gear:tokens", "plain=gear:plain", "rlsd", "shuffled",
+    "low_logprob=benchmarks.forms:LowLogprob",
     "neg_only=gear:sign_mode=neg_only", "sft", "excess=benchmarks.forms:ExcessSurprisal", "random_onsets", "opsd",
     "sft_then_grpo=uniform:sft=0.5", "sft_then_gear=gear:sft=0.5", "more=uniform:rollouts=40",
 )  # fmt: skip
@@ -63,15 +64,16 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--methods", default="", help="in place of the part's own, with spaces between them")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--warm-steps", type=int, default=64)
     parser.add_argument("--rollouts", type=int, default=32)
     parser.add_argument("--n", type=int, default=192, help="held-out prompts")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
     )
     given = parser.parse_args()
-    write_rows(given.runs)
+    forms.write_rows(given.runs)
     if given.part == "warm":
-        warm_up(given.runs, given.model, given.steps if given.steps != 12 else 80)
+        warm_up(given.runs, given.model, given.warm_steps)
         return
     if given.seconds < math.inf:  # the finished ones are in the folder
         timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
@@ -170,13 +172,13 @@ def gate_of(cells: Path) -> str:
 
 
 def warm_up(runs: Path, model: str, steps: int) -> None:
-    """Fine-tune on forms of other items until ``ENOUGH`` is right, and save the merged model.
+    """Fine-tune on forms of other items, save the merged model and print the share that it has right.
 
     Half of the demonstrations have the solution in the prompt, so that the teacher goes on reading it.
     """
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import TrainerCallback, set_seed
+    from transformers import set_seed
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
@@ -184,23 +186,11 @@ def warm_up(runs: Path, model: str, steps: int) -> None:
 
     cuda = torch.cuda.is_available()
     folder = resolve_model(model)
-    lines = {
-        part: (runs / f"{part}.jsonl").read_text(encoding="utf-8").splitlines() for part in ("warm", "train")
-    }
-    rows = [json.loads(line) for line in lines["warm"]]
-    asked = [json.loads(line) for line in random.Random(0).sample(lines["train"], 64)]
+    rows, asked = forms.rows("warm", 512), forms.rows("train", 64)
     for row in (*rows, *asked):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     set_seed(0)
     tokenizer = load_tokenizer(folder)
-
-    class UntilEnough(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.global_step % 4 == 0:
-                share = sampled_share(trainer.model, tokenizer, asked)
-                print(f"warm-up: {state.global_step} steps, share right {share:.3f}", flush=True)
-                control.should_training_stop = control.should_training_stop or share >= ENOUGH
-
     trainer = SFTTrainer(
         model=load_causal_lm(folder, {"dtype": "bfloat16"} if cuda else {}),
         processing_class=tokenizer,
@@ -208,13 +198,13 @@ def warm_up(runs: Path, model: str, steps: int) -> None:
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
         args=SFTConfig(
             output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8,
-            learning_rate=5e-4, warmup_steps=4, lr_scheduler_type="constant_with_warmup", bf16=False,
+            learning_rate=8e-4, warmup_steps=4, lr_scheduler_type="constant_with_warmup", bf16=False,
             use_cpu=not cuda, gradient_checkpointing=False, completion_only_loss=True, logging_steps=4,
             save_strategy="no", report_to="none", disable_tqdm=True,
         ),
-        callbacks=[UntilEnough()],
     )  # fmt: skip
     trainer.train()
+    print(f"share right, sampled on training items: {sampled_share(trainer.model, tokenizer, asked):.3f}")
     trainer.model.merge_and_unload().save_pretrained(runs / "merged")
     tokenizer.save_pretrained(runs / "merged")
 
@@ -233,7 +223,7 @@ def sampled_share(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) ->
     out = model.generate(**inputs.to(model.device), max_new_tokens=176, do_sample=True, top_k=0)
     model.train()
     answers = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return statistics.fmean(reward(answers, [row["answer"] for row in rows]))
+    return statistics.fmean(forms.reward(answers, [row["answer"] for row in rows]))
 
 
 if __name__ == "__main__":

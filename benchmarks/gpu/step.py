@@ -3,14 +3,18 @@
     python -m benchmarks.gpu.step OUT TOKENIZER [--small]
 
 Completions are random tokens of full length, so that a step costs what it would with an engine that generates
-elsewhere; Hugging Face generation is timed by itself. ``vllm`` has the pass for old log-probabilities that TRL
-makes with vLLM; ``none`` has not, and the credit makes its own student pass. ``--small`` tries it on a CPU.
+elsewhere, and TRL makes the pass for old log-probabilities as it does with vLLM. Hugging Face generation is timed
+by itself. ``--small`` tries it on a CPU.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false, reportUnknownLambdaType=false
+
 import json
+import math
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +26,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 import benchmarks.step
 from benchmarks.measure import now
+from benchmarks.step import bench_step
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
 
@@ -37,12 +42,12 @@ def reward(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[floa
     return [sum(ids) % 97 / 96 for ids in completion_ids]
 
 
-def main(out: Path, tokenizer: str, small: bool, engines: Sequence[str] = ("vllm",)) -> None:
+def main(out: Path, tokenizer: str, small: bool) -> None:
     """Write the ratios, the shares of a step's parts, peak memory and the seconds of generation."""
     shape, tokens, batch = (SMALL, 32, 2) if small else (QWEN3_1_7B, 1024, 8)
     model, rollouts = out / "model", 8 * batch
     torch.manual_seed(0)
-    weights = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).to(torch.bfloat16)
+    weights: Any = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).to(torch.bfloat16)
     weights.save_pretrained(model)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(model)
     question = "Find the sum of all whole numbers below one hundred that seven divides. " * (
@@ -69,62 +74,44 @@ def main(out: Path, tokenizer: str, small: bool, engines: Sequence[str] = ("vllm
         weights.generate(ids, do_sample=True, pad_token_id=0, **length)
         result["generation_seconds_of_a_quarter"] = now(DEVICE) - begin
     del weights
-    for engine in engines:
-        begin = time.perf_counter()
-        if DEVICE == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        run = RunConfig(
-            model=str(model),
-            dataset=str(out / "rows.jsonl"),
-            reward="benchmarks.gpu.step:reward",
-            trainer={
-                "bf16": DEVICE == "cuda",
-                "model_init_kwargs": {"dtype": "bfloat16"},
-                "per_device_train_batch_size": batch,
-                "gradient_accumulation_steps": rollouts // batch,
-                "num_generations": 8,
-                "max_completion_length": tokens,
-                "learning_rate": 1e-6,
-            },
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    run = RunConfig(
+        model=str(model),
+        dataset=str(out / "rows.jsonl"),
+        reward="benchmarks.gpu.step:reward",
+        trainer={
+            "bf16": DEVICE == "cuda",
+            "model_init_kwargs": {"dtype": "bfloat16"},
+            "per_device_train_batch_size": batch,
+            "gradient_accumulation_steps": rollouts // batch,
+            "num_generations": 8,
+            "max_completion_length": tokens,
+            "learning_rate": 1e-6,
+        },
+    )
+    with patch.object(benchmarks.step, "make_trainer", partial(make_vllm_trainer, tokens)):
+        result |= bench_step(
+            "gear", task="", tier="", steps=3, repeats=1, rollouts=rollouts, console=Console(), run=run
         )
-        more = {"student_pass": "own"} if engine == "none" else {}
-        with patch.object(benchmarks.step, "make_trainer", lambda config: made(config, tokens, engine)):
-            measured = benchmarks.step.bench_step(
-                "gear", task="", tier="", steps=3, repeats=1, rollouts=rollouts, console=Console(), run=run,
-                trainer=more,
-            )  # fmt: skip
-        if DEVICE == "cuda":
-            measured["peak_gb_of_both"] = torch.cuda.max_memory_allocated() / 1e9
-        result[engine] = measured | {"seconds_in_all": time.perf_counter() - begin}
-        (out / "step.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(engine, measured["ratio"], measured["grpo_seconds_per_step"], flush=True)
+    if DEVICE == "cuda":
+        result["peak_gb_of_both"] = torch.cuda.max_memory_allocated() / 1e9
+    (out / "step.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def made(config: RunConfig, tokens: int, engine: str) -> Any:
-    """The run's trainer, whose completions are random tokens."""
+def make_vllm_trainer(tokens: int, config: RunConfig) -> Any:
+    """The run's trainer, which gets random tokens from what it takes for vLLM."""
     trainer: Any = make_trainer(config)
 
-    def completions(prompts: Sequence[Any], count: int = 1) -> list[list[int]]:
-        # TRL gives vLLM one prompt for each group, and Hugging Face one for each completion.
+    def generate(prompts: Sequence[Any], **options: Any) -> Any:
         torch.manual_seed(trainer.state.global_step)
-        ends = [trainer._tokenizer.eos_token_id]
-        return [row + ends for row in torch.randint(5, 40000, (len(prompts), tokens - 1)).tolist()]
+        drawn = torch.randint(5, 40000, (len(prompts), tokens - 1)).tolist()
+        ids = [[*row, trainer._tokenizer.eos_token_id] for row in drawn]
+        return prompts, ids, [[[-math.log(len(trainer._tokenizer))] for _ in row] for row in ids], None
 
-    if engine == "vllm":
-        trainer.use_vllm, trainer._last_loaded_step = True, -1
-
-        def generate(prompts: Sequence[Any], **options: Any) -> Any:
-            ids = completions(prompts)
-            return prompts, ids, [[[-11.9] for _ in each] for each in ids], None
-
-        trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, generate=generate)
-    else:
-
-        def single_turn(prompt_ids: Any, *rest: Any, **options: Any) -> Any:
-            return completions(prompt_ids), None
-
-        trainer._generate_single_turn = single_turn
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, generate=generate)
     return trainer
 
 

@@ -18,8 +18,9 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
+from gear_rl.method_builder import build_method
 from gear_rl.rollouts import RolloutBatch, succeeds
-from gear_rl.runs.config import RunConfig, build_method, load_config
+from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
 from gear_rl.signals.table import needs_context

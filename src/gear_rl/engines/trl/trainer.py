@@ -27,7 +27,7 @@ from gear_rl.engines.trl.engine import HeldWeights, TRLEngine
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.rollouts import check_functions
-from gear_rl.methods import method_of
+from gear_rl.method_builder import build_method
 from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrapped
 from gear_rl.model.teacher import begins_as_nothing
 from gear_rl.records import Record, RecordWriter
@@ -73,7 +73,7 @@ class GEARTrainer(DurableTrainer):
         privileged: PrivilegedFunction | None = None,
         **options: Any,
     ) -> None:
-        credit = method_of(credit) if isinstance(credit, str) else credit
+        credit = build_method(credit)
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self.old_pass: OldPass | None = None

@@ -178,7 +178,7 @@ class CreditTrainer:
             metrics=metrics,
             means=self._means,
             max_positions=self._max_positions,
-            teacher_model=self.credit.teacher_model,
+            teacher_model=self.credit.config.teacher_model,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
 
