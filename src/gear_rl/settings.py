@@ -45,7 +45,12 @@ AroundOne = Annotated[tuple[PositiveShare, Annotated[float, Field(ge=1)]], Field
 T = TypeVar("T")
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 """True is no number, text is neither, and 8.0 is no whole number."""
-_DECLARED: ConfigDict = {**STRICT, "extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
+_DECLARED: ConfigDict = {
+    **STRICT,
+    "extra": "forbid",
+    "allow_inf_nan": False,
+    "use_attribute_docstrings": True,
+}
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -102,9 +107,9 @@ def check_settings(settings: object, names: Iterable[str]) -> None:
         checked_value(name, getattr(settings, name), hints[name])
 
 
-def setting_field(default: Any, help: str, **more: Any) -> Any:
-    """A field with its help, which the command lines of TRL's scripts show as well."""
-    return field(default=default, metadata={"help": help, **more})
+def setting_field(default: Any, help: str) -> Any:
+    """A field with its help where TRL's command lines look for it."""
+    return field(default=default, metadata={"help": help})
 
 
 @cache
