@@ -107,9 +107,9 @@ def check_settings(settings: object, names: Iterable[str]) -> None:
         checked_value(name, getattr(settings, name), hints[name])
 
 
-def setting_field(default: Any, help: str, **more: Any) -> Any:
-    """A field with its help, which the command lines of TRL's scripts show as well."""
-    return field(default=default, metadata={"help": help, **more})
+def setting_field(default: Any, help: str) -> Any:
+    """A field with its help where TRL's command lines look for it."""
+    return field(default=default, metadata={"help": help})
 
 
 @cache

@@ -59,9 +59,8 @@ def methods(
     else:
         table = Table("setting", "default", "meaning")
         for setting in rows[0]["settings"]:
-            choices = f" [{' | '.join(setting['choices'])}]" if setting["choices"] else ""
             default = escape(str(setting["default"]).replace("\n", r"\n"))
-            table.add_row(setting["name"], default, escape((setting["help"] or "") + choices))
+            table.add_row(setting["name"], default, escape(f"{setting['help']} [{setting['takes']}]"))
         out_console.print(table)
         if rows[0]["engine"]:
             words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())

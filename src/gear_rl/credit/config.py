@@ -6,9 +6,9 @@ A method's own settings are the method's fields, an engine's are the engine's.
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from inspect import get_annotations
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from gear_rl.model.teacher import TeacherKind
 from gear_rl.settings import Count, Positive, Share, Whole, check_settings, setting_field
@@ -38,10 +38,20 @@ DEFAULT_HINT = "Reference solution for the problem below:\n{privileged_context}\
 """The text whose ids are spliced before the student's prompt by default."""
 
 
-def _method_setting(default: Any, help: str) -> Any:
-    """A setting that a method may set with its ``engine_settings``, and its default where none does."""
-    shown = ", ".join(cast(list[str], default)) if isinstance(default, list) else repr(default)
-    return setting_field(None, f"{help} None for the method's own, else {shown}.", fallback=default)
+METHOD_SETTINGS: dict[str, Any] = {
+    "teacher_model_kind": "live",
+    "teacher_update_rate": 0.05,
+    "teacher_sync_steps": 10,
+    "teacher_contrast": NO_CONTRAST,
+    "privileged_sources": ["environment", "row"],
+    "success_reward": 1.0,
+}
+"""Settings that a method may set with its ``engine_settings``, and their defaults where it does not."""
+
+
+def _method_setting(name: str, help: str) -> Any:
+    """The field of one of ``METHOD_SETTINGS``."""
+    return setting_field(None, f"{help} None for the method's own, else {METHOD_SETTINGS[name]}.")
 
 
 @dataclass(kw_only=True)
@@ -57,15 +67,15 @@ class CreditConfig:
     """
 
     teacher_model_kind: TeacherKind | None = _method_setting(
-        "live",
+        "teacher_model_kind",
         "Whose weights the teacher has: 'live' (the student's current ones), 'base' (those at the "
         "start), 'ema' (moving average) or 'sync' (a copy renewed every `teacher_sync_steps` steps).",
     )
     teacher_update_rate: Share | None = _method_setting(
-        0.05, "Share of the student that each step mixes into an 'ema' teacher."
+        "teacher_update_rate", "Share of the student that each step mixes into an 'ema' teacher."
     )
     teacher_sync_steps: Count | None = _method_setting(
-        10, "Optimizer steps between two renewals of a 'sync' teacher."
+        "teacher_sync_steps", "Optimizer steps between two renewals of a 'sync' teacher."
     )
     teacher_prompt: Literal["render", "splice"] = setting_field(
         "render",
@@ -91,7 +101,7 @@ class CreditConfig:
         "answer, ground_truth in each row.",
     )
     privileged_sources: list[str] | None = _method_setting(
-        ["environment", "row"],
+        "privileged_sources",
         "Where the privileged context comes from, tried in order for each rollout: 'environment' "
         "(its privileged_context()), 'row' (a dataset column), 'sibling' (a successful rollout of the same "
         "group), 'feedback' (what a reward function logged as \"feedback\", else the tools' answers), "
@@ -104,10 +114,10 @@ class CreditConfig:
         "context. None for the positions alone.",
     )
     success_reward: float | None = _method_setting(
-        1.0, "Reward from which a rollout counts as a success (siblings, feedback, pass@k)."
+        "success_reward", "Reward from which a rollout counts as a success (siblings, feedback, pass@k)."
     )
     teacher_contrast: str | None = _method_setting(
-        NO_CONTRAST,
+        "teacher_contrast",
         "A wrong context whose signals are subtracted, so that the style of a hint cancels: "
         "'sibling' (a rollout of the group that failed), 'shuffled' (another group's context) or a dataset "
         "column. Costs another pass. 'none' for none.",
@@ -188,12 +198,6 @@ class CreditConfig:
         if self.teacher_prompt_template is not None:
             return self.teacher_prompt_template
         return DEFAULT_HINT if self.teacher_prompt == "splice" else DEFAULT_TEMPLATE
-
-
-METHOD_SETTINGS: dict[str, Any] = {
-    one.name: one.metadata["fallback"] for one in fields(CreditConfig) if "fallback" in one.metadata
-}
-"""The settings that a method may set, and their defaults where none does."""
 
 
 def check_sources(sources: Sequence[str], has_function: bool = False) -> None:

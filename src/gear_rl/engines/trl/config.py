@@ -64,6 +64,7 @@ class GEARConfig(EngineConfig, GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
 
+    eval_greedy: bool = setting_field(True, "Solve each evaluation problem once more without sampling.")
     teacher_check_steps: Whole = setting_field(
         5,
         "Steps between two checks that the teacher reads its own privileged context (gear/teacher/informed, "
