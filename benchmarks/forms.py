@@ -29,10 +29,8 @@ PARTS = {"warm": (0.0, 0.3), "train": (0.3, 0.75), "test": (0.75, 1.0)}
 """The share of a family's shuffled items that each part draws from."""
 FALSE_SHARE = 0.25
 """Share of the fields that are false in the column ``quarter_false``."""
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-)
-
+_ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen"""
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _CAPITALS = """France Paris, Italy Rome, Spain Madrid, Germany Berlin, Japan Tokyo, China Beijing, Russia
 Moscow, Egypt Cairo, Greece Athens, Portugal Lisbon, Austria Vienna, Poland Warsaw, Hungary Budapest, Norway

@@ -191,7 +191,7 @@ def warm_up(runs: Path, model: str, steps: int) -> None:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     set_seed(0)
     tokenizer = load_tokenizer(folder)
-    trainer = SFTTrainer(
+    trainer: Any = SFTTrainer(
         model=load_causal_lm(folder, {"dtype": "bfloat16"} if cuda else {}),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(demonstrations(rows, "solution", 0.5)),
