@@ -9,7 +9,8 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
@@ -21,6 +22,21 @@ class InputError(Exception):
     >>> print(InputError("--steps: 0; give 1 or more"))
     --steps: 0; give 1 or more
     """
+
+
+@contextmanager
+def input_errors(where: str = "") -> Generator[None]:
+    """Raise what a library refuses as ``InputError``, with ``where`` before its message.
+
+    >>> with input_errors("model: "):
+    ...     raise OSError("no such folder")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: model: no such folder
+    """
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        raise InputError(f"{where}{error}") from None
 
 
 @cache
