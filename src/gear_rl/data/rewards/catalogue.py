@@ -19,8 +19,6 @@ _OURS = {
     "tool_calls": "gear_rl.data.rewards.tool_calls:tool_call_reward",
     "tool_calls_exact": "gear_rl.data.rewards.tool_calls:tool_call_exact",
     "reasoning-gym": "gear_rl.data.adapters.reasoning_gym:reasoning_gym_reward",
-    "sums": "gear_rl.data.sums:reward",
-    "word-problems": "gear_rl.data.word_problems:reward",
 }
 OUR_REWARDS = ("arena", *_OURS)
 """Rewards that have a name here, beside those of ``trl.rewards`` and ``verifiers/NAME``."""
