@@ -57,7 +57,8 @@ class Signals:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in credit_text(self.record).wrap(console, options.max_width):
             for name, largest in self.largest.items():
-                yield _bars(line, [value / largest for value in self.values[name]], SIGNALS[name][1])
+                bars = _bars(line, [value / largest for value in self.values[name]], SIGNALS[name][1])
+                yield from [bars] if bars.plain.strip() else []
             yield line
         for name, largest in self.largest.items():
             meaning, colour = SIGNALS[name]
