@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.results import Cells
 from gear_rl.credit.contexts import render
-from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.errors import InputError
@@ -124,7 +124,7 @@ def _keep_wrong(
     found: dict[str, Any],
     rows: Sequence[dict[str, Any]],
     texts: Sequence[str],
-    reward: Callable[..., list[float | None]],
+    reward: Reward,
 ) -> None:
     """The first marked one of each row: two of one problem would not be independent."""
     for place, row in enumerate(rows):

@@ -54,9 +54,9 @@ def code_of(values: Any) -> bytes:
     True
     """
     if isinstance(values, Mapping):
-        values = [*cast(Mapping[str, Any], values).values()]
+        values = [*values.values()]
     if isinstance(values, list):
-        return b"".join(map(code_of, cast(list[Any], values)))
+        return b"".join(map(code_of, values))
     module, colon, _ = values.partition(":") if isinstance(values, str) else ("", "", "")
     file = getattr(sys.modules.get(module), "__file__", None) if colon else None
     return Path(file).read_bytes() if file else b""
@@ -131,7 +131,7 @@ def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
             raise TypeError
         count = len([value is None or float(value + 0) for value in cast(Collection[Any], values)])
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        return f"{str(cast(Any, values))[:40]!r}; return a list with a number or None for each completion"
+        return f"{str(values)[:40]!r}; return a list with a number or None for each completion"
     wanted = len(given.get("completions", values))
     if count == wanted:
         return None

@@ -1,8 +1,5 @@
 """Where rows come from: the arena, reasoning-gym, verifiers, a function, files, folders and the hub."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import csv
 import gzip
 import io
@@ -15,7 +12,7 @@ from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
 from gear_rl.data.objects import import_object
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _TEXT_KINDS = (".jsonl", ".json", *_TABLES)
@@ -215,7 +212,7 @@ def _generated(name: str, train: bool, limit: int | None) -> Any:
 
     family, _, rest = name.partition("/")
     count = limit or _GENERATED[train]
-    try:
+    with input_errors("dataset: "):
         if family == "arena":
             task, tier = dataset_task(name)
             made = _arena_rows(get_task(task), tier, min(count, _GENERATED[train]), train)
@@ -229,8 +226,6 @@ def _generated(name: str, train: bool, limit: int | None) -> Any:
             from gear_rl.data.adapters import verifiers
 
             made = verifiers.rows(verifiers.load_taskset(rest), num=limit)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"dataset: {error}") from None
     return Dataset.from_list(made)
 
 

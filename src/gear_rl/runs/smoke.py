@@ -4,9 +4,6 @@ The model, the data, sizes and GPU settings are swapped. The configuration's col
 loss are what runs.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import json
 import math
 import random
@@ -21,7 +18,7 @@ import torch
 from gear_rl.data.objects import import_object
 from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
-from gear_rl.errors import InputError, raised
+from gear_rl.errors import InputError, input_errors, raised
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
@@ -166,11 +163,9 @@ def _check_settings(config: RunConfig) -> None:
 
     run_folder(config)
     known = {key: value for key, value in config.trainer.items() if key not in _DROPPED.split()}
-    try:
+    with input_errors():
         everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}
         GEARConfig(**everything)
-    except (ValueError, ImportError) as error:
-        raise InputError(str(error)) from None
 
 
 def _example_calls(config: RunConfig) -> list[str]:

@@ -1,8 +1,5 @@
 """A random Qwen3 of two layers that trains on any CPU."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,5 @@
 """Make the trainer of a configuration, and train."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import os
 import re
 from collections.abc import Callable, Sequence

@@ -78,7 +78,7 @@ def _bars(line: Text, shares: Sequence[float], colour: str) -> Text:
     level = [" "] * len(line)
     for start, end, style in line.spans:
         if isinstance(style, Style) and TOKEN in style.meta:
-            level[start:end] = _LEVELS[round(8 * shares[style.meta[TOKEN]])] * (end - start)
+            level[start:end] = _LEVELS[round(8 * shares[int(style.meta[TOKEN])])] * (end - start)
     return Text("".join(bar * cell_len(c) for bar, c in zip(level, line.plain, strict=True)), colour)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction
@@ -126,7 +126,7 @@ def check_method(settings: VerlSettings) -> None:
         raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
     students = needs_context(method) and settings.teacher_model is None
     with input_errors("gear."):
-        check_sources(cast(list[str], config.privileged_sources), settings.privileged is not None)
+        check_sources(config.privileged_sources or (), settings.privileged is not None)
         if students:
             check_teacher(config)
     kind = config.teacher_model_kind

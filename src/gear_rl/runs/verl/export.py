@@ -1,8 +1,5 @@
 """``gear export verl``: the data, the reward and the launch script of a run, from its configuration."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import dataclasses
 import json
 import math
@@ -12,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 from jinja2 import Environment, PackageLoader
@@ -292,10 +289,10 @@ def hydra_value(value: Any) -> str:
         text = re.sub(r'(\\*)"', r'\1\1\\"', value).replace("${", r"\${")
         return '"' + re.sub(r"(\\+)\Z", r"\1\1", text) + '"'
     if isinstance(value, Mapping):
-        pairs = cast(Mapping[str, Any], value).items()
+        pairs = value.items()
         return "{" + ",".join(f"{key}:{hydra_value(inner)}" for key, inner in pairs) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(hydra_value(inner) for inner in cast(Sequence[Any], value)) + "]"
+        return "[" + ",".join(hydra_value(inner) for inner in value) + "]"
     return json.dumps(value)
 
 

@@ -9,7 +9,7 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.data.objects import import_object
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import VerlSettings
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
 from gear_rl.methods import METHODS
 from gear_rl.runs.config import build_method, checked, credit_settings
 
@@ -27,7 +27,7 @@ def read_config(config: Any) -> VerlSettings:
 
     section = OmegaConf.to_container(config.get(SECTION) or OmegaConf.create({}), resolve=True)
     batch_size = config.actor_rollout_ref.rollout.get("log_prob_micro_batch_size_per_gpu")
-    return read_settings(cast(dict[str, Any], section), batch_size)
+    return read_settings(section, batch_size)
 
 
 def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> VerlSettings:
@@ -72,10 +72,8 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     step = _checked(given, STEP, CreditConfig)
     if step.get("credit_batch_size") is None:
         step["credit_batch_size"] = batch_size or _BATCH_SIZE
-    try:
+    with input_errors("gear."):
         config = CreditConfig(**step).resolved(method)
-    except ValueError as error:
-        raise InputError(f"gear.{error}") from None
     path, own = given.get("privileged"), _checked(given, _OWN, VerlSettings)
     function = None if path is None else import_object(str(path), "gear.privileged")
     return VerlSettings(method=method, config=config, privileged=function, **own)
