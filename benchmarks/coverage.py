@@ -5,8 +5,6 @@ gains of the method and of the oracle seed by seed; its interval is every s that
 """
 
 # scipy brings no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import math
 from collections.abc import Callable, Mapping
