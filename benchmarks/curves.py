@@ -54,14 +54,15 @@ def curves(
         budget = {"steps": TOTAL // rollouts, "rollouts": rollouts}
         plan = plan_of(methods, seeds=seeds, task=TASK, tier=tier, **budget)
         cells = folder / place / "cells"
-        rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
-        document = compared(plan, rows, tuned, command=command)
-        one = {key: value for key, value in document["comparisons"][0].items() if key != "cells"}
+        ran, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
+        findings = compared(plan, ran, tuned, command=command)
+        assert findings.comparison is not None
+        one = findings.comparison.model_dump(mode="json", exclude={"cells"})
         decisions = next(number for number, name in DECISIONS.items() if name == tier)
-        point = {"decisions": decisions, "rollouts": rollouts, "use": document["settings"]["use"]}
-        point |= {"rates": document["settings"]["rates"]} | one
+        point = {"decisions": decisions, "rollouts": rollouts, "use": findings.settings["use"]}
+        point |= {"rates": tuned} | one
         settings = {spec.name: spec.resolved for spec in plan.reported()}
-        found.append(point | {"resolved": settings, "versions": document["versions"]})
+        found.append(point | {"resolved": settings, "versions": findings.versions})
         yield {"task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": list(found)}
 
 
