@@ -75,7 +75,7 @@ test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the C
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
 
 campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
-	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out docs/results/campaign.json --page docs/checkpoints.md $(ARGS)
+	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out results/campaign.json --page docs/checkpoints.md $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
 	$(BIN)/python -m benchmarks methods --out src/gear_rl/cli/method_costs.json $(ARGS)

@@ -274,7 +274,7 @@ def page() -> None:
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
     methods, costly = docs / "methods.md", docs / "benchmarks.md"
     methods.write_text(methods_page(methods.read_text(encoding="utf-8"), costs), encoding="utf-8")
-    costly.write_text(renewed(costly.read_text(encoding="utf-8"), docs / "results"), encoding="utf-8")
+    costly.write_text(renewed(costly.read_text(encoding="utf-8"), Path("results")), encoding="utf-8")
     out_console.print(f"wrote {methods} and {costly}", highlight=False)
 
 

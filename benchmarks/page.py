@@ -14,7 +14,7 @@ TABLES = {"signals": signals_cells, "step": step_cells}
 def renewed(page: str, results: Path) -> str:
     """The page with the text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` made from the folder of results.
 
-    >>> renewed("A page without marks.", Path("docs/results"))
+    >>> renewed("A page without marks.", Path("results"))
     'A page without marks.'
     """
 
