@@ -225,11 +225,18 @@ def words(
 
 @app.command()
 @user_errors
-def coverage(as_json: AsJson = False, out: Out = None) -> None:
-    """Which interval of the share of the oracle's gain holds where runs are lost; a simulation."""
+def coverage(
+    runs: Annotated[Path, typer.Option(help="GRPO's runs: a file of `benchmarks rates`.")] = Path(
+        "results/rates_codebook.json"
+    ),
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How often intervals hold where rates are chosen and runs are lost; a simulation."""
     from benchmarks import coverage as experiment
 
-    deliver(measured(experiment.coverage), experiment.coverage_cells, out, as_json)
+    result = measured(lambda say: experiment.coverage(say, runs))
+    deliver(result, experiment.coverage_cells, out, as_json)
 
 
 @app.command()

@@ -55,7 +55,7 @@ def test_a_comparison_by_hand():
     assert gear.difference_interval == pytest.approx((1 / 3 - reach, 1 / 3 + reach), abs=1e-6)
     assert gear.p == pytest.approx(1 - 4 / math.sqrt(18))
     assert (gear.verdict, gear.words) == ("no difference shown", "no difference shown at 3 seeds")
-    assert gear.mean == gear.iqm == pytest.approx(0.75)
+    assert gear.mean == pytest.approx(0.75)
     # Deviation 1/4, so 0.75 +- 4.3026527 / 4 / sqrt(3) = 0.75 +- 0.621, cut at 1.
     assert gear.interval == pytest.approx((0.1289650, 1.0), abs=1e-6)
     # Area of seed 0: 4 steps from 0 to 0.75 and 16 at 0.75: (4 * 0.375 + 16 * 0.75) / 20 = 0.675.
@@ -187,13 +187,48 @@ def test_the_share_of_the_ceilings_gain():
     found = shares(uniform=[0.80, 0.82, 0.81], oracle=[0.95, 0.96, 0.95], **ends)
     uniform, oracle, gear, shuffled = (v.share for v in found.verdicts)
     assert uniform is None and oracle == 1.0
-    assert gear == pytest.approx(0.10 / 0.15)  # the others' are 0.08 / 0.14 and 0.10 / 0.14
+    assert gear == pytest.approx(0.28 / 0.43), "of the mean gains"
     assert all(v.share_interval is None for v in found.verdicts), "of three seeds"
     assert shuffled == pytest.approx(0.0, abs=1e-12)
     assert found.family == 2, "the ceiling is no method that is tried"
     assert found.ceiling_gain.interval.low > 0
     words = [v.verdict for v in found.verdicts]
     assert words == ["baseline", "better", "better", "no difference shown"]
+
+
+GRPO, OURS = [0.60, 0.62, 0.61, 0.60], [0.70, 0.72, 0.71, 0.70]
+
+
+@pytest.mark.parametrize(
+    ("same", "ours", "words"),
+    [
+        ([0.50, 0.52, 0.51, 0.50], OURS, "better at 4 seeds"),
+        ([0.70, 0.71, 0.71, 0.71], OURS, "no difference shown at 4 seeds"),
+        ([0.80, 0.82, 0.81, 0.80], OURS, "no difference shown at 4 seeds"),
+        ([0.55, 0.52, 0.51, 0.50], [0.40, 0.42, 0.41, 0.40], "worse at 4 seeds"),
+        ([0.40, 0.41, 0.41, 0.41], [0.40, 0.42, 0.41, 0.40], "no difference shown at 4 seeds"),
+        (None, OURS, "no verdict: uniform was not run at its rate (0.0004)"),
+        (None, GRPO, "no difference shown at 4 seeds"),
+    ],
+)
+def test_a_claim_holds_at_both_rates(same, ours, words):
+    """Of the baseline's own, and of the method's: else the luck of the tuning runs would be the method's."""
+    cells = cells_of({"uniform": GRPO}, rate=2e-4) + cells_of({"gear": ours}, rate=4e-4)
+    cells += cells_of({"uniform@0.0004": same or []}, rate=4e-4)
+    found = compare(cells)
+    gear = next(v for v in found.verdicts if v.method == "gear")
+    assert (gear.words, found.family) == (words, 1)
+    alone = compare([one for one in cells if "@" not in one.method])
+    assert gear.difference_interval == alone.verdicts[1].difference_interval
+    assert (gear.at_its_rate is None) == (same is None)
+    if same:
+        assert gear.at_its_rate.difference == pytest.approx((sum(ours) - sum(same)) / 4)
+        assert gear.p >= alone.verdicts[1].p and (gear.p < 0.05) == (gear.verdict in ("better", "worse"))
+
+
+def test_lost_runs_of_the_baseline_are_said_with_the_verdict():
+    found = gear_of({"uniform": [0.8, 0.81, 0.8, 0.81, 0.2], "gear": [0.82, 0.8, 0.81, 0.82, 0.81]})
+    assert found.words == "no difference shown at 5 seeds; uniform lost 1"
 
 
 @pytest.mark.parametrize("oracle", [[0.79, 0.86, 0.81], [0.70, 0.72, 0.71]])

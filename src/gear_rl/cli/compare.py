@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gear_rl.lab.cells import Cell
     from gear_rl.lab.compare import Plan
     from gear_rl.lab.report import Findings
+    from gear_rl.lab.verdict import Verdict
 
 
 QUICK = {"methods": "gear", "seeds": 3, "rates": 1, "steps": 6, "n_eval": 24, "samples": 1}
@@ -203,10 +204,15 @@ def verdict_table(findings: "Findings") -> Group:
     )
     table = table_of(title, rows, left=("method", f"{c.level:.0%}", "of the oracle's"))
     table.box, table.pad_edge = box.SIMPLE, False
-    verdicts = [f"{escape(v.method)}: {v.words}" for v in c.verdicts[1:]]
+    verdicts = [f"{escape(v.method)}: {v.words}{_at_its_rate(v, c.baseline)}" for v in c.verdicts[1:]]
     if c.advice:
         verdicts.append(f"For a verdict {c.advice}.")
     if reward and c.rewards and c.rewards[1] > c.full_marks:
         reach = f"{c.full_marks:g}, but rewards reach {c.rewards[1]:g}"
         verdicts.append(f"success_reward: {reach}; give full marks, from which the column right counts")
     return Group(table, *verdicts)
+
+
+def _at_its_rate(v: "Verdict", baseline: str) -> str:
+    ends = v.at_its_rate and v.at_its_rate.interval
+    return f" ({ends.low:+.3f} to {ends.high:+.3f} over {baseline} at its rate)" if ends else ""

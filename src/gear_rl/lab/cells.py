@@ -92,6 +92,15 @@ class Cell(Frozen):
         return [(score.step, score.value(outcome)) for score in scores if score is not None]
 
 
+def name_at_rate(baseline: str, rate: float) -> str:
+    """The name of the baseline's runs at a rate that another method chose.
+
+    >>> name_at_rate("uniform", 4e-4)
+    'uniform@0.0004'
+    """
+    return f"{baseline}@{rate:g}"
+
+
 def outcome_of(cells: Sequence[Cell]) -> Outcome:
     """What a user's own runs are compared by: the mean reward if rewards are graded, else the share right."""
     return "reward" if any(cell.graded for cell in cells) else "success"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gear_rl.arena.task import get_task
 from gear_rl.data.objects import code_of
 from gear_rl.errors import InputError
-from gear_rl.lab.cells import Cell, Outcome, outcome_of
+from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
 from gear_rl.lab.training import Spec, finished, run_cells
 from gear_rl.runs.arena import task_of
@@ -77,13 +77,19 @@ class Plan:
     def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that find the method's best rate: on seeds and problems that are never reported."""
         problems = self.held_out[len(reported_part(self.held_out, 2)) :]
-        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "between": False}
+        settings = {
+            "n_eval": len(problems),
+            "first": problems.start,
+            "samples": 1,
+            "between": False,
+            "name": method,
+        }
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
     def reported(self, rates: Mapping[str, float] = {}) -> list[Spec]:
         """Every cell that is compared, seed by seed: an interrupted comparison has whole seeds.
 
-        A method without an entry in ``rates`` takes the tier's own.
+        A method without an entry in ``rates`` takes the tier's own. The baseline also runs at the others' rates.
         """
         settings = {
             "n_eval": self.n_eval,
@@ -91,16 +97,19 @@ class Plan:
             "samples": self.samples,
             "between": True,
         }
+        rows = {method: (method, rates.get(method, self.rate)) for method in self.methods}
+        own = rows[BASELINE][1]
+        for rate in sorted({rate for name, rate in rows.values() if name != self.ceiling} - {own}):
+            rows[name_at_rate(BASELINE, rate)] = BASELINE, rate
         return [
-            self._spec(method, rates.get(method, self.rate), seed, settings)
+            self._spec(method, rate, seed, settings | {"name": name})
             for seed in range(self.seeds)
-            for method in self.methods
+            for name, (method, rate) in rows.items()
         ]
 
-    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, Any]) -> Spec:
+    def _spec(self, method: str, rate: float, seed: int, more: dict[str, Any]) -> Spec:
         built = build_method(self.methods[method])
         return Spec(
-            name=method,
             credit=self.methods[method],
             task=self.task,
             tier=self.tier,
@@ -113,7 +122,7 @@ class Plan:
             run=self.run,
             # The repr of another object may hold its address, which no two processes share.
             resolved=(repr(built) if is_dataclass(built) else "") + _code_digest(self.methods[method]),
-            **evaluation,
+            **more,
         )
 
 

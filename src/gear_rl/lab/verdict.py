@@ -8,21 +8,21 @@ Pure: runs in, verdicts out. The final outcome alone decides; the other numbers 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
-from gear_rl.lab.cells import Cell, Curve, Frozen, Outcome
+from gear_rl.lab.cells import Cell, Curve, Frozen, Outcome, name_at_rate
 from gear_rl.lab.statistics import (
     LEAST,
     LEVEL,
     Interval,
     Paired,
     mean_interval,
-    median_ratio,
+    mean_ratio,
     paired_difference,
 )
 
@@ -54,16 +54,18 @@ class Verdict(Frozen):
     interval: Interval | None
     success: float | None
     beside: dict[str, tuple[float, float]]
-    iqm: float | None
     difference: float | None
     difference_interval: Interval | None
+    at_its_rate: Paired | None
+    """To the baseline at the method's rate; None where that is the baseline's own or was not run."""
     p: float | None
+    """The larger one of both differences."""
     area: float | None
     area_difference: float | None
     area_difference_interval: Interval | None
     rate: float | None
     share: float | None
-    """Of the ceiling's gain."""
+    """Of the ceiling's mean gain."""
     share_interval: Interval | None
     budget: float | None
     """Share of the run's steps after which the baseline's mean end is reached, where every seed reaches it."""
@@ -86,7 +88,7 @@ class Comparison(Frozen):
     rewards: tuple[float, float] | None
     level: float = LEVEL
     family: int
-    """Methods that were compared with the baseline, failed ones included: p is corrected for them."""
+    """Methods compared with the baseline, failed ones included: intervals and p are corrected for them."""
     seeds: tuple[int, ...]
     baseline_problem: str | None
     """Why there is no verdict on any method."""
@@ -116,12 +118,31 @@ class _Runs:
         """Of the seeds that finished."""
         return {s: curve for s, cell in self.cells[method].items() if (curve := cell.curve(self.outcome))}
 
-    def paired(self, method: str, of: Callable[[Curve], float], family: int = 1) -> Paired:
-        """The method less the baseline over the seeds that both finished."""
-        ours, theirs = self.curves(method), self.curves(self.baseline)
-        seeds = [] if method == self.baseline else sorted(ours.keys() & theirs.keys())
+    def is_baseline(self, method: str) -> bool:
+        """Also at another rate than its own."""
+        return method.partition("@")[0] == self.baseline
+
+    def lost(self, method: str) -> tuple[int, ...]:
+        """Seeds that ended below their start."""
+        return tuple(sorted(s for s, curve in self.curves(method).items() if _end(curve) < curve[0][1]))
+
+    def rate(self, method: str) -> float | None:
+        return next((cell.rate for cell in self.cells[method].values() if cell.rate is not None), None)
+
+    def paired(self, method: str, of: Callable[[Curve], float], against: str) -> Paired:
+        """The method less another over the seeds that both finished; the ceiling's is not corrected."""
+        ours, theirs = self.curves(method), self.curves(against)
+        seeds = [] if self.is_baseline(method) else sorted(ours.keys() & theirs.keys())
         a, b = ([of(curves[seed]) for seed in seeds] for curves in (ours, theirs))
-        return paired_difference(a, b, family, self.resolution)
+        return paired_difference(a, b, 1 if method == self.ceiling else self.family, self.resolution)
+
+    def at_its_rate(self, method: str) -> Paired | None:
+        """The difference to the baseline at the method's rate; None where that was not run."""
+        rate, own = self.rate(method), self.rate(self.baseline)
+        against = self.baseline
+        if rate is not None and rate != own and method != self.ceiling:
+            against = name_at_rate(self.baseline, rate)
+        return self.paired(method, _end, against) if against in self.cells else None
 
 
 def compare(
@@ -133,9 +154,11 @@ def compare(
 ) -> Comparison:
     """The verdict on every method of ``cells``, runs of one task, tier and budget.
 
-    A method is "better" or "worse" if Student's interval of its paired difference in the final outcome, corrected
-    for all methods but the ``ceiling``, excludes 0. There is no verdict where the ceiling's gain is not shown,
-    below 3 paired seeds, or where the baseline saturates or never moves.
+    A method is "better" or "worse" if two intervals of Student's exclude 0 on the same side, corrected for all
+    methods but the ``ceiling``: of its paired difference in the final outcome to the baseline at the baseline's
+    rate, and at the method's (``name_at_rate``). The first alone does not know that rates were chosen by a few
+    runs, and finds differences between the baseline and itself. There is no verdict where the ceiling's gain is
+    not shown, below 3 paired seeds, or where the baseline saturates or never moves.
 
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
     >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, before=dict(step=0, rewards=[0.2]))
@@ -159,10 +182,12 @@ def compare(
         baseline=baseline,
         ceiling=ceiling,
         outcome=outcome,
-        family=max(1, len(by_method) - (1 if ceiling is None else 2)),
+        family=1,
         resolution=marks / first.n_eval if first else 0.0,
     )
-    gain = None if ceiling is None else runs.paired(ceiling, _end)
+    family = sum(not runs.is_baseline(method) and method != ceiling for method in by_method)
+    runs = replace(runs, family=max(1, family))
+    gain = None if ceiling is None else runs.paired(ceiling, _end, baseline)
     problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
     problem = problem or _ceiling_problem(gain)
     seeds = sorted({cell.seed for cell in cells})
@@ -251,66 +276,84 @@ def _ceiling_problem(gain: Paired | None) -> str | None:
 
 def _verdict(method: str, runs: _Runs, gain: Paired | None, problem: str | None) -> Verdict:
     cells, curves, theirs = runs.cells[method], runs.curves(method), runs.curves(runs.baseline)
-    is_baseline, bounded = method == runs.baseline, runs.outcome != "reward"
-    family = 1 if method == runs.ceiling else runs.family
-    final, area = (runs.paired(method, of, family) for of in (_end, area_under))
+    final, area = (runs.paired(method, of, runs.baseline) for of in (_end, area_under))
+    same = runs.at_its_rate(method)
     done = [cells[seed] for seed in curves]
     ends, goal = [_end(curve) for curve in curves.values()], _mean([_end(curve) for curve in theirs.values()])
     interval = mean_interval(ends, least_spread=runs.resolution)
     spent = [] if goal is None else [budget_to(curve, goal) for curve in curves.values()]
     budgets = [] if None in spent else [value for value in spent if value is not None]
-    around = mean_interval(budgets)
     share, share_interval = _share_of_ceiling(method, runs, gain) or (None, None)
-    pairs = () if is_baseline else tuple(sorted(curves.keys() & theirs.keys()))
-    kind, words = ("baseline", "baseline") if is_baseline else _in_words(final.interval, len(pairs), problem)
+    kind, words = _in_words(method, runs, final, same, problem)
     return Verdict(
         method=method,
         credit=next((cell.credit for cell in cells.values() if cell.credit), ""),
         verdict=kind,
         words=words,
         seeds=tuple(sorted(curves)),
-        paired_seeds=pairs,
+        paired_seeds=() if runs.is_baseline(method) else tuple(sorted(curves.keys() & theirs.keys())),
         failed_seeds=tuple(sorted(seed for seed in cells if seed not in curves)),
-        lost_seeds=tuple(sorted(seed for seed, curve in curves.items() if _end(curve) < curve[0][1])),
+        lost_seeds=runs.lost(method),
         before=_mean([curve[0][1] for curve in curves.values()]),
         mean=_mean(ends),
-        interval=_within_0_and_1(interval) if bounded else interval,
+        interval=interval if runs.outcome == "reward" else _within_0_and_1(interval),
         success=_mean([cell.after.value("success") for cell in done if cell.after and cell.after.successes]),
         beside=_beside(done),
-        iqm=float(stats.trimboth(ends, 0.25).mean()) if ends else None,
         difference=final.difference,
         difference_interval=final.interval,
-        p=final.p,
+        at_its_rate=None if same == final else same,
+        p=_p_of_both(final, same),
         area=_mean([area_under(curve) for curve in curves.values()]),
         area_difference=area.difference,
         area_difference_interval=area.interval,
-        rate=next((cell.rate for cell in cells.values() if cell.rate is not None), None),
+        rate=runs.rate(method),
         share=share,
         share_interval=share_interval,
         budget=_mean(budgets),
-        budget_interval=_within_0_and_1(around),
+        budget_interval=_within_0_and_1(mean_interval(budgets)),
     )
 
 
 def _share_of_ceiling(method: str, runs: _Runs, gain: Paired | None) -> tuple[float, Interval | None] | None:
-    """The median seed's share of the ceiling's gain; over the seeds that all three have."""
-    if gain is None or runs.ceiling is None or method == runs.baseline:
+    """The mean gain over the ceiling's; over the seeds that all three have."""
+    if gain is None or runs.ceiling is None or runs.is_baseline(method):
         return None
     if gain.interval is None or gain.interval.low <= 0:
         return None
     ours, theirs, best = (runs.curves(name) for name in (method, runs.baseline, runs.ceiling))
     seeds = [seed for seed in theirs if seed in ours and seed in best]
-    gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
-    return median_ratio(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds])
+    gains, most = ([_end(curves[s]) - _end(theirs[s]) for s in seeds] for curves in (ours, best))
+    return mean_ratio(gains, most) if len(seeds) >= LEAST else None
 
 
-def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[Kind, str]:
-    if interval is None:
-        return "no verdict", f"no verdict: too few seeds ({num_pairs} paired, {LEAST} needed)"
+def _in_words(
+    method: str, runs: _Runs, own: Paired, same: Paired | None, problem: str | None
+) -> tuple[Kind, str]:
+    if runs.is_baseline(method):
+        return "baseline", "baseline" if method == runs.baseline else "baseline at the rate of others"
+    if own.interval is None:
+        return "no verdict", f"no verdict: too few seeds ({own.num_pairs} paired, {LEAST} needed)"
     if problem is not None:
         return "no verdict", f"no verdict: {problem}"
-    kind = "better" if interval.low > 0 else "worse" if interval.high < 0 else "no difference shown"
-    return kind, f"{kind} at {num_pairs} seeds"
+    kind: Kind = (
+        "better" if own.interval.low > 0 else "worse" if own.interval.high < 0 else "no difference shown"
+    )
+    if kind != "no difference shown":
+        if same is None or same.interval is None:
+            return (
+                "no verdict",
+                f"no verdict: {runs.baseline} was not run at its rate ({runs.rate(method):g})",
+            )
+        if (same.interval.low <= 0) if kind == "better" else (same.interval.high >= 0):
+            kind = "no difference shown"
+    lost = len(runs.lost(runs.baseline))
+    return kind, f"{kind} at {own.num_pairs} seeds" + (f"; {runs.baseline} lost {lost}" if lost else "")
+
+
+def _p_of_both(own: Paired, same: Paired | None) -> float | None:
+    if same is None or own.p is None or same.p is None or own.difference is None or same.difference is None:
+        return own.p
+    return max(own.p, same.p) if own.difference * same.difference > 0 else 1.0
 
 
 def _within_0_and_1(interval: Interval | None) -> Interval | None:
