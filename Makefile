@@ -81,7 +81,7 @@ bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and mak
 	$(BIN)/python -m benchmarks methods --out src/gear_rl/cli/method_costs.json $(ARGS)
 	$(MAKE) pages
 
-pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
+pages: $(VENV)/.dev ## Make the tables of README and the pages again, from docstrings and results/
 	$(BIN)/python -m benchmarks page
 
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked
