@@ -75,13 +75,13 @@ test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the C
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
 
 campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
-	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out docs/results/campaign.json --page docs/checkpoints.md $(ARGS)
+	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out results/campaign.json --page docs/checkpoints.md $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
 	$(BIN)/python -m benchmarks methods --out src/gear_rl/cli/method_costs.json $(ARGS)
 	$(MAKE) pages
 
-pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
+pages: $(VENV)/.dev ## Make the tables of README and the pages again, from docstrings and results/
 	$(BIN)/python -m benchmarks page
 
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked
