@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gear_rl.methods import METHODS, Gear, Igpo, Opsd, Sdpg, Shuffled
-from gear_rl.signals.signal import signals_of
+from gear_rl.signals.table import signals_of
 from gear_rl.traits import Distillation, distillation_of, is_additive
 from gear_rl.types import Credit, TokenSignals, is_per_row
 

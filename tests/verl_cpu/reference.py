@@ -16,7 +16,7 @@ import gear_rl
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
 from gear_rl.method_builder import build_method
-from gear_rl.signals.batch import RolloutBatch
+from gear_rl.rollouts import RolloutBatch
 from support.batches import PlainEngine
 from verl_cpu.harness import Run
 

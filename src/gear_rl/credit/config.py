@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from inspect import get_annotations
 from typing import Any, Literal, TypeVar
 
+from gear_rl.model.teacher import TeacherKind
 from gear_rl.settings import Count, Positive, Share, Whole, check_settings, setting_field
 from gear_rl.signals.answers import check_pattern
-from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of
 from gear_rl.types import CreditAssigner
 

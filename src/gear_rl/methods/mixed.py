@@ -11,7 +11,7 @@ from torch import Tensor
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.stare import Stare
 from gear_rl.settings import Share, settings_class
-from gear_rl.signals.signal import needs_context, needs_teacher, signals_of
+from gear_rl.signals.table import needs_context, needs_teacher, signals_of
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (

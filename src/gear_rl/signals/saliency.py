@@ -20,9 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from gear_rl.signals.answers import AnswerRegion
-from gear_rl.signals.batch import ForwardRequest, trained_width
-from gear_rl.signals.forwards import (
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.forwards import (
     backbone_of,
     evaluating,
     head_of,
@@ -30,6 +29,8 @@ from gear_rl.signals.forwards import (
     text_config,
     unwrapped,
 )
+from gear_rl.rollouts import trained_width
+from gear_rl.signals.answers import AnswerRegion
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list

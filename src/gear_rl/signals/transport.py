@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
-from gear_rl.signals.engine import Engine
-from gear_rl.signals.forwards import evaluating, last_states
+from gear_rl.engine import Engine, ForwardRequest
+from gear_rl.model.forwards import evaluating, last_states
+from gear_rl.rollouts import RolloutBatch, trained_width
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal, GroupB, SuccessB
 from gear_rl.tensor.lists import int_list

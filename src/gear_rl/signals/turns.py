@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.engine import Engine
 from gear_rl.environments import ANCHOR_STATES, NEVER_RUN, TURN_REWARDS, texts_of, value_of
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.engine import Engine
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.lists import int_list
@@ -63,7 +63,7 @@ class TurnReward(BatchSignal):
         for b, count in enumerate(_counts(turn_id)):
             turns = turns_of(batch.messages[b], count)
             given, own = _of_environment(batch, b, TURN_REWARDS), turns[:count]
-            logged = None if batch.turn_rewards is None else batch.turn_rewards[b]
+            logged = batch.logged[TURN_REWARDS][b] if TURN_REWARDS in batch.logged else None
             told = told or given is not None or logged is not None or any(turn.calls for turn in own)
             if given is not None:
                 numbers = _values(given, TURN_REWARDS, b)

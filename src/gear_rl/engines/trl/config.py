@@ -17,11 +17,11 @@ from gear_rl.credit.config import (
     check_teacher,
 )
 from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
-from gear_rl.credit.step import needs_passes
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.environments import has_privileged_context
 from gear_rl.settings import Whole, setting_field
-from gear_rl.signals.signal import names_of, needs_context, signals_of
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, signals_of
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 

@@ -11,16 +11,16 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.credit.step import needs_passes
+from gear_rl.credit.prompts import naming_refused
+from gear_rl.engine import ForwardRequest, Tokenizer
 from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
+from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.records import Record
-from gear_rl.signals.batch import ForwardRequest
-from gear_rl.signals.engine import Tokenizer
-from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import KeptStates, ModelPasses
-from gear_rl.signals.signal import names_of, needs_context
-from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
@@ -71,13 +71,7 @@ class HeldWeights(TrainerCallback):
 
     def by_file(self) -> dict[str, Any]:
         """What a checkpoint holds beside TRL's own files, by the file's name."""
-        held: dict[str, Any] = {
-            "teacher.safetensors": self.teacher,
-            "reference.safetensors": self.reference,
-        }
-        if self._trainer.args.sync_ref_model:
-            held[SYNCED_REFERENCE] = self._trainer.accelerator.unwrap_model(self._trainer.ref_model)
-        return held
+        return {"teacher.safetensors": self.teacher, "reference.safetensors": self.reference}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _ = self.teacher, self.reference
@@ -86,10 +80,6 @@ class HeldWeights(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.teacher.update(self._trainer.model, state.global_step)
-
-
-SYNCED_REFERENCE = "synced_reference.safetensors"
-"""TRL does not save the reference that ``sync_ref_model`` moves."""
 
 
 class TRLEngine:
@@ -104,7 +94,7 @@ class TRLEngine:
         self.max_positions = max_positions(unwrapped(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
-        self.means = trainer.signal_means
+        self.means = cast(list[float], trainer.run_state.setdefault("means", []))
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
@@ -113,7 +103,8 @@ class TRLEngine:
         try:
             if chat_template_kwargs is not None:
                 self.trainer.chat_template_kwargs = cast(dict[str, Any], chat_template_kwargs)
-            with self.trainer.rollouts.own_functions(self.trainer):
+            rendered = self.trainer._rendered
+            with naming_refused(prompts, rendered), self.trainer.rollouts.own_functions(self.trainer):
                 return self.trainer._tokenize_prompts(list(prompts))[0]
         finally:
             self.trainer.chat_template_kwargs = students
@@ -124,7 +115,6 @@ class TRLEngine:
         trainer, args, held = self.trainer, self.trainer.args, self.trainer.held_weights
         return ModelPasses(
             model=trainer.model,
-            skip_first_tokens=args.teacher_skip_first_tokens,
             pad_id=cast(int, self.tokenizer.pad_token_id),
             teacher=held.teacher,
             reference=held.reference,

@@ -17,11 +17,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
+from gear_rl.credit.control_tokens import control_pattern, defused
 from gear_rl.engines.tools import ToolGuard, tool_functions
 from gear_rl.engines.verl.batch import AGENT_NAME, SEEN
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, value_of
 from gear_rl.runs.verl.settings import environment_factory, read_config
-from gear_rl.signals.control_tokens import control_pattern, defused
 
 logger = logging.getLogger(__name__)
 
