@@ -84,9 +84,6 @@ def step(
     steps: Annotated[int, typer.Option(help="Steps of both per repeat; the first does not count.")] = 6,
     repeats: Annotated[int, typer.Option(help="How often both are trained.")] = 5,
     rollouts: Rollouts = 64,
-    student_pass: Annotated[
-        str, typer.Option(help="Where the student's signals come from: auto or own (see GEARConfig).")
-    ] = "auto",
     config: Annotated[
         Path | None,
         typer.Option(
@@ -114,7 +111,6 @@ def step(
         steps=steps,
         repeats=repeats,
         rollouts=rollouts,
-        trainer={"student_pass": student_pass},
         console=error_console,
     )
     result |= {"command": command_line(PROGRAM), "machine": machine()}

@@ -29,9 +29,9 @@ from gear_rl.lab.compare import (
 )
 from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
 from gear_rl.lab.training import Spec, _failed, _once, finished, run_cell, run_cells
+from gear_rl.method_builder import build_method
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import sampling_seed
-from gear_rl.runs.config import build_method
 from lab.test_verdict import cell
 from support.commands import gear, untouched
 

@@ -11,13 +11,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gear_rl.arena.task import get_task
-from gear_rl.data.objects import code_of
 from gear_rl.errors import InputError
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
 from gear_rl.lab.training import Spec, finished, run_cells
+from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
-from gear_rl.runs.config import build_method
+from gear_rl.user_objects import code_of
 
 if TYPE_CHECKING:
     from gear_rl.lab.report import Findings

@@ -26,10 +26,11 @@ from transformers.trainer_callback import TrainerCallback
 from gear_rl.files import replace_file
 from gear_rl.lab.cells import Cell, Frozen, Score, plain
 from gear_rl.lab.oracle import Oracle, estimate_of
+from gear_rl.method_builder import build_method
+from gear_rl.rollouts import succeeds
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
-from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
-from gear_rl.signals.batch import succeeds
 from gear_rl.versions import versions
 
 QUIET: dict[str, Any] = {

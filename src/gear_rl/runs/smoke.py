@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gear_rl.data.objects import import_object
 from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
 from gear_rl.errors import InputError, raised
@@ -22,6 +21,7 @@ from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
 from gear_rl.runs.tiny_model import save_tiny_model
+from gear_rl.user_objects import import_object
 
 STEPS, GROUP, BATCH = 2, 4, 8
 """Two groups a step."""

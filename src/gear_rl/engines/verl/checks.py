@@ -6,13 +6,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, check_teacher
+from gear_rl.credit.config import NO_CONTRAST, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.step import needs_passes
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import check_reward_model, check_vocabulary, reward_models, tokenizer_of
 from gear_rl.errors import InputError
-from gear_rl.signals.signal import names_of, needs_context, needs_teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -28,16 +29,10 @@ class VerlSettings:
     """The settings under the key ``gear``; ``config`` is resolved, with a ``credit_batch_size``."""
 
     method: CreditAssigner
-    config: CreditConfig
+    config: EngineConfig
     privileged: PrivilegedFunction | None = None
     environment: str | None = None
     """The environment of the agent loop: ``package.module:Class``, or ``arena/TASK/TIER``."""
-    tool_time_limit: float | None = 30.0
-    """Seconds for a call of a tool."""
-    tool_max_chars: int | None = 20_000
-    """Longest answer of a tool."""
-    teacher_model: str | None = None
-    """A model whose weights the teacher has in place of the student's: a folder or a hub name."""
 
 
 def check(config: Any, settings: VerlSettings) -> None:
@@ -114,7 +109,7 @@ def check(config: Any, settings: VerlSettings) -> None:
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
     read = reward_models(method)
-    teacher = settings.teacher_model if needs_teacher(method.needs) else None
+    teacher = settings.config.teacher_model if needs_teacher(method.needs) else None
     if not read and teacher is None:
         return
     model = config.actor_rollout_ref.model
@@ -151,12 +146,12 @@ def check_method(settings: VerlSettings) -> None:
         raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
     try:
         check_sources(cast(list[str], config.privileged_sources), settings.privileged is not None)
-        if needs_context(method) and settings.teacher_model is None:
+        if needs_context(method) and settings.config.teacher_model is None:
             check_teacher(config)
     except ValueError as error:
         raise InputError(f"gear.{error}") from None
     kind = config.teacher_model_kind
-    if needs_context(method) and settings.teacher_model is None and kind not in ("live", "base"):
+    if needs_context(method) and settings.config.teacher_model is None and kind not in ("live", "base"):
         raise InputError(
             f"gear.teacher: {kind!r} (given, or the default of {method.name!r}) keeps a copy of the weights, "
             "which verl has sharded among its workers; set it to live or base, or name a gear.teacher_model"
@@ -172,7 +167,7 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
 
 
 def _taught_by_base(settings: VerlSettings) -> bool:
-    base = settings.config.teacher_model_kind == "base" and settings.teacher_model is None
+    base = settings.config.teacher_model_kind == "base" and settings.config.teacher_model is None
     return base and needs_teacher(settings.method.needs)
 
 

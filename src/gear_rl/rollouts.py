@@ -1,16 +1,16 @@
-"""A batch of rollouts as the credit step sees it, and what it requests of an engine. Knows no trainer."""
+"""A batch of rollouts as the credit step sees it. Knows no trainer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.tensor.lists import int_list
-from gear_rl.types import Signal
+LOGGED = ("feedback", "turn_rewards", "step_scores")
+"""What the credit step reads of what reward functions log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,9 @@ class Completions:
     """A padded batch of completions, padded on the right.
 
     >>> ids = torch.tensor([[7, 8], [9, 0]])
-    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).take(torch.tensor([1])).mask
-    tensor([[ True, False]])
+    >>> Completions(ids=ids, attention=ids.sign(), mask=ids > 0).mask
+    tensor([[ True,  True],
+            [ True, False]])
     """
 
     ids: Int[Tensor, "B T"]
@@ -52,13 +53,6 @@ class Completions:
     """True on tokens that are trained."""
     target_ids: Int[Tensor, "B T"] | None = None
     """Token id to score at each position; None for the sampled one."""
-
-    def take(self, rows: Int[Tensor, " N"]) -> "Completions":
-        """The same of some rows."""
-        target_ids = None if self.target_ids is None else self.target_ids[rows]
-        return Completions(
-            ids=self.ids[rows], attention=self.attention[rows], mask=self.mask[rows], target_ids=target_ids
-        )
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
@@ -127,8 +121,8 @@ class RolloutBatch:
     ...     rewards=rewards_B.tolist(), rewards_BR=rewards_B[:, None], advantage_B=rewards_B - 0.5,
     ...     first=0, num_rollouts=2,
     ... )
-    >>> batch.take(torch.tensor([1])).messages
-    ['3']
+    >>> batch.judged()
+    tensor([True, True])
     """
 
     step: int
@@ -156,12 +150,8 @@ class RolloutBatch:
     environments: Sequence[Any] | None = None
     """The environment that each rollout ran in: their ``privileged_context()``, ``turn_rewards()`` and
     ``anchor_states()`` are called where a method needs them. None where there are none."""
-    feedback: Sequence[Any] | None = None
-    """What a reward function logged as "feedback"; None where none did, and the tools' answers serve."""
-    turn_rewards: Sequence[Any] | None = None
-    """What a reward function logged as "turn_rewards"; None where none did."""
-    step_scores: Sequence[Any] | None = None
-    """What a reward function logged as "step_scores"; None where none did."""
+    logged: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """What reward functions logged for each rollout, by name; of ``LOGGED`` the credit step reads."""
     failure_of: Callable[[int, Mapping[str, Any]], str | None] = lambda rollout, message: None
     """As which of ``TOOL_FAILURES`` the call of rollout ``b`` that a tool message answers failed; None if it did
     not."""
@@ -181,10 +171,12 @@ class RolloutBatch:
 
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
-        given = ("student", "prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
-        for name in (*given, "feedback", "turn_rewards", "step_scores"):
-            value: Any = getattr(self, name)
-            entries = count if value is None else len(value.ids_BP if name == "student" else value)
+        names = ("prompts", "rows", "messages", "advantage_B", "rewards", "rewards_BR", "group")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given |= {"student": self.student.ids_BP}
+        given |= {name: values for name, values in self.logged.items() if name in LOGGED}
+        for name, value in given.items():
+            entries = len(value)
             if entries != count:
                 raise ValueError(f"{name}: {entries} entries for {count} completions; give one for each")
         if self.group and not 0 <= min(self.group) <= max(self.group) < self.num_rollouts:
@@ -197,25 +189,6 @@ class RolloutBatch:
         """True on the completions to which any reward function gave a reward."""
         return torch.tensor([reward is not None for reward in self.rewards], device=self.advantage_B.device)
 
-    def take(self, rows: Int[Tensor, " N"]) -> "RolloutBatch":
-        """The same of some rollouts, in the given order; ``first`` and ``num_rollouts`` stay as they are."""
-        numbers = int_list(rows)
-
-        def part(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value[rows]
-            if isinstance(value, Prompts | Completions):
-                return value.take(rows)
-            entries: Any = value
-            is_list = isinstance(value, Sequence) and not isinstance(value, str)
-            return [entries[b] for b in numbers] if is_list and entries else entries
-
-        def failure_of(b: int, message: Mapping[str, Any]) -> str | None:
-            return self.failure_of(numbers[b], message)
-
-        parts = {one.name: part(getattr(self, one.name)) for one in fields(self)}
-        return replace(self, **parts | {"failure_of": failure_of})
-
 
 def succeeds(reward: float, success_reward: float) -> bool:
     """Whether a reward is a success; engines keep rewards in float32, where 0.7 is a little less than 0.7.
@@ -224,20 +197,3 @@ def succeeds(reward: float, success_reward: float) -> bool:
     (True, False)
     """
     return reward >= success_reward or math.isclose(reward, success_reward, rel_tol=1e-6)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardRequest:
-    """Which signals an engine should compute by forward passes, and from what."""
-
-    needs: Sequence[str | Signal]
-    """Signals that need a forward pass."""
-    step: int
-    completions: Completions
-    student: Prompts
-    teachers: Sequence[Prompts]
-    """The teacher's prompts, and with a contrast those with the wrong context; empty without a teacher."""
-    scored_B: Bool[Tensor, " B"]
-    """True on the completions whose signals will be read; the others hold 0."""
-    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What the signals read besides (``PassSignal.reads``), by name; one entry per completion."""

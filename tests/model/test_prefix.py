@@ -7,10 +7,10 @@ import torch
 from transformers import DynamicCache
 
 from engines import tiny
-from gear_rl.signals import prefix
-from gear_rl.signals.batch import Completions
-from gear_rl.signals.forwards import captured_forward, hidden_states
-from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.model import prefix
+from gear_rl.model.forwards import captured_forward, hidden_states
+from gear_rl.model.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.rollouts import Completions
 from signals.rows import net, prompts_of
 from support.scoring import score
 

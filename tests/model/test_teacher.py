@@ -7,7 +7,7 @@ from torch import nn
 
 from engines import tiny
 from engines.distilling import speaking
-from gear_rl.signals.teacher import CopyTeacher, make_teacher
+from gear_rl.model.teacher import CopyTeacher, make_teacher
 
 
 def linear(value: float) -> nn.Linear:

@@ -1,14 +1,16 @@
-"""The protocol of an engine that the credit step runs in."""
+"""The protocol of an engine that the credit step runs in, and the forward passes that it runs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gear_rl.records import Record
-from gear_rl.signals.batch import ForwardRequest
+from gear_rl.rollouts import Completions, Prompts
 from gear_rl.tensor.lists import int_list
+from gear_rl.types import Signal
 
 T = TypeVar("T")
 
@@ -28,6 +30,25 @@ class Tokenizer(Protocol):
     ) -> Mapping[str, Any]:
         """``input_ids`` of a text; with ``split_special_tokens`` no control token comes out of it."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardRequest:
+    """Which signals an engine should compute by forward passes, and from what."""
+
+    needs: Sequence[Signal]
+    """Signals that need a forward pass."""
+    step: int
+    completions: Completions
+    student: Prompts
+    teachers: Sequence[Prompts]
+    """The teacher's prompts, and with a contrast those with the wrong context; empty without a teacher."""
+    scored_B: Bool[Tensor, " B"]
+    """True on the completions whose signals will be read; the others hold 0."""
+    skip_first_tokens: int = 0
+    """Tokens at the start of every turn where the teacher is taken to agree."""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """What the signals read besides (``PassSignal.reads``), by name; one entry per completion."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.forwards import captured_forward, text_config, unwrapped
+from gear_rl.model.forwards import captured_forward, text_config, unwrapped
 
 LEAST_SAVED = 0.2
 """Share of a batch's tokens that must be prompts run more than once, from which sharing them pays.
