@@ -193,7 +193,9 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
     engine = PlainEngine(tokenizer, model)
 
     def longest(plan):
-        return int((plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)).max())
+        return int(
+            (plan.teacher.prompts[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)).max()
+        )
 
     whole = longest(prepare(rollouts, Gear(), engine, config))
     for places, fits in ((whole, True), (whole - 1, False)):
@@ -201,4 +203,4 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
         plan = prepare(rollouts, Gear(), engine, config)
         assert plan.fallback_B["long_context"].tolist() == [False, False, not fits, False]
         assert longest(plan) <= places
-        assert (plan.batch.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
+        assert (plan.teacher.contexts[2] is None, plan.teacher.sources[2] is None) == (not fits, not fits)

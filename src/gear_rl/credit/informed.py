@@ -139,9 +139,9 @@ class TeacherCheck:
     seen: int | None = None
     """Step of the last batch."""
 
-    def __call__(self, plan: CreditPlan, engine: Engine, config: CreditConfig) -> None:
+    def __call__(self, plan: CreditPlan, engine: Engine) -> None:
         """Check a batch, if its step is due; every process must call this."""
-        batch, own = plan.batch, list(plan.batch.contexts)
+        batch, own = plan.batch, list(plan.teacher.contexts)
         if not self.is_due(batch.step) or not any(signal.teacher for signal in plan.signals):
             return
         everywhere = engine.gather_objects(own)
@@ -150,7 +150,7 @@ class TeacherCheck:
         self.pool = list(known)[:POOL]
         chosen_B = _one_per_prompt(batch, pairs)
         shown = [own] + [[pair and pair[k] for pair in pairs] for k in (0, 1)]
-        scored = [context_logprob(batch, engine, config, texts, chosen_B) for texts in shown]
+        scored = [context_logprob(batch, engine, plan.config, texts, chosen_B) for texts in shown]
         out_B, likelier_B = (engine.gather(compare(*scored)) for compare in (stands_out, likelier))
         chosen_B = engine.gather(chosen_B)
         if not chosen_B.any():

@@ -50,7 +50,8 @@ class LocalEngine(OneProcess):
     """Another model, over the same vocabulary, that is the teacher."""
     tools: Sequence[Sequence[Any]] | None = None
     """The functions that the prompt of each rollout shows; None for those of ``chat_template_kwargs``."""
-    means: list[float] = field(default_factory=list[float])
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the method remembers from batch to batch."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """The ``gear/*`` metrics of the last call."""
     record_sink = None

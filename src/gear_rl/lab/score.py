@@ -79,7 +79,7 @@ class _Row:
     method: CreditAssigner
     config: CreditConfig
     informed: bool
-    means: list[float]
+    state: dict[str, Any]
 
     @property
     def shared(self) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def credits_of(
         method = build_method(credit)
         config = material.config.resolved(method, announce=False)
         row = _Row(
-            credit=credit, method=at_step(method, 0), config=config, informed=name != UNINFORMED, means=[]
+            credit=credit, method=at_step(method, 0), config=config, informed=name != UNINFORMED, state={}
         )
         together.setdefault(row.shared, {})[name] = row
     found: dict[str, list[Found]] = {name: [] for name in credits}
@@ -173,14 +173,14 @@ def _results(
     plan = prepare(batch, Reading(needs=needs), material.engine, first.config)
     signals = collect(plan, material.engine)
     for name, row in rows.items():
-        engine = replace(material.engine, means=row.means)
+        engine = replace(material.engine, state=row.state)
         own = TokenSignals(
             mask=signals.mask,
             turn_id=signals.turn_id,
             values={name: signals.get(name) for name in names_of(row.method.needs)},
         )
         try:
-            yield name, credit_from(prepare(batch, row.method, engine, row.config), own, engine, row.config)
+            yield name, credit_from(prepare(batch, row.method, engine, row.config), own, engine)
         except ValueError as error:  # a method may need more than one reward function or turn
             raise InputError(f"--methods: {row.method.name}: {error}") from None
 

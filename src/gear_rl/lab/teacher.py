@@ -157,8 +157,8 @@ def _sampled(
         batch = sample(trainer, rows[first : first + size], seed=seed + first)
         engine = sampled_engine(trainer)
         # Before the next batch: an environment gives its context until its next reset.
-        found = contexts_of(batch, engine, trainer.args, trainer.privileged)
-        yield _Sampled(batch, engine, found.sources, found.texts)
+        sources, contexts, _ = contexts_of(batch, engine, trainer.args, trainer.privileged)
+        yield _Sampled(batch, engine, sources, contexts)
 
 
 def _scored(

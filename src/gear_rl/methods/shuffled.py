@@ -1,6 +1,6 @@
 """The placebo: the same credit in random places."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,13 +13,13 @@ from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
 from gear_rl.traits import (
     Distillation,
-    after,
+    MeanOf,
     at_step,
     distillation_of,
     engine_settings_of,
-    gate_of,
     is_additive,
     is_whole_batch,
+    with_state,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
@@ -77,14 +77,9 @@ class Shuffled:
         """Those of the method that is shuffled."""
         return engine_settings_of(self.of)
 
-    @property
-    def gate(self) -> str:
-        """As the method that is shuffled; empty if that follows no signal."""
-        return gate_of(self.of)
-
-    def after(self, means: Sequence[float]) -> "Shuffled":
-        """The permutations of the method as it is after batches with these means."""
-        return replace(self, of=after(self.of, means))
+    def with_state(self, state: dict[str, Any], mean_of: MeanOf) -> "Shuffled":
+        """The permutations of the method for a batch."""
+        return replace(self, of=with_state(self.of, state, mean_of))
 
     def at_step(self, step: int) -> "Shuffled":
         """The permutations of optimizer step ``step``, of the method as it is then."""

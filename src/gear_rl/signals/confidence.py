@@ -31,10 +31,11 @@ class AnswerIds(BatchSignal):
     context = True
 
     template: str = "{privileged_context}"
+    contexts: tuple[str | None, ...] = ()
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         written = [
-            self.template.replace("{privileged_context}", text) if text else "" for text in batch.contexts
+            self.template.replace("{privileged_context}", text) if text else "" for text in self.contexts
         ]
         ids = [plain_ids(engine.tokenizer, text) for text in written]
         width = max(1, *map(len, ids))

@@ -94,7 +94,7 @@ class TRLEngine:
         self.max_positions = max_positions(unwrapped(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
-        self.means = cast(list[float], trainer.run_state.setdefault("means", []))
+        self.state = cast(dict[str, Any], trainer.run_state.setdefault("method", {}))
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None

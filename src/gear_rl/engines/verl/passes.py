@@ -132,7 +132,7 @@ class VerlEngine(OneProcess):
     tools: Sequence[Sequence[Mapping[str, Any]] | None]
     template_kwargs: Mapping[str, Any]
     metrics: dict[str, Any]
-    means: list[float]
+    state: dict[str, Any]
     max_positions: int | None = None
     teacher_model: str | None = None
     record_sink: Callable[[list[Record]], object] | None = None
