@@ -29,7 +29,6 @@ TURNS = ("gigpo", "mt_grpo", "igpo", "serl", "agent_opsd", "step_scores")
 CLOCKS = ("seconds", "time", "runtime", "per_second", "versions", "threads", "output_dir")
 """Parts of names whose values differ between two runs of one version."""
 VARIANTS: dict[str, tuple[str, list[str]]] = {
-    "gear, own student pass": ("gear", ["--student_pass", "own"]),
     "gear, two micro-batches": ("gear", ["--gradient_accumulation_steps", "2"]),
     "gear, old log-probs": ("gear", ["--num_iterations", "2"]),
     "gear, ema teacher": ("gear", ["--teacher_model_kind", "ema"]),

@@ -18,11 +18,11 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from benchmarks.measure import now
 from benchmarks.results import Cells
-from gear_rl.engines.trl.late import LateCredit
 from gear_rl.errors import InputError
 from gear_rl.lab.own import QUIET
+from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import arena_config, rewards_for
-from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.signals.passes import ModelPasses
@@ -46,7 +46,6 @@ def bench_step(
     repeats: int,
     rollouts: int,
     console: Console,
-    trainer: dict[str, Any] | None = None,
     run: RunConfig | None = None,
 ) -> dict[str, Any]:
     """Seconds of the method's training step over plain GRPO's, and the share of each part.
@@ -54,12 +53,12 @@ def bench_step(
     Two trainers live in one process, with the same seed and data, and take turns after every step, so that
     whatever else the machine does falls on both. The GRPO is TRL's, without a credit pass. A repeat's ratio is
     that of the sums over its steps; the first step warms up and does not count. Shares are of GRPO's step.
-    ``trainer`` adds settings to the method's trainer; ``run`` replaces the arena's task.
+    ``run`` replaces the arena's task.
     """
     if repeats < 1 or steps < 2:
         raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
     name = credit if isinstance(credit, str) else str(credit["name"])
-    settings = engine_settings_of(build_method(credit)) | (trainer or {})
+    settings = engine_settings_of(build_method(credit))
     threads = use_few_threads()
     if run is None:
         # Both get the rewards that the method needs.
@@ -236,11 +235,7 @@ def _passes_timed(clock: _Clock) -> ExitStack:
 
     stack = ExitStack()
     stack.enter_context(patch.object(ModelPasses, "_hidden", hidden))
-    places = (
-        (LateCredit, "waiting", "credit"),
-        (LateCredit, "_assign", "credit"),
-        (ModelPasses, "_statistics", "head"),
+    stack.enter_context(
+        patch.object(ModelPasses, "_statistics", clock.timed("head", ModelPasses._statistics))
     )
-    for owner, name, part in places:
-        stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
     return stack

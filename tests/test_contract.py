@@ -12,7 +12,7 @@ import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS
-from gear_rl.traits import distillation_of, is_additive, is_even, is_per_completion, is_whole_batch
+from gear_rl.traits import distillation_of, is_additive, is_even, is_whole_batch
 from gear_rl.types import CreditAssigner, TokenSignals, is_per_row
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
@@ -172,11 +172,8 @@ def test_what_a_masked_token_holds_changes_nothing(method, fill):
 
 @every_method
 def test_other_completions_change_nothing(method):
-    """An engine requests the credit of some completions at a time from a method that says ``per_completion``."""
     alone = dataclasses.replace(method, **COMPARES.get(method.name, {}))
-    assert not is_per_completion(method) or alone == method, f"{method.name} is in COMPARES"
     if is_whole_batch(alone) or any(map(is_per_row, names_of(alone.needs))):
-        assert not is_per_completion(alone)
         pytest.skip(f"{method.name} compares the completions of a group")
     advantage_B, signals = example()
     credit = alone(advantage_B, signals)

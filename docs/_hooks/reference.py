@@ -18,7 +18,7 @@ SETTINGS = "reference/settings.md"
 GROUPS = {
     "The teacher": r"teacher_",
     "What the teacher sees": r"privileged_|max_privileged|success_reward",
-    "Signals and their cost": r"answer_pattern|credit_batch_size|student_pass",
+    "Signals and their cost": r"answer_pattern|credit_batch_size",
     "Records": r"record_",
     "Tools": r"tool_",
     "Evaluation, folders, failures": r"",

@@ -26,9 +26,6 @@ class Signal:
     """Whether it needs the teacher's pass, and so a privileged context."""
     context: bool = False
     """Whether it reads the privileged context as text."""
-    late: bool = False
-    """Whether it depends on its own completion alone, so that an engine may compute it inside the loss, for some
-    completions at a time."""
     whole_groups: bool = False
     """Whether the completions of a group must be in one process."""
 
@@ -192,8 +189,8 @@ class Credit:
 class CreditAssigner(Protocol):
     """A credit-assignment method: a pure function with settings.
 
-    Implementations are frozen dataclasses whose fields are the settings. What else a method may declare:
-    ``gear_rl.traits.Traits``.
+    Implementations are frozen dataclasses (``settings_class``) whose fields are the settings. What else a method
+    may declare: ``gear_rl.traits.Traits``.
 
     >>> class Doubled:
     ...     name, source, needs = "doubled", "an example", ()

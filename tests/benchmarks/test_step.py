@@ -45,8 +45,7 @@ def test_the_ratio_is_of_whole_steps_and_its_parts_are_parts_of_it(found):
     for part in ("student", "teacher", "head"):
         assert shares[part]["grpo"] == 0.0, "GRPO has none"
     assert shares["credit"]["grpo"] < 0.05, "it hands on the advantages that it got"
-    assert shares["student"]["gear"] == 0.0, "it is TRL's own"
-    for part in ("teacher", "head", "credit"):
+    for part in ("student", "teacher", "head", "credit"):
         assert shares[part]["gear"] > 0
 
 

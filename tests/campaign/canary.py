@@ -27,7 +27,7 @@ from engines.watching import Watch, kept_ids
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
-from gear_rl.signals.signal import needs_context
+from gear_rl.signals.table import needs_context
 
 _WORD = re.compile(r"QZ[0-9a-f]{12}")
 _PROMPTS, _SIBLINGS = 64, 4
@@ -54,7 +54,7 @@ class Knowing:
 
 _SET_UPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "splice": ({"teacher_prompt": "splice"}, {}),
-    "a student's pass of its own": ({"student_pass": "own"}, {}),
+    "TRL's old pass": ({"num_iterations": 2}, {}),
     "live teacher": ({"teacher_model_kind": "live"}, {}),
     "ema teacher": ({"teacher_model_kind": "ema"}, {}),
     "sync teacher": ({"teacher_model_kind": "sync", "teacher_sync_steps": 1}, {}),

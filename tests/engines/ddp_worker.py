@@ -45,8 +45,7 @@ def main(model: str, folder: Path) -> None:
     for name, credit, changes in (
         ("grpo", None, {}),
         ("uniform", Uniform(), {}),
-        ("late", Gear(), {}),
-        ("gear", Gear(), {"student_pass": "own"}),
+        ("gear", Gear(), {}),
         ("sdpg", Sdpg(weight=0.5), {}),
         ("opsd", Opsd(), {}),
         ("cast", Cast(), {}),

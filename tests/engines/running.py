@@ -8,6 +8,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from engines import tiny
 from gear_rl import GEARConfig, GEARTrainer
+from gear_rl.engines.trl.durable import DurableTrainer
 
 Weights = dict[str, torch.Tensor]
 
@@ -23,8 +24,10 @@ def trainer_of(
     cls: type[GRPOTrainer] = GEARTrainer,
     **changes: Any,
 ) -> Any:
-    """A trainer with the settings of ``tiny``, changed; TRL's own where there is no credit."""
+    """A trainer with the settings of ``tiny``, changed; without credit TRL's own, or a durable one."""
     settings, rows = tiny.settings(folder, **changes), tiny.rows() if rows is None else rows
+    if credit is None and cls is DurableTrainer:
+        return DurableTrainer(model, reward, GEARConfig(**settings), rows, peft_config=peft)
     if credit is None:
         return GRPOTrainer(model, reward, GRPOConfig(**settings), rows)
     return cls(model, reward, GEARConfig(**settings), rows, peft_config=peft, credit=credit)

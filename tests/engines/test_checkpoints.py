@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from peft import LoraConfig
 
 from engines import tiny
-from gear_rl import Gear, GEARConfig
+from gear_rl import GEARConfig
 from gear_rl.engines.folder import UNFINISHED, RunFolder, checkpoints_in
 from gear_rl.engines.trl.checkpoints import (
     MANIFEST,
@@ -144,7 +144,6 @@ def test_a_new_run_replaces_nothing_unless_that_is_meant(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"credit": Gear(alpha=0.5)}, "credit.alpha 4.0 is now 0.5"),
         ({"rows": 8}, "train_dataset '6 rows of .*' is now '8 rows of"),
         ({"learning_rate": 0.1, "seed": 7}, "learning_rate 1e-06 is now 0.1.* seed 42 is now 7"),
         ({"teacher_model_kind": "ema"}, "teacher_model_kind None is now 'ema'"),
@@ -157,11 +156,11 @@ def test_a_new_run_replaces_nothing_unless_that_is_meant(tmp_path):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_a_resumed_run_must_share(changes, words):
-    def configuration(credit=None, rows=6, rewards=("exact",), r=2, base="a", width=2, **settings):
+    def configuration(rows=6, rewards=("exact",), r=2, base="a", width=2, **settings):
         model, lora = tiny.model(300), LoraConfig(r=r, base_model_name_or_path=base)
         model.peft_config, model.more = {"default": lora}, torch.nn.Linear(1, width)
         args = GEARConfig("out", use_cpu=True, **settings)
-        return fingerprint(args, credit or Gear(), tiny.rows(rows), rewards, model)
+        return fingerprint(args, tiny.rows(rows), rewards, model)
 
     assert re.search(words, differences(configuration(), configuration(**changes)))
 

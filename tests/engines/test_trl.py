@@ -23,7 +23,6 @@ def run(folder, model, credit=None, **changes):
 
 
 def test_weights_of_one_are_grpo_bit_for_bit(tiny_model, tmp_path):
-    """Also where the credit is made in the loss."""
     credit = Gear(sign_mode="aware", alpha=0, clip=(0.5, 2.0))
     assert same(*(weights(run(tmp_path, tiny_model, method)) for method in (credit, None)))
 
@@ -64,8 +63,8 @@ def test_bit_for_bit_with_the_options_of_trl(tiny_model, tmp_path, changes):
 # --- what falls back -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("value", "student_pass"), [(float("nan"), "auto"), (float("inf"), "own")])
-def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value, student_pass):
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value):
     original = ModelPasses.signals
 
     def poisoned(self, wanted, request, *more):
@@ -76,7 +75,7 @@ def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, 
     monkeypatch.setattr(ModelPasses, "signals", poisoned)
     changes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     file = str(tmp_path / "records.jsonl")
-    trainer = run(tmp_path, tiny_model, Gear(), record_file=file, student_pass=student_pass, **changes)
+    trainer = run(tmp_path, tiny_model, Gear(), record_file=file, **changes)
     assert history(trainer, "gear/fallback/non_finite") == [1.0, 1.0, 1.0]
     assert "a NaN or Inf in a signal and kept their GRPO advantage" in caplog.text
     assert all(p.isfinite().all() for p in weights(trainer).values())

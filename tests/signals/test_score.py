@@ -9,9 +9,9 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
-from gear_rl.signals.forwards import head_of, hidden_states
+from gear_rl.model.forwards import head_of, hidden_states
+from gear_rl.model.teacher import CopyTeacher
 from gear_rl.signals.passes import KeptStates
-from gear_rl.signals.teacher import CopyTeacher
 from signals.rows import (
     completions_of,
     counted,
@@ -20,7 +20,7 @@ from signals.rows import (
     prompts_of,
     sharded,
 )
-from support.scoring import passed, score, states_ahead
+from support.scoring import passed, score
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 HINTED = [[21, 22, *PROMPTS[0]], [23, *PROMPTS[1]], [24, 25, 26, *PROMPTS[2]]]
@@ -158,29 +158,6 @@ def test_a_teacher_with_other_weights_uses_its_own_head(model):
 
 
 # --- passes that were run before, and the order of the rows --------------------------------------------------
-
-
-@pytest.mark.parametrize("batch_size", [1, 8])
-@pytest.mark.parametrize("lent", [False, True])
-def test_a_teachers_pass_that_was_run_ahead_gives_the_same_bit_for_bit(model, batch_size, lent):
-    completions, student, teacher = GIVEN
-    options = {"batch_size": batch_size, "temperature": 0.7, "row_B": torch.tensor([True, False, True])}
-    if lent:
-        options["teacher"] = CopyTeacher(model)
-        with torch.no_grad():
-            model.model.embed_tokens.weight.mul_(1.1)
-    whole = score(model, *GIVEN, needs=EVERY, **options)
-    ahead = states_ahead(model, completions, teacher, **options)
-    assert (ahead.head is not None) is lent
-    assert len(ahead._hidden_ND) == 3 + 4, "of the trained tokens of rows 0 and 2, and of no other"
-    same(score(model, completions, student, ahead, needs=EVERY, **options), whole)
-    for row in (2, 0) if batch_size == 1 else ():
-        rows = torch.tensor([row])
-        options["row_B"] = torch.ones(1, dtype=torch.bool)
-        given = completions.take(rows), student.take(rows), ahead.rows(rows)
-        found = score(model, *given, needs=EVERY, **options)
-        for name in EVERY:
-            assert torch.equal(found.get(name), whole.get(name)[rows]), name
 
 
 @pytest.mark.parametrize("scored", [[True] * 3, [False] * 3], ids=["every row", "no row"])

@@ -2,9 +2,10 @@
 
 import torch
 
-from gear_rl.signals.batch import ForwardRequest
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.teacher import Teacher
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.teacher import Teacher
+from gear_rl.signals.table import signals_of
 from gear_rl.types import TokenSignals
 
 GIVEN = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher(), "share_prompts": False}
@@ -12,7 +13,7 @@ GIVEN = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher(), "share_promp
 
 def request_of(needs, completions, student, teachers=(), row_B=None, inputs=None):
     return ForwardRequest(
-        needs=needs,
+        needs=signals_of(needs),
         step=0,
         completions=completions,
         student=student,
@@ -35,16 +36,8 @@ def passed(
 
 
 def score(model, completions, student, shown=None, *, needs, **options):
-    """The signals of the shared passes; ``shown`` to the teacher: prompts, or states of an earlier pass."""
+    """The signals of the shared passes; ``shown`` are the teacher's prompts."""
     states = {"student_states": options.pop("student_states", None)}
-    teachers = [shown] if hasattr(shown, "ids_BP") else []
-    if shown is not None and not teachers:
-        states["teacher_states"] = shown
+    teachers = [] if shown is None else [shown]
     values = passed(model, needs, completions, student, teachers=teachers, states=states, **options)
     return TokenSignals(mask=completions.mask, values=values)
-
-
-def states_ahead(model, completions, shown, row_B=None, **settings):
-    """The teacher's pass, run by itself."""
-    request = request_of((), completions, shown, [shown], row_B)
-    return ModelPasses(model=model, **(GIVEN | settings)).teacher_states(request, shown)

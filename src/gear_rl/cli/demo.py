@@ -32,16 +32,17 @@ def demo(
     """
     from gear_rl.records import read_records
     from gear_rl.runs.arena import arena_config, task_of
-    from gear_rl.runs.config import parse_overrides, parse_word, put
+    from gear_rl.runs.config import parse_overrides, put_word
     from gear_rl.runs.resolved import RECORDS
     from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.terminal import choose, rollout_panel
+    from gear_rl.yaml_values import parse_word
 
     given: dict[str, Any] = {"credit": parse_word(credit)}
     for key, text in parse_overrides(context.args):
         if not key.startswith("credit."):
             raise InputError(f"--{key}: no such option; see `gear demo --help`")
-        put(given, key, parse_word(text))
+        put_word(given, key, parse_word(text))
     steps = steps or task_of(task, tier).budgets[tier].steps
     evaluation: dict[str, Any] = {
         "eval_strategy": "steps",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
-from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean, input_errors
+from gear_rl.user_objects import import_object
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _TEXT_KINDS = (".jsonl", ".json", *_TABLES)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gear_rl.signals.signal import signals_of
 from gear_rl.signals.steps import PrmScore, check_classifier
+from gear_rl.signals.table import signals_of
 from gear_rl.types import CreditAssigner
 
 _ADAPTER = "adapter_config.json"

@@ -20,9 +20,10 @@ from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.material import Material, Pair, rollouts_of
 from gear_rl.lab.statistics import LEVEL
-from gear_rl.runs.config import build_method
-from gear_rl.signals.signal import names_of, signals_of
+from gear_rl.method_builder import build_method
+from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS as SIGNALS_BY_NAME
+from gear_rl.signals.table import signals_of
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.traits import at_step
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from gear_rl.data.objects import import_object
 from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
 from gear_rl.errors import InputError, input_errors, raised
@@ -23,6 +22,7 @@ from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
 from gear_rl.runs.tiny_model import save_tiny_model
+from gear_rl.user_objects import import_object
 
 STEPS, GROUP, BATCH = 2, 4, 8
 """Two groups a step."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
-from gear_rl.data.objects import context_fault, guarded, import_object, rollouts_fault
+from gear_rl.data.objects import context_fault, guarded, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
@@ -16,10 +16,12 @@ from gear_rl.engines.folder import checkpoints_in
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError, input_errors
 from gear_rl.files import check_output
-from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.method_builder import build_method
+from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
+from gear_rl.user_objects import import_object
 
 
 def train(

@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, Prompts, trained_width
-from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states
-from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.forwards import evaluating, head_is_trained, head_of, hidden_states
+from gear_rl.model.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import Prompts, trained_width
 from gear_rl.signals.signal import (
     DIVERGENCES,
     STUDENT_LOGPROB,
@@ -27,10 +29,7 @@ from gear_rl.signals.signal import (
     Fold,
     FoldSignal,
     States,
-    needs_teacher,
-    signals_of,
 )
-from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
@@ -42,7 +41,7 @@ class KeptStates:
     >>> states = KeptStates(torch.tensor([[True, False], [True, True]]))
     >>> for b, hidden in enumerate(([[1.0]], [[2.0], [3.0]])):
     ...     states.take(torch.tensor([b]), states.mask[b : b + 1], torch.tensor(hidden))
-    >>> states.rows(torch.tensor([1]))(torch.tensor([0]), torch.tensor([[True, True]]))
+    >>> states(torch.tensor([1]), torch.tensor([[True, True]]))
     tensor([[2.],
             [3.]])
     """
@@ -62,12 +61,6 @@ class KeptStates:
         if self._hidden_ND is None:
             self._hidden_ND = hidden_MD.new_empty(int(self.mask.sum()), hidden_MD.shape[-1])
         self._hidden_ND[self._place[batch][:, : keep.shape[1]][keep]] = hidden_MD
-
-    def rows(self, rows: Int[Tensor, " N"]) -> "KeptStates":
-        """The same of some rows; nothing is copied."""
-        some = KeptStates(self.mask[rows])
-        some._place, some._hidden_ND, some.head = self._place[rows], self._hidden_ND, self.head
-        return some
 
     def __call__(self, batch: Int[Tensor, " N"], keep: Bool[Tensor, "N W"]) -> Float[Tensor, "M D"]:
         """The states of these tokens of some rows, row by row."""
@@ -90,8 +83,6 @@ class ModelPasses:
     """Completions in a forward pass."""
     seed: int = 0
     """Of the noise on embeddings, with the step added."""
-    skip_first_tokens: int = 0
-    """Tokens at the start of every turn where the teacher is taken to agree."""
     largest: Callable[[int], int] = int
     """Returns the maximum over all processes: with sharded weights every process must run equally many
     forwards."""
@@ -102,38 +93,20 @@ class ModelPasses:
     share_prompts: bool = True
     """Whether a prompt runs once for all completions that have it; not where weights are sharded."""
 
-    def run(
-        self,
-        request: ForwardRequest,
-        *,
-        student_states: KeptStates | None = None,
-        teacher_states: KeptStates | None = None,
-    ) -> dict[str, Tensor]:
+    def run(self, request: ForwardRequest, *, student_states: KeptStates | None = None) -> dict[str, Tensor]:
         """The signals of ``request.needs`` by name; 0 in rows that are not scored.
 
-        ``student_states`` and ``teacher_states`` are hidden states of passes that have been run already. Raises
-        ``ValueError`` for a signal that no forward pass makes.
+        ``student_states`` are those of a student's pass that has been run already. Raises ``ValueError`` for a
+        signal that no forward pass makes.
         """
-        signals = signals_of(request.needs)
-        folded = [signal for signal in signals if isinstance(signal, FoldSignal)]
-        values = self._folded(request, folded, student_states, teacher_states) if folded else {}
-        for signal in signals:
+        folded = [signal for signal in request.needs if isinstance(signal, FoldSignal)]
+        values = self._folded(request, folded, student_states) if folded else {}
+        for signal in request.needs:
             if isinstance(signal, PassSignal):
                 values[signal.name] = signal.compute(self, request)
             elif isinstance(signal, BatchSignal):
                 raise ValueError(f"needs: {signal.name!r} is not made by a forward pass")
-        return {signal.name: values[signal.name] for signal in signals}
-
-    def teacher_pass(self, request: ForwardRequest) -> KeptStates | None:
-        """The teacher's pass of ``run`` by itself; None where no signal needs one. For a request without
-        contrast.
-
-        Call it before the student's forward: lending weights later writes into what its graph has saved.
-        """
-        if not needs_teacher(request.needs):
-            return None
-        [teacher] = request.teachers
-        return self.teacher_states(request, teacher)
+        return {signal.name: values[signal.name] for signal in request.needs}
 
     @torch.no_grad()
     def teacher_states(self, request: ForwardRequest, teacher: Prompts, num_batches: int = 0) -> KeptStates:
@@ -188,18 +161,15 @@ class ModelPasses:
         request: ForwardRequest,
         signals: Sequence[FoldSignal],
         student_states: KeptStates | None,
-        teacher: KeptStates | None,
     ) -> dict[str, Tensor]:
         """The signals of the student's pass and of the teacher's; with a contrast of two teachers' passes."""
         # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
         num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
-        if TEACHER_LOGPROB in signals and (self.skip_first_tokens or len(request.teachers) > 1):
+        if TEACHER_LOGPROB in signals and (request.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
         shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
-        if teacher is not None:
-            shown = [teacher]
-        elif self.teacher_model is not None and taught:
+        if self.teacher_model is not None and taught:
             shown = [self.teacher_states(request, prompts, num_batches) for prompts in request.teachers]
         scored = [
             self.signals(taught if number else signals, request, prompts, student_states, num_batches)
@@ -207,7 +177,7 @@ class ModelPasses:
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
-        return dict(skipping_first(right, self.skip_first_tokens, divergences).values)
+        return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
 
     def _batches(
         self, request: ForwardRequest, prompts: Prompts, num_batches: int
@@ -315,20 +285,9 @@ class ReferenceLogprob(PassSignal):
 
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
         # The reference is a teacher that sees what the student sees.
-        plain = {"teacher_model": None, "share_prompts": False, "skip_first_tokens": 0}
-        own = replace(passes, teacher=passes.reference, **plain)
-        own_request = replace(request, needs=(TEACHER_LOGPROB,), teachers=[request.student])
-        return own.run(own_request)["teacher_logprob"]
-
-
-def shares_prompts(request: ForwardRequest) -> bool:
-    """Whether the teacher's prompts are worth sharing among the completions that are scored."""
-    if not request.teachers:
-        return False
-    scored_B, teacher = request.scored_B, request.teachers[0]
-    longest = int(request.completions.mask[scored_B].sum(-1).max()) if scored_B.any() else 0
-    plan = shared_prompts(teacher.ids_BP[scored_B], teacher.attention_BP[scored_B], num_tokens=longest)
-    return plan is not None
+        own = replace(passes, teacher=passes.reference, teacher_model=None, share_prompts=False)
+        changes = {"needs": (TEACHER_LOGPROB,), "teachers": [request.student], "skip_first_tokens": 0}
+        return own.run(replace(request, **changes))["teacher_logprob"]
 
 
 def contrasted(

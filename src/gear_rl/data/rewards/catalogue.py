@@ -6,8 +6,9 @@ from pkgutil import resolve_name
 from typing import Any
 
 from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
-from gear_rl.data.objects import guarded, import_object, reward_fault
+from gear_rl.data.objects import guarded, reward_fault
 from gear_rl.errors import InputError, did_you_mean, input_errors
+from gear_rl.user_objects import import_object
 
 Reward = Callable[..., Sequence[float | None]]
 

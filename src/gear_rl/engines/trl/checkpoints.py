@@ -27,8 +27,6 @@ from transformers.trainer_callback import TrainerState
 from gear_rl.engines.folder import UNFINISHED, RunFolder, checkpoints_in
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.files import replace_file
-from gear_rl.traits import method_settings
-from gear_rl.types import CreditAssigner
 from gear_rl.versions import versions
 
 logger = logging.getLogger(__name__)
@@ -193,18 +191,14 @@ def may_change(name: str) -> bool:
     return name in MAY_CHANGE or name.startswith(_MAY_CHANGE_BY_PREFIX)
 
 
-def fingerprint(
-    args: GEARConfig, credit: CreditAssigner, dataset: Any, rewards: Sequence[str], model: Any
-) -> dict[str, Any]:
-    """What a resumed run must share, as JSON: every setting that is not in ``MAY_CHANGE``.
+def fingerprint(args: GEARConfig, dataset: Any, rewards: Sequence[str], model: Any) -> dict[str, Any]:
+    """What a resumed run must share: every setting that is not in ``MAY_CHANGE``.
 
     ``rewards`` are the names of the reward functions. The model is compared by type and size, adapters by
     their settings and the name of their base model.
     """
     values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
-    settings = method_settings(credit)
-    values |= {"credit": settings.pop("name"), "processes": args.world_size, "reward_funcs": list(rewards)}
-    values |= {f"credit.{name}": value for name, value in settings.items()}
+    values |= {"processes": args.world_size, "reward_funcs": list(rewards)}
     size = sum(p.numel() for p in model.parameters())
     values["model"] = f"{model.config.model_type}, {size} parameters"
     own = ("inference_mode", "revision", "peft_version")  # of the loading, not of the run
@@ -212,7 +206,7 @@ def fingerprint(
         values |= {f"lora.{name}.{k}": v for k, v in adapter.to_dict().items() if k not in own}
     if hasattr(dataset, "__len__"):
         values["train_dataset"] = f"{len(dataset)} rows of {', '.join(dataset.column_names)}"
-    return json.loads(json.dumps(values, sort_keys=True, default=_plain))
+    return values
 
 
 def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
@@ -273,6 +267,7 @@ class Checkpoints:
             changed = self._changed(path, manifest, configuration)
             return self.folder.begin(None if changed else manifest.run), str(path), not changed
 
+        configuration = json.loads(json.dumps(configuration, sort_keys=True, default=_plain))
         self.configuration = configuration
         self.run, self.last, self.same = self._on_main(choose)
         return self.last

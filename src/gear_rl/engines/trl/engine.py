@@ -11,16 +11,16 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 
-from gear_rl.credit.step import needs_passes
+from gear_rl.credit.prompts import naming_refused
+from gear_rl.engine import ForwardRequest, Tokenizer
 from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
+from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.records import Record
-from gear_rl.signals.batch import ForwardRequest
-from gear_rl.signals.engine import Tokenizer
-from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import KeptStates, ModelPasses
-from gear_rl.signals.signal import names_of, needs_context
-from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
@@ -71,13 +71,7 @@ class HeldWeights(TrainerCallback):
 
     def by_file(self) -> dict[str, Any]:
         """What a checkpoint holds beside TRL's own files, by the file's name."""
-        held: dict[str, Any] = {
-            "teacher.safetensors": self.teacher,
-            "reference.safetensors": self.reference,
-        }
-        if self._trainer.args.sync_ref_model:
-            held[SYNCED_REFERENCE] = self._trainer.accelerator.unwrap_model(self._trainer.ref_model)
-        return held
+        return {"teacher.safetensors": self.teacher, "reference.safetensors": self.reference}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _ = self.teacher, self.reference
@@ -88,27 +82,19 @@ class HeldWeights(TrainerCallback):
         self.teacher.update(self._trainer.model, state.global_step)
 
 
-SYNCED_REFERENCE = "synced_reference.safetensors"
-"""TRL does not save the reference that ``sync_ref_model`` moves."""
-
-
 class TRLEngine:
-    """``trainer`` as an engine. Hidden states of passes that have been run already are not computed again.
-
-    ``in_loss``: this process computes for itself, for a micro-batch in its loss. Other processes may have another
-    number of forwards there (weights are not sharded then).
-    """
+    """``trainer`` as an engine."""
 
     student_states: KeptStates | None = None
-    teacher_states: KeptStates | None = None
+    """Of the student's pass, where TRL has run it already."""
 
-    def __init__(self, trainer: "GEARTrainer", *, in_loss: bool = False) -> None:
-        self.trainer, self.in_loss = trainer, in_loss
+    def __init__(self, trainer: "GEARTrainer") -> None:
+        self.trainer = trainer
         self.tokenizer = cast(Tokenizer, trainer._tokenizer)
         self.max_positions = max_positions(unwrapped(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
-        self.means = trainer.signal_means
+        self.means = cast(list[float], trainer.run_state.setdefault("means", []))
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
@@ -117,7 +103,8 @@ class TRLEngine:
         try:
             if chat_template_kwargs is not None:
                 self.trainer.chat_template_kwargs = cast(dict[str, Any], chat_template_kwargs)
-            with self.trainer.rollouts.own_functions(self.trainer):
+            rendered = self.trainer._rendered
+            with naming_refused(prompts, rendered), self.trainer.rollouts.own_functions(self.trainer):
                 return self.trainer._tokenize_prompts(list(prompts))[0]
         finally:
             self.trainer.chat_template_kwargs = students
@@ -128,14 +115,13 @@ class TRLEngine:
         trainer, args, held = self.trainer, self.trainer.args, self.trainer.held_weights
         return ModelPasses(
             model=trainer.model,
-            skip_first_tokens=args.teacher_skip_first_tokens,
             pad_id=cast(int, self.tokenizer.pad_token_id),
             teacher=held.teacher,
             reference=held.reference,
             temperature=trainer.temperature,
             batch_size=args.credit_batch_size or args.per_device_train_batch_size,
             seed=args.seed,
-            largest=int if self.in_loss else self._largest,
+            largest=self._largest,
             teacher_model=held.teacher_model,
             # Under DeepSpeed ZeRO-3 the head's weights are only whole inside TRL's gathering context.
             head_context=_gathered_head if trainer.sharding == "DEEPSPEED" else None,
@@ -143,9 +129,7 @@ class TRLEngine:
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        return self.passes.run(
-            request, student_states=self.student_states, teacher_states=self.teacher_states
-        )
+        return self.passes.run(request, student_states=self.student_states)
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))

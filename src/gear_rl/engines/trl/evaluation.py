@@ -16,7 +16,7 @@ from scipy.stats import binomtest, bootstrap
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.trl.rollouts import Rollouts
-from gear_rl.signals.batch import succeeds
+from gear_rl.rollouts import succeeds
 
 RESAMPLES = 2000
 """Bootstrap samples of an interval; the seed is fixed, so the same rewards give the same interval."""
@@ -106,6 +106,7 @@ class Evaluating(GRPOTrainer):
             rewards, self.rollouts.evaluated = self.rollouts.evaluated, None
         problems: Any = dataloader.dataset
         success, sized = self.args.success_reward, hasattr(problems, "__len__")
+        success = 1.0 if success is None else success
         if sized:
             rewards = rewards[: len(problems)]  # several processes repeat the last problems to fill a batch
         metrics = success_metrics(rewards, success, metric_key_prefix)
@@ -170,7 +171,7 @@ class Evaluating(GRPOTrainer):
 @contextmanager
 def unnoticed(trainer: Evaluating) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
-    names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs", "signal_means")
+    names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs", "run_state")
     kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
     was_training = trainer.model.training
     try:

@@ -7,13 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, check_teacher
+from gear_rl.credit.config import NO_CONTRAST, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.step import needs_passes
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import check_reward_model, check_vocabulary, reward_models, tokenizer_of
 from gear_rl.errors import InputError, input_errors
-from gear_rl.signals.signal import names_of, needs_context, needs_teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -29,16 +30,10 @@ class VerlSettings:
     """The settings under the key ``gear``; ``config`` is resolved, with a ``credit_batch_size``."""
 
     method: CreditAssigner
-    config: CreditConfig
+    config: EngineConfig
     privileged: PrivilegedFunction | None = None
     environment: str | None = None
     """The environment of the agent loop: ``package.module:Class``, or ``arena/TASK/TIER``."""
-    tool_time_limit: float | None = 30.0
-    """Seconds for a call of a tool."""
-    tool_max_chars: int | None = 20_000
-    """Longest answer of a tool."""
-    teacher_model: str | None = None
-    """A model whose weights the teacher has in place of the student's: a folder or a hub name."""
 
 
 def check(config: Any, settings: VerlSettings) -> None:
@@ -50,7 +45,7 @@ def check(config: Any, settings: VerlSettings) -> None:
     with input_errors("gear."):
         RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
     read = reward_models(method)
-    teacher = settings.teacher_model if needs_teacher(method.needs) else None
+    teacher = settings.config.teacher_model if needs_teacher(method.needs) else None
     if not read and teacher is None:
         return
     with input_errors():
@@ -124,7 +119,7 @@ def check_method(settings: VerlSettings) -> None:
         )
     if "reference_logprob" in names_of(method.needs):
         raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
-    students = needs_context(method) and settings.teacher_model is None
+    students = needs_context(method) and settings.config.teacher_model is None
     with input_errors("gear."):
         check_sources(config.privileged_sources or (), settings.privileged is not None)
         if students:
@@ -146,7 +141,7 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
 
 
 def _taught_by_base(settings: VerlSettings) -> bool:
-    base = settings.config.teacher_model_kind == "base" and settings.teacher_model is None
+    base = settings.config.teacher_model_kind == "base" and settings.config.teacher_model is None
     return base and needs_teacher(settings.method.needs)
 
 

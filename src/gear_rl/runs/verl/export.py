@@ -1,12 +1,11 @@
 """``gear export verl``: the data, the reward and the launch script of a run, from its configuration."""
 
-import dataclasses
 import json
 import math
 import re
 import shlex
-import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,20 @@ from markupsafe import Markup
 from gear_rl.arena.task import dataset_task
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import TRAINERS, check_method
 from gear_rl.errors import InputError
+from gear_rl.method_builder import credit_settings
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import RunConfig, credit_settings, load_config
+from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR
 from gear_rl.runs.trainer import arena_model, is_arena, load_data, load_environment
-from gear_rl.runs.verl.settings import SECTION, STEP, read_settings
+from gear_rl.runs.verl.settings import SECTION, read_settings
+from gear_rl.settings import settings_hints
 
+STEP = {field.name for field in fields(CreditConfig)}
 DEFAULTS: dict[str, Any] = {
     "num_generations": 8,
     "temperature": 1.0,
@@ -64,9 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "chat_template_kwargs": None,
     "reward_weights": None,
     "max_tool_calling_iterations": None,
-    "tool_time_limit": 30.0,
-    "tool_max_chars": 20_000,
-    "teacher_model": None,
+    **{f.name: f.default for f in fields(EngineConfig) if f.name not in STEP},
 }
 """The settings that are exported and their defaults in ``gear train``, since TRL may not be installed."""
 _AGGREGATION = {
@@ -101,9 +102,8 @@ def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfi
     """
     if find_spec("trl") is not None:
         return load_config(path, overrides)
-    hints = typing.get_type_hints(CreditConfig)
     known: dict[str, Any] = {k: type(v) for k, v in DEFAULTS.items() if v is not None and k != "report_to"}
-    known |= {field.name: hints[field.name] for field in dataclasses.fields(CreditConfig)}
+    known |= settings_hints(CreditConfig)
     return load_config(path, overrides, types=known)
 
 

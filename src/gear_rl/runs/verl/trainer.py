@@ -41,11 +41,11 @@ from gear_rl.engines.verl.passes import (
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
+from gear_rl.model.forwards import max_positions
 from gear_rl.records import Record, RecordWriter
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.runs.verl.settings import read_config
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.forwards import max_positions
-from gear_rl.signals.signal import names_of, needs_context
+from gear_rl.signals.table import needs_context
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class CreditTrainer:
             metrics=metrics,
             means=self._means,
             max_positions=self._max_positions,
-            teacher_model=self.credit.teacher_model,
+            teacher_model=self.credit.config.teacher_model,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
 
@@ -203,7 +203,7 @@ class CreditTrainer:
                 extra_info={ORDER: order},
             )
             self.actor_rollout_wg.compute_credit_signals(request)
-            signals = {name: signal_field(name) for name in names_of(order.needs)}
+            signals = {signal.name: signal_field(signal.name) for signal in order.needs}
             found = self._columns(keys, batch.partition_id, tuple(signals.values()))
             return {name: found[field] for name, field in signals.items()}
 
