@@ -6,7 +6,7 @@
 
 Every run is a command of the package (``gear demo``, ``gear train``), so the script depends on no module of it
 and is the same file for both versions. A fingerprint is taken of the logged metrics, the recorded credit of every
-token, the demo's summary and the final weights; clocks and versions are left out. Both files must come from one
+token and the final weights; clocks and versions are left out. Both files must come from one
 machine: the last bits of a float depend on the processor. Uses the ``gear_rl`` that the interpreter finds (set
 PYTHONPATH to choose). Takes about 40 minutes on one core; a word behind the file chooses runs by name.
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 GEAR = [sys.executable, "-c", "from gear_rl.cli import main; main()"]
 TASKS = ("chain", "codebook", "errands")
@@ -103,8 +103,6 @@ def fingerprints(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         if path.name == "trainer_state.json":
             digests["metrics"] = digest_of(json.loads(path.read_text())["log_history"])
-        elif path.name == "summary.json":
-            digests["summary"] = digest_of(json.loads(path.read_text()))
         elif path.name == "records.jsonl":
             digests["records"] = digest(path.read_bytes())
         elif path.suffix == ".safetensors" and "checkpoint-3" in path.parts:
@@ -115,9 +113,8 @@ def fingerprints(folder: Path) -> dict[str, str]:
 def without_clocks(value: Any) -> Any:
     """The same value without what differs between two runs of one version."""
     if isinstance(value, dict):
-        entries = cast(dict[str, Any], value)
-        return {k: without_clocks(v) for k, v in entries.items() if not any(clock in k for clock in CLOCKS)}
-    return [without_clocks(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+        return {k: without_clocks(v) for k, v in value.items() if not any(clock in k for clock in CLOCKS)}
+    return [without_clocks(item) for item in value] if isinstance(value, list) else value
 
 
 def digest_of(value: Any) -> str:

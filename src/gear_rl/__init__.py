@@ -1,7 +1,7 @@
 """Spreads the advantage of a GRPO completion over its tokens: a variant of GEAR, and other methods.
 
-Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works with torch
-and jaxtyping alone until an engine is needed.
+Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works without
+TRL until its engine is needed.
 
 >>> from gear_rl import METHODS
 >>> METHODS["rlsd"](strength=0.5).needs

@@ -155,11 +155,11 @@ def test_a_users_signal_is_an_object_in_needs(tokenizer):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout' is not one of render, splice"),
-        ({"teacher_context_message": "2"}, "teacher_context_message: '2' is not one of first, last"),
+        ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout'; give render or splice"),
+        ({"teacher_context_message": "2"}, "teacher_context_message: '2'; give first or last, or None"),
         ({"teacher_prompt": "splice", "teacher_prompt_template": "x"}, "'x' lacks {privileged_context}"),
-        ({"credit_batch_size": 0}, "credit_batch_size: 0; give 1 or more"),
-        ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5 is not a share; give 0 to 1"),
+        ({"credit_batch_size": 0}, "credit_batch_size: 0; give a whole number of 1 or more"),
+        ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5; give a number from 0 to 1, or None"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, message):

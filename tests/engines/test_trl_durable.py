@@ -1,5 +1,7 @@
 """TRL's trainer without credit: killed, damaged or resumed runs, and steps that are not finite."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -87,6 +89,18 @@ def test_a_run_that_dies_while_it_saves_loses_nothing(tiny_model, tmp_path, monk
     assert checkpoints_of(folder) == ["checkpoint-3"] and not (folder / ".unfinished").exists()
     files = "model.safetensors optimizer.pt scheduler.pt rng_state.pth rollouts-0.pt"
     assert checked(folder / "checkpoint-3").files.keys() >= {*files.split(), "trainer_state.json"}
+
+
+def test_only_a_whole_checkpoint_is_pushed(tiny_model, tmp_path, monkeypatch):
+    pushed = []
+
+    def push(trainer, folder):
+        pushed.append((folder, checked(Path(folder)).run == trainer.checkpoints.run))
+
+    monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", push)
+    monkeypatch.setattr(GRPOTrainer, "init_hf_repo", lambda *_, **__: None)
+    trained(tmp_path, tiny_model, max_steps=1, push_to_hub=True, hub_strategy="every_save", **SHORT)
+    assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
 
 
 # --- not finite ----------------------------------------------------------------------------------------------

@@ -159,6 +159,8 @@ def estimated(completions, branches, *, seed=0, mask=None, group=None) -> tuple[
         model=Policy().train(),
         accelerator=SimpleNamespace(device=torch.device("cpu")),
         temperature=TEMPERATURE,
+        run_state={},
+        **dict.fromkeys(("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs")),
     )
     begun: list[Begun] = []
 

@@ -183,7 +183,7 @@ def token_advantages(
     """
     if isinstance(method, type) or not isinstance(method, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            f"method: {method!r} is no method; give an object such as Gear() or method_of('gear')"
+            f"method: {method!r} is no method; give an object such as Gear() or build_method('gear')"
         )
     config = (config or CreditConfig()).resolved(method, announce=False)
     _check(rollouts, method, engine, config)

@@ -1,8 +1,5 @@
 """Does the teacher of a run read its privileged context? Samples and scores completions; nothing is trained."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,8 +15,9 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
+from gear_rl.method_builder import build_method
 from gear_rl.rollouts import RolloutBatch, succeeds
-from gear_rl.runs.config import RunConfig, build_method, load_config
+from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
 from gear_rl.signals.table import needs_context

@@ -45,9 +45,7 @@ class TransportDistance(PassSignal):
     stride_tokens: int = 25
 
     def __post_init__(self) -> None:
-        if self.window_tokens < 1:
-            raise ValueError(f"window_tokens: {self.window_tokens}; give 1 token or more")
-        if not 1 <= self.stride_tokens <= self.window_tokens:
+        if self.stride_tokens > self.window_tokens:
             raise ValueError(
                 f"stride_tokens: {self.stride_tokens} must be 1 to window_tokens ({self.window_tokens}), or "
                 "tokens fall between the windows"

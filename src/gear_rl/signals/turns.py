@@ -98,10 +98,6 @@ class AnchorId(BatchSignal):
     similarity: float = 1.0
     """From which likeness of their texts, 0 to 1, two turns began in one state; 1 means the same text."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.similarity <= 1:
-            raise ValueError(f"anchor_similarity: {self.similarity}; give more than 0 and at most 1")
-
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         # Numbers must agree between siblings, which may be on another process.
         everyone = engine.gather_objects([*zip(anchor_texts(batch), batch.group, strict=True)])

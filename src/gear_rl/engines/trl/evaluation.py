@@ -172,7 +172,7 @@ class Evaluating(GRPOTrainer):
 def unnoticed(trainer: Evaluating) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
     names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs", "run_state")
-    kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
+    kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names}
     was_training = trainer.model.training
     try:
         with torch.random.fork_rng(devices=_devices(trainer)), torch.no_grad():
