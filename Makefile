@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-oldest-processor test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -52,6 +52,15 @@ test-processors: test-oldest-processor ## Run the tests that numbers could fail,
 test-oldest-processor: $(VENV)/.dev ## The first of them: no vector instructions beyond the oldest
 	ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(VENV)/.inductor-default OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
+
+faults: $(VENV)/.dev ## Plant faults in copies of the code, and see that the test of each fails
+	$(BIN)/python tests/plant_faults.py $(ARGS)
+
+NEWEST := $(VENV)-newest-trl
+test-newest-trl: ## Test the engine with TRL's newest release, in an environment of its own
+	$(MAKE) install VENV=$(NEWEST)
+	$(NEWEST)/bin/python -m pip --disable-pip-version-check install -q --upgrade trl
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 tests/test_contract.py tests/test_methods.py tests/engines $(ARGS)
 
 # verl needs an environment of its own: it cannot live beside TRL, and a CPU needs vLLM's CPU build. The list of
 # packages is complete, hence --no-deps; bytecode, once, because Ray starts a dozen processes in every run.
@@ -112,4 +121,4 @@ picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/dem
 	$(BIN)/gear view runs/errands/records.jsonl --number 41 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis

@@ -189,8 +189,9 @@ def words(
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd,entropy_forks",
     data: Annotated[
-        str, typer.Option(help="Rows with a worked solution: word-problems/KIND or reasoning-gym/chain_sum.")
-    ] = "word-problems/bare",
+        str,
+        typer.Option(help="Rows with a worked solution: package.module:function or reasoning-gym/chain_sum."),
+    ] = "benchmarks.word_problems:bare",
     split: Annotated[str, typer.Option(help="test, to report; train, to choose settings.")] = "test",
     n: Annotated[int, typer.Option(help="Wrong completions, of as many problems.")] = 200,
     length: Annotated[int, typer.Option(help="Tokens of a completion, at most.")] = 48,

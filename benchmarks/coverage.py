@@ -4,8 +4,6 @@ Nothing is trained: ends of runs are simulated, or drawn from GRPO's own runs at
 """
 
 # scipy brings no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 
 import json
 import math

@@ -5,7 +5,6 @@ of rollouts stays.
 """
 
 # matplotlib is partly untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

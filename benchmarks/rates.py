@@ -4,7 +4,6 @@ Every rule is played with every choice among the seeds that were run, and judged
 """
 
 # numpy and scipy are partly untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,5 @@
 """A method's whole training step over GRPO's, the trainers taking turns step by step."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import statistics
 import tempfile
 import threading

@@ -120,3 +120,8 @@ def test_only_one_file_shifts_by_one():
     for path in FILES:
         if package_of(path) not in ("tensor", "credit"):
             assert "[:, :-1]" not in path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+
+
+def test_the_citation_names_this_release():
+    citation = (ROOT.parents[1] / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {gear_rl.__version__}\n" in citation

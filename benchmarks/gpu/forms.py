@@ -31,9 +31,10 @@ import torch
 
 from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
+from gear_rl.lab.cells import Cell, plain
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.statistics import mean_interval
-from gear_rl.lab.training import Spec, run_cells
+from gear_rl.lab.training import Spec, read_cells, run_cells
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.models import resolve_model
 
@@ -85,10 +86,11 @@ def main() -> None:
     specs = specs_of(given, methods, seeds, rates)
     begin = time.perf_counter()
 
-    def each(cell: dict[str, Any]) -> None:
-        result = cell["error"] or f"{cell['accuracy_before']:.3f} -> {cell['accuracy_after']:.3f}"
-        at = f"{time.perf_counter() - begin:.0f} s: {cell['method']} {cell['rate']:g} seed {cell['seed']}"
-        print(f"{at}: {result}  ({cell['seconds']:.0f} s)", flush=True)
+    def each(cell: Cell) -> None:
+        ends = cell.ends("reward")
+        result = f"{ends[0]:.3f} -> {ends[1]:.3f}" if ends else cell.error
+        at = f"{time.perf_counter() - begin:.0f} s: {cell.method} {cell.rate:g} seed {cell.seed}"
+        print(f"{at}: {result}  ({cell.seconds:.0f} s)", flush=True)
 
     run_cells(specs, given.runs / "cells", jobs=given.jobs, each=each)
     collect_cells(given.runs)
@@ -132,24 +134,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
 
 def collect_cells(runs: Path) -> None:
     """``cells.jsonl``: a line for each run, sorted by its file's name."""
-    kept = (
-        "method",
-        "credit",
-        "rate",
-        "seed",
-        "steps",
-        "error",
-        "accuracy_before",
-        "accuracy_after",
-        "curves",
-    )
-    kept += ("success_after", "fallbacks", "seconds", "versions")
-    lines = list[str]()
-    for path in sorted((runs / "cells").glob("*.json")):
-        cell = json.loads(path.read_text(encoding="utf-8"))
-        if "method" in cell:
-            rollouts = {"rollouts": cell["spec"]["rollouts"], "engine": cell["spec"]["engine"]}
-            lines.append(json.dumps({name: cell.get(name) for name in kept} | rollouts) + "\n")
+    lines = [json.dumps(plain(cell)) + "\n" for cell in read_cells(runs / "cells")]
     (runs / "cells.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
@@ -157,10 +142,9 @@ def gate_of(cells: Path) -> str:
     """The lead of perfect credit over GRPO, each at its best rate: the mean and its 95% interval over seeds."""
     ends: dict[str, dict[float, dict[int, float]]] = {}
     for line in cells.read_text(encoding="utf-8").splitlines():
-        cell = json.loads(line)
-        if cell["error"] is None:
-            by_rate = ends.setdefault(cell["method"], {})
-            by_rate.setdefault(cell["rate"], {})[cell["seed"]] = cell["accuracy_after"]
+        cell = Cell.model_validate_json(line)
+        if (reached := cell.ends("reward")) and cell.rate is not None:
+            ends.setdefault(cell.method, {}).setdefault(cell.rate, {})[cell.seed] = reached[1]
     text, chosen = list[str](), dict[str, dict[int, float]]()
     for method, rates in ends.items():
         for rate, seeds in sorted(rates.items()):

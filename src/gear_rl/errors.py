@@ -4,7 +4,8 @@ import difflib
 import logging
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,21 @@ class InputError(ValueError):
     >>> print(InputError("--steps: 0; give 1 or more"))
     --steps: 0; give 1 or more
     """
+
+
+@contextmanager
+def input_errors(where: str = "") -> Generator[None]:
+    """Raise what a library refuses as ``InputError``, with ``where`` before its message.
+
+    >>> with input_errors("model: "):
+    ...     raise OSError("no such folder")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: model: no such folder
+    """
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        raise InputError(f"{where}{error}") from None
 
 
 @cache

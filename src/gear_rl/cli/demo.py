@@ -1,8 +1,5 @@
 """``gear demo``: a small language model learns on this machine."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import json
 import shutil
 import sys

@@ -15,7 +15,7 @@ def view(
         list[Path], typer.Argument(help="A record file or a run's folder; --html takes several.")
     ],
     number: Annotated[list[int] | None, typer.Option(help="Which record, from 0; may be repeated.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg) instead.")] = None,
     prompts: Annotated[bool, typer.Option("--prompts", help="Show the whole prompts.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with every record instead.")] = None,
 ) -> None:

@@ -81,7 +81,7 @@ def reward_fault(values: Any, given: Mapping[str, Any]) -> str | None:
             raise TypeError
         count = len([value is None or float(value + 0) for value in cast(Collection[Any], values)])
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        return f"{str(cast(Any, values))[:40]!r}; return a list with a number or None for each completion"
+        return f"{str(values)[:40]!r}; return a list with a number or None for each completion"
     wanted = len(given.get("completions", values))
     if count == wanted:
         return None

@@ -1,8 +1,5 @@
 """Models from folders and names: adapters on their base, and teachers with other weights. Knows no trainer."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

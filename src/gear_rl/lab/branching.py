@@ -4,9 +4,6 @@ The value of a place in a completion is the mean reward of continuations from th
 They go through TRL's own loop, with the trainer's tools, truncation and rewards, and share their noise.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

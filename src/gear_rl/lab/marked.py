@@ -1,8 +1,5 @@
 """A user's completions with a marked fault, for ``gear score --data``: from the file to cases and their model."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

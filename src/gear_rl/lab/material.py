@@ -3,9 +3,6 @@
 The arena's, with a planted fault, are made here; a user's in `gear_rl.lab.marked`. Makes no trainer.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import inspect
 import json
 import re

@@ -4,9 +4,6 @@ Every method is trained with the run's own settings, but for its learning rate, 
 and judged on the run's held-out rows by the run's own reward.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import json
 import logging
 import math

@@ -4,9 +4,6 @@ The completions are the arena's, with a planted fault, or the user's (`gear_rl.l
 method needs are collected once; each method is then called on them.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -1,8 +1,5 @@
 """What a user would do instead: fine-tuning on the privileged text, with TRL's SFTTrainer."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Iterable
 from typing import Any
 

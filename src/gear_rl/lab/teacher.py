@@ -1,8 +1,5 @@
 """Does the teacher of a run read its privileged context? Samples and scores completions; nothing is trained."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,7 +156,7 @@ def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | 
     """
     if "old_log_probs" not in columns or not counted.any():
         return None
-    theirs = padded([cast(Tensor, row).float() for row in columns["old_log_probs"]], logprob.shape[1])
+    theirs = padded([row.float() for row in columns["old_log_probs"]], logprob.shape[1])
     gap = max(float_list((theirs - logprob).abs()[counted]))
     if gap > LARGEST_GAP:
         _warn_of_gap()

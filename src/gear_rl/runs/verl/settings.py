@@ -7,7 +7,7 @@ from typing import Any, cast
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import VerlSettings
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
 from gear_rl.method_builder import build_method, credit_settings, find_method
 from gear_rl.methods import METHODS
 from gear_rl.settings import checked_value
@@ -27,7 +27,7 @@ def read_config(config: Any) -> VerlSettings:
 
     section = OmegaConf.to_container(config.get(SECTION) or OmegaConf.create({}), resolve=True)
     batch_size = config.actor_rollout_ref.rollout.get("log_prob_micro_batch_size_per_gpu")
-    return read_settings(cast(dict[str, Any], section), batch_size)
+    return read_settings(section, batch_size)
 
 
 def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> VerlSettings:
@@ -68,11 +68,9 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     engine = {key: value for key, value in given.items() if key in _ENGINE}
     if engine.get("credit_batch_size") is None:
         engine["credit_batch_size"] = batch_size or _BATCH_SIZE
-    try:
+    with input_errors("gear."):
         config = EngineConfig(**engine).resolved(method)
         environment, path = (checked_value(key, given.get(key), str | None) for key in _OBJECTS)
-    except ValueError as error:
-        raise InputError(f"gear.{error}") from None
     function = None if path is None else import_object(path, "gear.privileged")
     return VerlSettings(method=method, config=config, privileged=function, environment=environment)
 

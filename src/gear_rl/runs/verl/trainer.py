@@ -19,7 +19,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.tensordict_utils import get_tensordict
-from verl.workers.config import HFModelConfig
 
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
@@ -185,7 +184,7 @@ class CreditTrainer:
     @cached_property
     def _max_positions(self) -> int | None:
         """The positions of the model, from its configuration with verl's overrides."""
-        model = cast(HFModelConfig, omega_conf_to_dataclass(self.config.actor_rollout_ref.model))
+        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
         return max_positions(model.hf_config)
 
     def _passes(self, batch: KVBatchMeta, real: list[int]) -> Passes:

@@ -1,8 +1,13 @@
-"""Word problems in a few steps with worked solutions, made from templates and a seed."""
+"""Word problems in a few steps with worked solutions, made from templates and a seed.
+
+``dataset: benchmarks.word_problems:rows``, ``:bare`` or ``:together``, and
+``reward: benchmarks.word_problems:reward``.
+"""
 
 import random
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -20,36 +25,33 @@ _Problem = tuple[str, tuple[tuple[int, str, int], ...]]
 """The text, and its steps: first number, sign, second number."""
 
 
-def word_problems(split: str = "train", num: int = 4096, kind: str | None = None) -> list[dict[str, Any]]:
+def rows(
+    split: str = "train", num: int = 4096, *, template: str | None = None, example: bool = True
+) -> list[dict[str, Any]]:
     """Rows with ``prompt``, ``solution`` (the steps), ``answer`` and ``template``; prompts are distinct.
 
-    ``kind`` is a template (``changes``), ``bare`` for prompts without an example, or both (``changes/bare``).
-    The same split gives the same rows. ``ValueError`` for an unknown kind or split.
+    ``template`` is one of ``changes``, ``prices`` and ``together``; without it they take turns. With ``example``
+    a prompt begins with one that is solved. The same split gives the same rows.
 
-    >>> row = word_problems(num=1)[0]
+    >>> row = rows(num=1)[0]
     >>> row["solution"]
     '2 * 2 = 4. 6 * 9 = 54. 4 + 54 = 58. The answer is 58.'
-    >>> word_problems(num=1, kind="prices/bare")[0]["prompt"][:33]
+    >>> rows(num=1, template="prices", example=False)[0]["prompt"][:33]
     'Finn buys 6 shells for 4 dollars '
     """
-    name, _, form = f"/{kind}".rpartition("/") if kind == "bare" else (kind or "").partition("/")
-    if form not in ("", "bare") or (name and name not in _TEMPLATES):
-        raise ValueError(
-            f"{kind!r} is no kind of word problems; choose from {', '.join(_TEMPLATES)}, bare, or both "
-            "(changes/bare)"
-        )
-    if split not in SEEDS:
-        raise ValueError(f"{split!r} is no split of word problems; choose from {', '.join(SEEDS)}")
-    rng, rows = random.Random(SEEDS[split]), dict[str, dict[str, Any]]()
-    for template in cycle([name] if name else _TEMPLATES):
-        if len(rows) == num:
+    rng, made = random.Random(SEEDS[split]), dict[str, dict[str, Any]]()
+    for name in cycle([template] if template else _TEMPLATES):
+        if len(made) == num:
             break
-        make, example = _TEMPLATES[template]
+        make, solved = _TEMPLATES[name]
         text, steps = make(rng)
         if (checksum(text) < TEST_SHARE) == (split == "test"):
-            prompt = text if form else f"{example}\n\nQuestion: {text}\nAnswer:"
-            rows.setdefault(text, {"prompt": prompt, **_worked(steps), "template": template})
-    return list(rows.values())
+            prompt = f"{solved}\n\nQuestion: {text}\nAnswer:" if example else text
+            made.setdefault(text, {"prompt": prompt, **_worked(steps), "template": name})
+    return list(made.values())
+
+
+bare, together = partial(rows, example=False), partial(rows, template="together")
 
 
 def reward(completions: Sequence[Completion], answer: Sequence[Any], **columns: Any) -> list[float]:

@@ -1,47 +1,50 @@
-"""Five short sums in one prompt, paid by the share that is right: independent decisions under one reward."""
+"""Five short sums in one prompt, paid by the share that is right: independent decisions under one reward.
+
+``dataset: benchmarks.sums:rows`` or ``:in_words``, ``reward: benchmarks.sums:reward``.
+"""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from benchmarks.word_problems import SEEDS, TEST_SHARE
 from gear_rl.data.rewards.text import Completion, final_texts
 from gear_rl.data.rows import checksum
-from gear_rl.data.word_problems import SEEDS, TEST_SHARE
 
 SUMS = 5
 """Of a prompt."""
-_WORDS = {"+": "plus", "-": "minus"}
+SIGNS = {"+": "+", "-": "-"}
 
 
-def sums(split: str = "train", num: int = 4096, form: str = "") -> list[dict[str, Any]]:
+def rows(split: str = "train", num: int = 4096, *, signs: Mapping[str, str] = SIGNS) -> list[dict[str, Any]]:
     """Rows with ``prompt``, ``solution`` and ``answer``; no sum of ``test`` is in ``train``.
 
-    ``form`` ``words`` writes plus and minus. ``ValueError`` for an unknown form or split.
+    ``signs`` are those of the prompt.
 
-    >>> [row] = sums(num=1)
+    >>> [row] = rows(num=1)
     >>> row["prompt"]
     'Work out: 44 - 35; 29 + 11; 33 + 16; 50 + 33; 55 - 24'
     >>> row["solution"]
     '44 - 35 = 9; 29 + 11 = 40; 33 + 16 = 49; 50 + 33 = 83; 55 - 24 = 31'
     """
-    if form not in ("", "words") or split not in SEEDS:
-        raise ValueError(
-            f"{form or split!r} is no form or split of the sums; there are words, train and test"
-        )
-    drawn, rows = _drawn(split), list[dict[str, Any]]()
+    drawn, made = _drawn(split), list[dict[str, Any]]()
     for _ in range(num):
         mine = [next(drawn) for _ in range(SUMS)]
-        asked = [f"{a} {_WORDS[sign] if form else sign} {b}" for a, sign, b in mine]
+        asked = [f"{a} {signs[sign]} {b}" for a, sign, b in mine]
         results = [a + b if sign == "+" else a - b for a, sign, b in mine]
         worked = [f"{a} {sign} {b} = {result}" for (a, sign, b), result in zip(mine, results, strict=True)]
-        rows.append(
+        made.append(
             {
                 "prompt": f"Work out: {'; '.join(asked)}",
                 "solution": "; ".join(worked),
                 "answer": "; ".join(map(str, results)),
             }
         )
-    return rows
+    return made
+
+
+in_words = partial(rows, signs={"+": "plus", "-": "minus"})
 
 
 def reward(completions: Sequence[Completion], answer: Sequence[str], **columns: Any) -> list[float]:

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from gear_rl.data.word_problems import reward, word_problems
+from benchmarks.word_problems import reward
+from benchmarks.word_problems import rows as word_problems
 
 
 def test_every_step_is_right_and_follows_from_the_problem():
