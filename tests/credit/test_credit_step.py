@@ -162,6 +162,7 @@ def test_a_users_signal_is_an_object_in_needs(tokenizer):
         ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5; give a number from 0 to 1, or None"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_wrong_setting_is_named(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         CreditConfig(**settings)
