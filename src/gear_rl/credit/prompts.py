@@ -29,8 +29,8 @@ def naming_refused(
                 rule = str(error).partition("\n")[0]
                 raise ValueError(
                     f"prompt: the model's chat template refuses {name} {number}, {_excerpt(prompt)} ({rule}); "
-                    "give messages that it takes: the system's text before the user's where it has no system role, "
-                    "neighbours of one role joined where roles must alternate"
+                    "give messages that it takes: the system's text before the user's where it has no system "
+                    "role, neighbours of one role joined where roles must alternate"
                 ) from None
         raise
 
