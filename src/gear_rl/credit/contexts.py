@@ -21,7 +21,7 @@ from gear_rl.credit.config import (
     CreditConfig,
     check_sources,
 )
-from gear_rl.credit.control_tokens import control_pattern, defused
+from gear_rl.credit.control_tokens import control_pattern, defuse_text
 from gear_rl.credit.prompts import check_untemplated
 from gear_rl.engine import Engine, plain_ids
 from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
@@ -195,7 +195,7 @@ def find_contexts(
     [None, ('sibling', '4')]
     """
 
-    def offered(source: str, i: int) -> tuple[str, str] | None:
+    def offered_context(source: str, i: int) -> tuple[str, str] | None:
         text: Any = None
         if source == "row":
             return privileged_context(rows[i], column)
@@ -220,7 +220,7 @@ def find_contexts(
 
     found: list[tuple[str, str] | None] = [None] * len(rows)
     for source in sources:
-        found = [offered(source, i) if pair is None else pair for i, pair in enumerate(found)]
+        found = [offered_context(source, i) if pair is None else pair for i, pair in enumerate(found)]
     return found
 
 
@@ -436,11 +436,11 @@ def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> 
         rollouts.append(
             Rollout(
                 completion=messages[b],
-                text=defused("\n".join(text for text in texts if text), control),
+                text=defuse_text("\n".join(text for text in texts if text), control),
                 reward=batch.rewards[b],
                 group=batch.group[b],
                 privileged_context=_environments_context(environments[b]) if environments else None,
-                feedback=given and defused(given, control),
+                feedback=given and defuse_text(given, control),
             )
         )
     return rollouts

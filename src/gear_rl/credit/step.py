@@ -15,10 +15,10 @@ from torch import Tensor
 from gear_rl.credit.config import SOURCES, CreditConfig
 from gear_rl.credit.contexts import PrivilegedFunction, prompts_for
 from gear_rl.credit.informed import TeacherCheck
-from gear_rl.credit.metrics import finished, measured
+from gear_rl.credit.metrics import metric_sums, step_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
-from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, mean_over, without
+from gear_rl.credit.siblings import clean_rows, credit_beside_siblings, finite_rows, leave_out_rows, mean_over
 from gear_rl.engine import Engine
 from gear_rl.environments import TOOL_FAILURES
 from gear_rl.rollouts import RolloutBatch
@@ -114,7 +114,7 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
     alone = batch.num_rollouts  # no group of the batch has this number
     counted = signals.mask & (scored_B & ~falls_B)[:, None]
     method = with_state(method, engine.state, lambda name: mean_over(signals.get(name), counted, engine))
-    credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
+    credit = credit_beside_siblings(method, base_B, leave_out_rows(signals, absent_B, alone), engine)
     # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)
     if credit.distill_weight is not None:
@@ -125,7 +125,7 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
         falls_B = falls_B | (advantage_B == 0)  # not scored, so the method's credit is not used
     if falls_B.any():
         credit = credit.falling_back(falls_B, advantage_B, mask)
-        signals = cleaned(signals, ~fallback_B["non_finite"])
+        signals = clean_rows(signals, ~fallback_B["non_finite"])
     if credit.distill_weight is not None:
         if not plan.teacher.prompts:
             raise ValueError(
@@ -169,13 +169,13 @@ def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
 def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: float) -> None:
     """Log the metrics of the batch and pass on its records; every process must call this."""
     batch = plan.batch
-    sums, largest = measured(
+    sums, largest = metric_sums(
         result.credit, result.signals, batch.advantage_B, result.scored_B, result.fallback_B
     )
     totals = engine.gather(torch.stack(list(sums.values()))[None]).sum(0)
     largest_weight = float(engine.gather(largest[None]).max())
     totals = dict(zip(sums, float_list(totals), strict=True))
-    metrics = finished(totals, largest_weight, seconds)
+    metrics = step_metrics(totals, largest_weight, seconds)
     if metrics["gear/fallback/non_finite"]:
         logger.warning(
             "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",

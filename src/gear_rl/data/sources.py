@@ -53,7 +53,7 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
     if "[" in split and (is_generated(name) or _is_file(name) or _is_saved(name)):
         raise InputError(f"dataset: {name} has no split {split!r}; only the hub's datasets have such parts")
     if is_generated(name):
-        return _generated(name, split == "train", limit)
+        return _generated_rows(name, split == "train", limit)
     try:
         if _is_file(name):
             return _file(Path(name))
@@ -134,9 +134,9 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             csv.field_size_limit(2**31 - 1)
             rows: Iterator[Any] = csv.DictReader(lines(), strict=True, delimiter=separator)
         elif _kind(path) == ".json" and content.lstrip(_BLANK)[:1] == b"[":
-            rows = iter(_parsed(content.decode("utf-8-sig")))
+            rows = iter(_parse_json(content.decode("utf-8-sig")))
         else:
-            rows = (_parsed(line) for line in map(str.strip, lines()) if line)
+            rows = (_parse_json(line) for line in map(str.strip, lines()) if line)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
@@ -149,7 +149,7 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Parse JSON. Raises ``ValueError`` for half a character, which ``json`` accepts."""
     value = json.loads(text)
     if "\\ud" in text.lower():
@@ -191,7 +191,7 @@ def _load(name: str, config: str | None, split: str) -> Any:
     return datasets.load_dataset(name, config, split=split, **text)
 
 
-def _generated(name: str, train: bool, limit: int | None) -> Any:
+def _generated_rows(name: str, train: bool, limit: int | None) -> Any:
     from datasets import Dataset
 
     family, _, rest = name.partition("/")

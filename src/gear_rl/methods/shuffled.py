@@ -10,7 +10,7 @@ from torch import Tensor
 from gear_rl.methods.gear import Gear
 from gear_rl.settings import settings_class
 from gear_rl.tensor.masked import masked_rank
-from gear_rl.tensor.permute import permuted, random_order
+from gear_rl.tensor.permute import permute_values, random_order
 from gear_rl.traits import (
     Distillation,
     MeanOf,
@@ -90,7 +90,7 @@ class Shuffled:
         order = random_order(signals.get("token_id"), mask, self.seed, self.step)
         distill = credit.distill_weight
         return Credit(
-            advantage=permuted(credit.advantage, order, mask),
+            advantage=permute_values(credit.advantage, order, mask),
             segment_id=masked_rank(mask),
-            distill_weight=None if distill is None else permuted(distill, order, mask),
+            distill_weight=None if distill is None else permute_values(distill, order, mask),
         )

@@ -35,7 +35,7 @@ from gear_rl.engines.verl.passes import (
     Passes,
     VerlEngine,
     column,
-    jagged,
+    jagged_rows,
     signal_field,
 )
 from gear_rl.engines.verl.worker import CreditWorker
@@ -150,7 +150,7 @@ class CreditTrainer:
         advantage = for_loss(rollouts, result.credit)
         if advantage.dim() > 1:  # else every weight is 1, and what verl computed stays
             lengths = [len(ids) for ids in columns["responses"]]
-            self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
+            self._put(keys, batch.partition_id, {"advantages": jagged_rows(advantage.float(), lengths)})
         if "student_logprob" in result.signals:
             counted = result.trusted_B[:, None] & rollouts.completions.mask  # of others the signals may be 0
             gap = log_prob_gap(columns, result.signals.student_logprob, counted)
